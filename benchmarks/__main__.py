@@ -25,6 +25,7 @@ from benchmarks import (
     queue,
     queue_placement,
     repeat,
+    road,
     schedule,
     startup,
     sweep,
@@ -32,7 +33,7 @@ from benchmarks import (
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
     startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public,
-    kernel_sums, schedule, queue_placement, doors, finetune, queue, machines)}
+    kernel_sums, road, schedule, queue_placement, doors, finetune, queue, machines)}
 BY_NAME_ALONE = {"machines"}  # it takes more than an hour
 
 

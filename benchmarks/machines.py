@@ -97,7 +97,7 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
 
     Where the calibration is refused, as the column ``refused`` says, both answers are zero-shot: a user goes on with these.
     """
-    here = transfer_cpu.host() or transfer_cpu.look()
+    here = transfer_cpu.host() or transfer_cpu.measure_ceilings()
     nearest = transfer_cpu.nearest(registry.reference_cpus("fp32"), here)
     refused = False
     if not registry.path_of(registry.cpu_here(), "fp32").exists():

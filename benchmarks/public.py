@@ -1,11 +1,9 @@
-"""Models of published data against the published figures: convolutions on four GPUs, power of attention.
+"""Models of published data against the published figures: convolutions on four GPUs.
 
 Those of GEMMs are in data/reference/models/kernels_*_scores.csv, which ``python -m lib models --train`` writes.
 """
 
-import importlib.util
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,12 +12,9 @@ from sklearn.model_selection import GroupKFold
 from lib import paths
 from lib.config.definitions import load_devices
 from lib.measure import importers
-from lib.measure.published import attention_power, wheel
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import score, shapes_of, usable
-from lib.predict.power import training as power_training
-from lib.predict.power.kinds import ATTENTION
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 MOST = 1_000_000  # rows of a table
@@ -57,30 +52,9 @@ def convolutions(tables: dict[str, pd.DataFrame]) -> None:
     print(f"   mean of {len(found)}: {np.mean(found):.1f} %")
 
 
-def attention(path: Path | None) -> None:
-    """Print the error of the power of attention on the B200, on unseen heads and on unseen shapes, beside simpler learners."""
-    with wheel.data_folder(path) as folder:
-        tables = attention_power.read(folder)
-    if "b200" not in tables:
-        print(f"   skipped: {path} has no power of attention on the B200")
-        return
-    chip = Chip.of(load_devices()["b200"], "bf16")
-    _, scores = power_training.fit("b200", power_training.usable(tables["b200"], chip).head(MOST), chip, kind=ATTENTION)
-    for row in scores[scores["family"].str.contains("long windows")].to_dict("records"):
-        covered = f", 90 % intervals cover {row['cover']:.1f} %" if row["cover"] == row["cover"] else ""
-        print(f"   watts of attention on the B200, {row['family']}: {row['learner']}: {_words(row)}{covered}", flush=True)
-
-
 def main() -> None:
     """Print what can be judged with the data that are here."""
     if (SHARED / "neusight").is_dir():
         convolutions(importers.neusight(SHARED / "neusight"))
     else:
         print(f"   skipped: {SHARED / 'neusight'} is not there")
-    wheels = sorted(SHARED.glob("aiconfigurator_core-*.whl"))
-    if wheels:
-        attention(wheels[-1])
-    elif importlib.util.find_spec("aiconfigurator_core"):
-        attention(None)
-    else:
-        print(f"   skipped: neither the package aiconfigurator-core nor its wheel in {SHARED} is there")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from lib import paths
-from lib.predict.questions import answers, questions
+from lib.predict.advice import questions
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vit_b_16", "convnext_tiny", "simple_cnn",
           "regnet_y_400mf", "shufflenet_v2_x1_0")
@@ -31,7 +31,7 @@ def main() -> None:
     """Print the time of a question in a table, and medians of the first answers of whole processes."""
     table = pd.DataFrame(product(MODELS, BATCHES, DEVICES), columns=["model", "batch_size", "device"])
     begin = time.perf_counter()
-    result = answers.answers(questions.of_table(table))
+    result = questions.answer(questions.from_table(table))
     taken = time.perf_counter() - begin
     print(f"   {len(table):,} questions, {len(MODELS)} networks x {len(BATCHES)} batches x {len(DEVICES)} devices: "
           f"{taken:.1f} s, {taken / len(table) * 1e3:.1f} ms each; {(result['error'] != '').sum()} without an answer")

@@ -28,7 +28,7 @@ def rates() -> pd.DataFrame | None:
     """Return the throughputs of single-device jobs, None where there are none."""
     path = paths.IMPORTED / "gavel" / gavel.FILE
     if not path.exists() and GIVEN.exists():
-        gavel.bring_in(GIVEN)
+        gavel.import_table(GIVEN)
     return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 

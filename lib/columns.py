@@ -6,15 +6,17 @@ from functools import cache
 
 from lib.errors import InputError, choices
 
-_TAKES = {"int": "a whole number", "count": "a whole number or nothing", "float": "a number", "bool": "True or False"}
+_TAKES = {"int": "a whole number", "count": "a whole number or nothing", "float": "a number", "single": "a number",
+          "bool": "True or False"}
 _TRUTHS = (True, False, "True", "False")
-DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "bool": "bool"}
+DTYPES = {"text": "str", "int": "int64", "count": "Int64", "float": "float64", "single": "float32", "bool": "bool"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its kind (text, int, count: an int or empty, float, bool), what it means, and what values it may hold.
+    """One column: its kind, what it means, and what values it may hold.
 
+    Kinds: text, int, count (an int or empty), float, single (32 bits), bool.
     ``least`` is the smallest value allowed; ``of`` the only texts allowed; ``empty`` says that NaN means "not measured".
     ``default`` stands for empty cells, and for the column where it is left out, in tables that people write (``input_tables``).
     A column that is appended to a table later has ``since``, the schema version that brought it, and a ``default``: what it is
@@ -139,3 +141,25 @@ WHOLE_NETWORKS = (
     Column("parameters_m", "float", "millions of parameters; empty: not stated", 0, empty=True),
     Column("gmacs", "float", "10^9 multiply-adds an image; empty: not stated", 0, empty=True),
     Column("mactivations", "float", "millions of activations an image; empty: not stated", 0, empty=True))
+
+HELD_OUT = (
+    Column("device", "text", "what it was measured on"),
+    Column("what", "text", "what was predicted, and what was held out for it"),
+    Column("kind", "text", "kind of network, or family of operators; empty: not told apart"),
+    Column("mode", "text", "a forward pass, or a step of training; of operators which pass",
+           of=("infer", "train", "forward", "backward")),
+    Column("condition", "text", "how it ran: a condition of a card, the allocator of a CPU, an element type"),
+    Column("group", "text", "what no fold splits, such as the family of the network; empty: not recorded"),
+    Column("case", "text", "the network (and its image size), the run, or the configuration"),
+    Column("batch_size", "count", "samples a batch; empty: no batch", 1, empty=True),
+    Column("fold", "count", "the fold in which it was held out; empty: each group was held out by itself", 0, empty=True),
+    Column("left_out", "text", "what the model that predicted it had not seen"),
+    Column("measured", "single", "ms of a network, a step or an operator; MB of memory; a factor of gains", 0),
+    Column("predicted", "single", "in the same unit", 0),
+    Column("low", "single", "90 % interval, low end; empty: none", 0, empty=True),
+    Column("high", "single", "90 % interval, high end; empty: none", 0, empty=True),
+    Column("out_of_range", "bool", "whether the answer was flagged as outside of the training ranges"),
+    Column("usable", "bool", "whether repeats of the measurement agree; scores without and with the others are both given"),
+    Column("networks", "count", "networks of the device that corrected the model; empty: none was to", 0, empty=True),
+    Column("draw", "int", "which of several random choices of these networks", 0),
+    Column("source", "text", "who measured it"), Column("licence", "text", "under which licence it was published"))

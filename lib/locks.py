@@ -27,7 +27,7 @@ def host_folder() -> Path:
     if named := os.environ.get("LIB_LOCKS"):
         return files.folder(Path(named))
     for place in _HOST:
-        if Path(place).is_dir() and os.stat(place).st_mode & 0o1777 == 0o1777:
+        if Path(place).is_dir() and os.stat(place).st_mode & 0o1777 == 0o1777 and os.access(place, os.W_OK):
             return _open_to_all(Path(place) / "measured-devices")
     raise InputError(f"no folder for the locks of devices: {choices(_HOST)} are not open to everybody; name one in LIB_LOCKS")
 

@@ -17,7 +17,8 @@ from lib import files, paths, store
 from lib.errors import InputError, choices, death
 
 _LEAST_S = 30.0  # what is worth starting a step for that takes the time it is given
-_LATE_S = 60.0  # after the end of a call's time, a step that still runs is ended
+_LATE_S, _LATE = 60.0, 0.5  # a step is ended so long after its time, in s and as a share of it
+_ENDED = "ended after"
 _KILLED_S = 20.0  # from the interruption of a step to its end by force
 
 
@@ -76,9 +77,12 @@ class Walk:
         total_s, begin = round(record["seconds"] + seconds), time.monotonic()
         words = shlex.split(step.command.format(**self._values, seconds=round(seconds), total=total_s))
         log = self._folder / f"{name}.log"
-        failure = call(words, log, deadline + _LATE_S - begin, step.until)
-        spent_s = record["seconds"] + (0 if failure else max(seconds if self._is_timed(step) else 0, time.monotonic() - begin))
-        is_part = self._is_timed(step) and step.minutes * 60 - spent_s >= _LEAST_S
+        timed = self._is_timed(step)
+        failure = call(words, log, min(deadline - begin, seconds * (1 + _LATE)) + _LATE_S, step.until)
+        if timed and failure.startswith(_ENDED):
+            failure = ""  # it keeps what it measured, and had its time
+        spent_s = record["seconds"] + (0 if failure else max(seconds if timed else 0, time.monotonic() - begin))
+        is_part = timed and step.minutes * 60 - spent_s >= _LEAST_S
         record |= {"seconds": spent_s, "command": shlex.join(words),
                    "status": f"{failure} (see {log})" if failure else "to be continued" if is_part else "done"}
         self._records[name] = record
@@ -113,7 +117,7 @@ def call(words: list[str], log: Path, most_s: float, until: str = "", output: Pa
                 _kill(process)
     if ended == "until":
         return ""
-    return f"ended after {most_s:.0f} s" if ended else process.returncode and f"failed: it {death(process.returncode)}" or ""
+    return f"{_ENDED} {most_s:.0f} s" if ended else process.returncode and f"failed: it {death(process.returncode)}" or ""
 
 
 def _heed_interrupts() -> None:

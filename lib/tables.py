@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from lib.columns import THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
+from lib.columns import HELD_OUT, THROUGHPUTS, WHOLE_NETWORKS, Column, Columns, validated
 from lib.errors import InputError, choices
 
-SCHEMA_VERSION = "4"
+SCHEMA_VERSION = "5"
 NO_ENERGY = "measured before power was recorded"
 
 
@@ -111,7 +111,12 @@ RUNS = (
     _text("reason", "why it is not stable; empty when it is", empty=True), *_IDS,
     _later(_float("image_j", "energy of training on one image, in the unsynchronised pass, idle power included; empty: not "
                   "measured", empty=True), float("nan")), *ENERGY,
-    _later(_text("optimizer", "what changed the weights", "adam", "sgd"), "adam", 3))
+    _later(_text("optimizer", "what changed the weights", "adam", "sgd"), "adam", 3),
+    *(_later(_float(name, f"{what}; empty: not recorded", empty=True), float("nan"), 5) for name, what in (
+        ("lr", "learning rate"), ("momentum", "of sgd"), ("weight_decay", "of sgd"))),
+    *(_later(_text(name, what), "not recorded", 5) for name, what in (
+        ("data_root", "folder of images, or medmnist for its files"), ("torch_version", "version of torch"))),
+    _later(_bool("random_crop", "switch"), False, 5))
 
 CEILINGS = (
     _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),
@@ -366,6 +371,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
                               "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
+                              "held_out": HELD_OUT,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "whole_networks": WHOLE_NETWORKS,
                               "contention": CONTENTION,
                               "jobs": JOBS, "devices": DEVICES, "durations": DURATIONS, "history": HISTORY}

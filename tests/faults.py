@@ -61,9 +61,10 @@ def trial(seed):
         specs, thrown, draw = jobs_of(seed, Path(home))
         jobs = replace(Jobs.plain(len(specs), [draw.choice([0.0, 0.0, 0.1]) for _ in specs]),
                        ids=tuple(spec.job_id for spec in specs))
-        attempts, ends, _ = executor.execute(
-            specs, jobs, Fleet.of({"cpu": 2}), [Slot("cpu[0]"), Slot("cpu[1]")], np.full((len(specs), 1), 0.02),
-            registry.policy(draw.choice(POLICIES)), Path(home) / "run", limits, spawn)
+        prepared = executor.PreparedJobs(
+            specs, jobs, [Slot("cpu[0]"), Slot("cpu[1]")], Fleet.from_counts({"cpu": 2}), np.full((len(specs), 1), 0.02),
+            registry.policy(draw.choice(POLICIES)), spawn=spawn)
+        attempts, ends, _ = executor.execute(prepared, Path(home) / "run", limits)
         lines = "".join(f"{path.stem}\n" * path.read_text().count("\n") for path in Path(home).glob("*.done"))
     effects = collections.Counter(lines.split())
     wrong = [f"{worker.process._process.name} is still there" for worker in workers if worker.process._process.exitcode is None]

@@ -53,7 +53,7 @@ def prepared(home):
 
     from lib.schedule.policies import registry
     from lib.schedule.problem import Jobs
-    from lib.schedule.runtime.jobs_file import PreparedJobs
+    from lib.schedule.runtime.executor import PreparedJobs
     from lib.schedule.runtime.journal import Spec
     from lib.schedule.runtime.local_site import fleet_of
     from lib.schedule.runtime.workers import Slot
@@ -144,8 +144,7 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
     effects, again = _effects(home, ended), prepared(home)
     try:
         jobs_file.folder_of(Path("jobs.csv"), folder)
-        _, ends, _ = executor.execute(again.specs, again.jobs, again.fleet, again.slots, again.predicted_s, again.policy,
-                                      folder, spawn=again.spawn)
+        _, ends, _ = executor.execute(again, folder)
     except Exception as error:  # whatever it is, it is what is looked for
         return reached, [*wrong, f"{type(error).__name__}: {error}"]
     if sorted(ends["job_id"]) != [*NAMES] or set(ends["status"]) != {"done"}:
@@ -161,17 +160,24 @@ def run(kills, seed):
     from lib.schedule.runtime import executor, jobs_file
 
     executor.TICK_S = 0.002
-    draw, reached, wrong, begin = random.Random(seed), Counter(), [], time.monotonic()
-    ways = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
+    draw = random.Random(seed)
+    cuts = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]
+    return in_turn(trial, [*cuts, *({"size_kib": size} for size in SIZES)], kills,
+                   lambda top: jobs_file.run(prepared(top), top / "first"))
+
+
+def in_turn(trial, cuts, kills, first):
+    """Return how far the trials of all cuts had come, and what was wrong; ``first`` imports everything before."""
+    reached, wrong, begin = Counter(), [], time.monotonic()
     with tempfile.TemporaryDirectory() as top:
-        jobs_file.run(prepared(Path(top)), Path(top) / "first")  # all is imported now
-        for number, way in enumerate([*ways, *({"size_kib": size} for size in SIZES)]):
+        first(Path(top))
+        for number, cut in enumerate(cuts):
             home = Path(top) / str(number)
             home.mkdir()
-            how_far, problems = trial(home, **way)
+            how_far, problems = trial(home, **cut)
             reached[how_far] += 1
-            wrong += [f"{way}, {how_far}: {text}" for text in problems]
+            wrong += [f"{cut}, {how_far}: {text}" for text in problems]
     return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
 
 

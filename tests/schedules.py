@@ -4,7 +4,10 @@ import numpy as np
 
 from lib.schedule import bounds
 from lib.schedule.contention import Contention
+from lib.schedule.policies import registry
 from lib.schedule.problem import feasible
+from lib.schedule.simulation import metrics
+from lib.schedule.simulation.events import simulate
 
 WORK_CONSERVING = ("first-come", "shortest-first", "affinity")  # no device is idle while a job could run there
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
@@ -13,6 +16,11 @@ TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,i
 def contention_of(slowdown, cores=np.inf):
     """Return slowdowns (types, types) that hold for every job class."""
     return Contention(np.asarray(slowdown, float)[None, :, None, :], cores)
+
+
+def figures(problem, name="hybrid", faults=None, **options):
+    """Return the figures of a policy on a problem."""
+    return metrics.metrics(simulate(problem, registry.policy(name, **options), faults))
 
 
 def files(folder, **texts):

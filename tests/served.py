@@ -6,11 +6,8 @@ before one of the statements that its journal executes. It writes down each call
 
 import random
 import signal
-import tempfile
-import time
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 from tests import killed
 from tests.killed import Inline, _effects, _killed_at
@@ -59,7 +56,6 @@ def _serve(home, statement, seed):
 
 def trial(home, moment_s=None, statement=None, seed=0):
     """Cut a service short and open it again; return how many jobs had been submitted and ended, and what is wrong."""
-    home.mkdir()
     (home / "returned").touch()
     status = killed.status_of(partial(_serve, home, statement, seed), moment_s)
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error"]
@@ -88,17 +84,16 @@ def trial(home, moment_s=None, statement=None, seed=0):
 
 def run(kills, seed):
     """Kill so many services; return how far they had come, and what was wrong."""
-    draw, reached, wrong, begin = random.Random(seed), Counter(), [], time.monotonic()
-    ways = [{"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
-            for number in range(kills)]
-    with tempfile.TemporaryDirectory() as top:
-        wrong += trial(Path(top) / "first")[1]
-        service_of(Path(top) / "here").close()  # all is imported now
-        for number, way in enumerate(ways):
-            how_far, problems = trial(Path(top) / str(number), seed=draw.random(), **way)
-            reached[how_far] += 1
-            wrong += [f"{way}, {how_far}: {text}" for text in problems]
-    return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
+    draw = random.Random(seed)
+    cuts = [{**({"statement": number * STATEMENTS // kills} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}),
+             "seed": draw.random()} for number in range(kills)]
+
+    def first(top):
+        (top / "first").mkdir()
+        assert not trial(top / "first")[1]
+        service_of(top / "here").close()
+
+    return killed.in_turn(trial, cuts, kills, first)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib import __main__, paths
+from lib import __main__, locks, paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure import machine
@@ -248,6 +249,17 @@ def test_a_budget_that_is_no_time_is_refused_before_measuring(budget_s):
         calibrate.calibrate("cpu", budget_s=budget_s)
 
 
+def test_a_calibration_that_could_not_be_written_is_not_measured(home, monkeypatch):
+    monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
+    monkeypatch.setattr(calibrate, "_bases", lambda *_: [])
+    with locks.writer(registry.path_of(registry.cpu_here(), "fp32")), refused("is being written by another process"):
+        calibrate.calibrate("cpu")
+    shutil.rmtree(paths.MODELS)
+    paths.MODELS.write_text("")
+    with refused("cannot be written"):
+        calibrate.calibrate("cpu")
+
+
 def test_shipped_models_say_where_they_come_from():
     files = registry.model_files(shipped=True).values()
     assert len(files) >= 9
@@ -323,7 +335,7 @@ def calibrated(home, monkeypatch, pool):
         monkeypatch.setattr(calibrate, "_pool", lambda _: pool)
         monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda p, chosen: swept.extend(chosen) or paths.SWEEPS / p.name)
         monkeypatch.setattr(calibrate.aggregate, "read", read)
-        monkeypatch.setattr(calibrate.transfer_cpu, "look", lambda: None)
+        monkeypatch.setattr(calibrate.transfer_cpu, "measure_ceilings", lambda: None)
         campaign = SimpleNamespace(measure=measure, write=Mock(), kernel_ms=lambda rows, _: pd.Series(np.nan, rows.index))
         for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign,
                             "Budget": lambda seconds: SimpleNamespace(left_s=seconds)}.items():
@@ -374,7 +386,7 @@ def test_networks_of_a_calibration_infer_one_sample_or_several_in_turn_and_batch
 def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated):
     with refused(r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
         calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)  # operators take twice as long
-    assert not paths.MODELS.exists()
+    assert not list(paths.MODELS.glob("*.json.gz"))
 
 
 @pytest.mark.parametrize(("grown", "worse"), [([0.3, 0.1, 0.2, 0.2, 0.1], True), ([0.0] * 5, False),
@@ -401,7 +413,7 @@ def test_one_usable_network_leaves_the_composition_as_it_was(calibrated):
 def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, calibrated):
     with refused("measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
         calibrated({}, change=change)
-    assert not paths.MODELS.exists()
+    assert not list(paths.MODELS.glob("*.json.gz"))
 
 
 def test_a_calibration_whose_points_are_of_one_shape_falls_back_to_one_factor(calibrated):
@@ -423,7 +435,7 @@ def test_what_a_step_takes_beside_its_passes_is_that_of_its_own_batch(monkeypatc
     found = asked("cpu", mode="train")
     monkeypatch.setattr(suggestions, "_median_ms", lambda case, *_: 0.5 * case.batch_size)
     _, (larger,) = suggestions.verified(found, [suggestions.Change("batch size 8", np.nan, "", {"batch_size": 8})])
-    small, large = (found.captured.predicted(found.predictors[0], found.captured.work(batch)).beside_ms for batch in (2, 8))
+    small, large = (found.captured.predict(found.predictors[0], found.captured.work(batch)).beside_ms for batch in (2, 8))
     assert larger.measured_gain == pytest.approx(4 * (1 + small) / (4 + large), rel=0.02)
     assert large < 3 * small, "the optimizer's part is the same"
 

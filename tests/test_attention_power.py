@@ -1,4 +1,4 @@
-"""Published power of attention kernels, from a folder or a wheel: columns, counted work, features, kernels of equal work."""
+"""Published power of attention kernels, from a folder or a wheel: columns, counted work, damaged files."""
 
 import zipfile
 
@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 from lib import paths, store
 from lib.cli.main import main
 from lib.measure.published import attention_power, wheel
-from lib.predict.power import attention, training
-from lib.predict.power.kinds import ATTENTION
 from tests import refused, test_power_model
-from tests.test_power_model import attentions, chip_of
 
-CHIP = chip_of("b200")
 ROOT = "aiconfigurator_core/systems/data"
 
 
@@ -119,23 +115,3 @@ def test_what_is_no_wheel_is_one_line(tmp_path, name, words):
     packed(tmp_path / "nothing", tmp_path / "other.whl", "other/file.py")
     with refused(words), wheel.data_folder(tmp_path / name):
         pass
-
-
-def test_features_of_a_known_kernel(tmp_path):
-    perf(tmp_path)
-    table = attention_power.read(tmp_path)["b200"]
-    terms, x = attention.frames(table, CHIP)
-    assert (list(terms), list(x)) == attention.names(CHIP)
-    expected = {"compute_used": table["flops"].iloc[0] / 2.25e12 / 0.5, "memory_used": table["bytes"].iloc[0] / 8e9 / 0.5,
-                "shared": 2, "all_heads": 6, "reach": 6, "narrow": 0, "waves_64": np.log2(64 / 148), "unfilled_64": 148 / 64}
-    assert x.iloc[0][list(expected)].to_dict() == pytest.approx(expected)
-    assert x[["reach", "narrow"]].iloc[1].tolist() == [4, 1]
-    assert np.isfinite(x).all(axis=None) and (terms >= 0).all(axis=None) and (terms <= 1).all(axis=None)
-
-
-def test_kernels_of_equal_work_and_time_are_known():
-    one = training.usable(attentions(), CHIP).iloc[[0]].assign(batch=2, heads=8, kv_heads=4, window="long", power_w=500.0)
-    other = one.assign(batch=4, heads=4, kv_heads=2, power_w=700.0)
-    far = other.assign(latency_ms=2 * one["latency_ms"], power_w=900.0)
-    study = training.Study(pd.concat([one, other, far], ignore_index=True), CHIP, 5, ATTENTION, "heads")
-    np.testing.assert_array_equal(study.repeat(), [700.0, 500.0, np.nan])

@@ -11,10 +11,9 @@ from torch import nn
 
 from lib.cli.main import main
 from lib.errors import InputError
-from lib.predict.advice import advise
+from lib.predict.advice import advise, questions
 from lib.predict.advice.query import Query
 from lib.predict.networks import work
-from lib.predict.questions import answers, questions
 from lib.work import networks
 from lib.work.building import values
 from lib.work.building.inputs import Input
@@ -127,7 +126,7 @@ def test_the_answer_is_the_same_each_time_and_says_so(capsys):
     assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4"]) == 0
     assert "its control flow depends on values (test_branches.py, line 37): the branch of random inputs was taken" in \
         capsys.readouterr().out
-    table = answers.answers([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
+    table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
     assert "values at test_branches.py, line 37 (those of random inputs)" in table["not_modelled"][0]
     assert (advise.advise(Query(f"{__name__}:Loops", 4, "8"), ["cpu", "t4"]).table["predicted_ms"] > 0).all()
 
@@ -154,7 +153,7 @@ def test_a_run_for_values_leaves_no_trace():
     with ThreadPoolExecutor(4) as pool:
         several = list(pool.map(run, range(8)))
     assert several == [run(0)] * 8
-    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (56, 58, 60, 61))
+    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (55, 57, 59, 60))
     assert state() == before
 
 

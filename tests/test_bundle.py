@@ -193,7 +193,8 @@ def test_users_texts_come_back_as_they_were(finished):
 
 def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(finished, home, monkeypatch):
     monkeypatch.setattr(machine, "name", lambda: "box")
-    edit(finished / CSV, hostname="alices-laptop")
+    run = store.read(finished / CSV, "runs").assign(hostname="alices-laptop", data_root="/home/alice/pets")
+    store.write(run, finished / CSV, "runs", derived=True)
     edit(finished / META, software={"environment": {"LD_PRELOAD": "/home/alice/lib/a.so:/opt/b.so", "OMP_NUM_THREADS": "2"}},
          data_note="Images from /home/alice/pets. See https://medmnist.com/x")
     for words in (["--out", str(home / "b.zip")], ["--out", str(home / "asked.zip"), "--with-host-name"]):
@@ -203,7 +204,7 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     assert not any(word in content for content in contents for word in (b"alice", b"/home", b"/opt"))
     folder, _ = sent()
     rows, own = (store.read(place / CSV, "runs") for place in (folder, finished))
-    assert rows.equals(own.assign(hostname=own["hardware_id"]))
+    assert rows.equals(own.assign(hostname=own["hardware_id"], data_root="pets"))
     back = store.read_json(folder / META)
     assert back["software"]["environment"] == {"LD_PRELOAD": "a.so:b.so", "OMP_NUM_THREADS": "2"}
     assert back["data_note"] == "Images from pets. See https://medmnist.com/x"

@@ -22,9 +22,9 @@ from lib import files, store, tables
 from lib.cli import schedule as verbs
 from lib.errors import InputError, one_line
 from lib.measure import load, machine
-from lib.schedule import api, durations
+from lib.schedule import api, durations, problem_files
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, probe, ray_workers, run_record, tasks
+from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record, tasks
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
@@ -220,12 +220,12 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 def test_what_could_not_be_probed_on_one_device_is_noted_where_another_can(tmp_path):
     spec, slots = Spec("a", "tasks:workload", {"workload_id": "W1", "steps": 10}), (Slot("cpu"), Slot("cuda:0"))
     fleet = local_site.fleet_of(slots)
-    result = probe.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
+    result = jobs_file.Probes({("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}}, {("W1", "cuda:0"): "out of memory"})
     site = Site(slots, killed.Inline, np.array([[True, True]]))
-    assert probe.predicted_s([spec], result, site, fleet).tolist() == [[2.0, np.inf]]
+    assert jobs_file.predicted_s([spec], result, site, fleet, durations.Durations()).tolist() == [[2.0, np.inf]]
     assert result.notes() == ["W1 could not be probed on cuda:0: out of memory"]
     with refused("no slot can run job 'a': W1 could not be probed on cuda:0: out of memory"):
-        probe.predicted_s([spec], result, replace(site, able=np.array([[False, True]])), fleet)
+        jobs_file.predicted_s([spec], result, replace(site, able=np.array([[False, True]])), fleet, durations.Durations())
 
 
 def test_a_job_too_large_for_this_machine_is_refused_before_anything_runs(tmp_path):
@@ -396,10 +396,10 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_b
 def test_the_command_answers_from_files(tmp_path):
     times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
     devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    result = api.schedule_files(times, devices)
+    result = api.schedule(problem_files.read(times, devices))
     assert result.figures["makespan_s"] == 4 and result.figures["energy_j"] > 0 and result.figures["price"] is None
     actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
-    late = api.schedule_files(times, devices, actual=actual)
+    late = api.schedule(problem_files.read(times, devices, actual=actual))
     assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
     written = [tmp_path / "s.csv", tmp_path / "trace.json"]
     result.write(*written)

@@ -40,8 +40,8 @@ def problems(draw):
     arrival = arrival * (arriving or far) + 2.0**53 * far  # far: only whole seconds are told apart, jobs fail as others arrive
     rooms = rng.choice([np.inf, 1, 2], types) if memory else np.full(types, np.inf)
     needs = rng.integers(0, 3, count) * float(memory)
-    fleet = Fleet.of(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)), setup_s=rng.integers(0, 2, types) / 2,
-                     memory_mb=np.where(np.isinf(rooms), np.nan, rooms))
+    fleet = Fleet.from_counts(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)),
+                              setup_s=rng.integers(0, 2, types) / 2, memory_mb=np.where(np.isinf(rooms), np.nan, rooms))
     if mixed:
         order = rng.permutation(len(fleet))
         fleet = replace(fleet, names=tuple(np.array(fleet.names)[order].tolist()), type_of=fleet.type_of[order])
@@ -75,7 +75,7 @@ def a_large_problem(count=5000, load=None, seed=0):
     times[draw.random(times.shape) < 0.1] = np.inf
     times[:, 0] = np.where(np.isfinite(times[:, 0]), times[:, 0], 9.0)
     arrival = None if load is None else np.cumsum(draw.exponential(3.0 / 120 / load, count))
-    return Problem(Jobs.plain(count, arrival), Fleet.of({"cpu": 40, "v100": 30, "k80": 50}), times, times)
+    return Problem(Jobs.plain(count, arrival), Fleet.from_counts({"cpu": 40, "v100": 30, "k80": 50}), times, times)
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)
@@ -119,11 +119,11 @@ def test_the_loop_is_compiled_once():
     for column in (strange, arrival, places):
         column.setflags(write=False)
     other = Problem(replace(problem.jobs, arrival_s=arrival), replace(problem.fleet, type_of=places), strange, strange)
-    single = Problem(problem.jobs, Fleet.of({"cpu": 1}), problem.actual_s[:, :1], problem.actual_s[:, :1])
+    single = Problem(problem.jobs, Fleet.from_counts({"cpu": 1}), problem.actual_s[:, :1], problem.actual_s[:, :1])
     for name in compiled.NAMES:
         for each in (problem, other, single):
             compiled.simulate(each, name, Faults(0.5))
-    assert len(compiled_loop.play.signatures) == 1
+    assert len(compiled_loop.run_events.signatures) == 1
 
 
 def test_studies_use_it_where_they_can():

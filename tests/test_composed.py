@@ -222,8 +222,8 @@ def test_families_stay_whole_in_folds():
 
 def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
     several = evaluation.cases(*of_card("rtx-4090", slower=0.5), "rtx-4090")
-    predicted = evaluation.left_out(several, evaluation.folds)
-    composed = evaluation.of_left_out("rtx-4090", several, predicted, "timm", "Apache-2.0")
+    predicted = evaluation.left_out(several)
+    composed = evaluation.fit("rtx-4090", several, predicted, "timm", "Apache-2.0")
     (fitted,) = composed.conditions.values()
     assert fitted.scores["mape"] < 3
     assert fitted.scores["families"] == 7
@@ -265,7 +265,7 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, 
     last = answered("rtx-4090", "resnet18", 64, layout="channels_last")
     assert 1 < row["predicted_ms"] / last["predicted_ms"] == pytest.approx(change(advice, "channels_last").predicted_gain)
     assert answered("rtx-4090", "resnet18", 1)["out_of_range"], "no network was measured at batch 1"
-    with refused("no networks that ran so .* on: rtx-3090"):
+    with refused("no networks were measured in this condition .* for: rtx-3090"):
         advised(["rtx-4090", "rtx-3090"], "resnet18", 64, layout="channels_last")
 
 
@@ -282,7 +282,7 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])
     assert advised("rtx-3090", **how, layout="channels_last").recommended == "rtx-3090"
     for device, unknown in (("rtx-4090", {"layout": "channels_last"}), ("rtx-3090", {"compiled": True})):
-        with refused(f"no networks that ran so .* train.* on: {device}"):
+        with refused(f"no networks were measured in this condition .* train.* for: {device}"):
             advised(device, **how, **unknown)
 
 

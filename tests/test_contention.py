@@ -1,6 +1,9 @@
 """Jobs on one host slow each other down: measured in pairs, believed by policies, simulated; scenarios and what is traded."""
 
+import itertools
+import os
 import re
+import shutil
 from functools import partial
 from types import SimpleNamespace
 
@@ -8,6 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lib import locks, paths
+from lib.__main__ import main
 from lib.config import definitions
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
@@ -17,7 +22,7 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, findings, host, prediction_errors, scenario, tradeoffs
-from tests import refused
+from tests import killed, refused
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
@@ -29,13 +34,14 @@ scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}
 """
 
 
-class Clockwork:
+class Clockwork(killed.Inline):
     """A worker whose steps take what STEP_S and SLOWED say, by who starts at the same moment."""
 
     asked: dict = {}  # by slot: what was sent last; all slots see it, as they share a host
 
     def __init__(self, slot, limits):
-        self.slot, self.outbox, self.answered_s = slot.name, [("ready", 1)], 0.0
+        super().__init__(slot, limits)
+        self.slot, self.answered_s = slot.name, 0.0
 
     def send(self, *message):
         if message[0] == "run":
@@ -48,8 +54,7 @@ class Clockwork:
                        if slot != self.slot and other["at_s"] == mine["at_s"]]
             self.outbox.append(("done", "pair", {"step_s": STEP_S[mine["workload_id"]] * np.prod(factors), "n": 3}))
             self.answered_s = mine["at_s"]
-        messages, self.outbox = self.outbox, []
-        return messages
+        return super().messages()
 
     def shut_down(self):
         self.asked.pop(self.slot, None)
@@ -66,7 +71,7 @@ def table():
 
 @pytest.fixture
 def known(table):
-    return Contention.of_table(table, ["light", "heavy"], ["cpu"])
+    return Contention.from_table(table, ["light", "heavy"], ["cpu"])
 
 
 def test_pairs_are_found(table):
@@ -98,9 +103,27 @@ def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with
                 read()
 
 
+def test_the_newest_table_is_the_last_version_whatever_the_clock_said(table, tmp_path):
+    written = [interference.write(table.assign(n=number), tmp_path) for number in range(1, 12)]
+    for at_s, path in zip(itertools.count(11, -1), written, strict=False):
+        os.utime(path, (at_s, at_s))
+    assert set(interference.newest(table["hardware_id"][0], tmp_path)["n"]) == {11}
+
+
+def test_what_could_not_be_written_is_not_measured(home, monkeypatch, capsys):
+    monkeypatch.setattr(interference, "measure", lambda *_: pytest.fail("it was measured"))
+    with locks.writer(paths.DATA / "contention" / "contention"):
+        assert main(["contention"]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    shutil.rmtree(paths.DATA)
+    paths.DATA.write_text("")
+    assert main(["contention"]) == 2
+    assert "cannot be written (Not a directory)" in capsys.readouterr().err
+
+
 def test_what_was_measured_is_simulated(known):
     times = np.array([[3.0], [2.0]])
-    problem = Problem(Jobs.plain(2, job_class=[0, 1]), Fleet.of({"cpu": 2}), times, times)
+    problem = Problem(Jobs.plain(2, job_class=[0, 1]), Fleet.from_counts({"cpu": 2}), times, times)
     ends = simulate(problem, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
     assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
@@ -127,7 +150,7 @@ def test_some_types_keep_their_slowdowns():
 
 def mix(rates, count, **fleet):
     """Return a mix of jobs; ``rates`` are steps a second of each kind by type of device."""
-    return partial(job_mixes.draw, pd.DataFrame(rates), Fleet.of(fleet), count)
+    return partial(job_mixes.draw, pd.DataFrame(rates), Fleet.from_counts(fleet), count)
 
 
 @pytest.mark.slow
@@ -215,7 +238,7 @@ def test_a_scenario_is_found_by_its_name(tmp_path):
 
 @pytest.mark.slow
 def test_the_front_holds_what_nothing_beats():
-    fleet = Fleet.of({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
+    fleet = Fleet.from_counts({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
     problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
     front = tradeoffs.pareto(problem, (0.0, 0.75, 1.0))
     kept = front[front["front"]].sort_values("makespan_s")

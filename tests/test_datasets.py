@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms
 
 from lib import __main__, paths, tables
 from lib.config import definitions
@@ -107,6 +108,17 @@ def test_an_image_folder(tmp_path):
     image, label = read.splits["train"][5]
     assert image.shape == (3, 32, 32)
     assert label.tolist() == [1]
+    cropped = opened(workload, random_crop=True).splits
+    assert torch.equal(cropped["val"][0][0], read.splits["val"][0][0])
+    recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+                                 transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    path, _ = cropped["train"].samples[0]
+    Image.effect_noise((40, 30), 90).save(path)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        cut = cropped["train"][0][0]
+        torch.manual_seed(seed)
+        torch.testing.assert_close(cut, recipe(Image.open(path).convert("RGB")), msg="as torchvision's ImageNet example does")
     with pytest.raises(InputError, match="train and val"):
         workloads.prepare(small("imagefolder", folder=str(tmp_path / "none")))
     (tmp_path / "test").rename(tmp_path / "other")

@@ -20,6 +20,7 @@ from lib import locks, paths, tables
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
+from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
@@ -41,7 +42,7 @@ def run(specs, folder, policy="first-come", predicted=0.02, slots=SLOTS, limits=
     jobs = replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
     times = np.broadcast_to(predicted, (len(specs), len(fleet.types)))
     policy = registry.policy(policy) if isinstance(policy, str) else policy
-    return executor.execute(specs, jobs, fleet, slots, times, policy, folder, limits, spawn)
+    return executor.execute(PreparedJobs(specs, jobs, slots, fleet, times, policy, spawn=spawn), folder, limits)
 
 
 def calling_back(spawn, callback):
@@ -259,28 +260,22 @@ def test_records_of_other_jobs_damaged_ones_and_jobs_that_can_run_nowhere_are_re
             run(sleeping(count), tmp_path / folder, predicted=predicted)
 
 
-class Puppet:
-    """A worker without a process: jobs take no time. Where a slot may be lost, its worker is gone with its second job."""
+class Puppet(killed.Inline):
+    """A worker whose jobs take no time. Where a slot may be lost, its worker is gone with its second job."""
 
     lost, counts = (), {}
 
     def __init__(self, slot, limits):
         if slot.name in self.lost and self.counts.get(slot.name, 0) >= 2:
             raise SlotLost("its node is gone")
-        self.name, self.outbox = slot.name, [("ready", 0)]
-
-    def messages(self):
-        messages, self.outbox = self.outbox, []
-        return messages
+        super().__init__(slot, limits)
+        self.name = slot.name
 
     def send(self, *message):
         if message[0] == "run":
             self.counts[self.name] = self.counts.get(self.name, 0) + 1
             gone = self.name in self.lost and self.counts[self.name] == 2
             self.outbox.append(("died", "no sign of it") if gone else ("done", message[1], None))
-
-    def shut_down(self):
-        pass
 
 
 @pytest.fixture

@@ -538,6 +538,13 @@ def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_p
     with pytest.raises(Stopped):
         task.finetune(job(8), config, str(tmp_path))
     before = (tmp_path / "checkpoints" / "last.pt").read_bytes()
+    profile = tmp_path / "profile.csv"
+    rows = profile.read_bytes()
+    for fewer in (rows[:rows.rindex(b"\n", 0, len(rows) // 2) + 1], None):
+        profile.unlink() if fewer is None else profile.write_bytes(fewer)
+        with refused("profile.csv lacks rows: it has fewer than the . of its checkpoint"):
+            trained(tmp_path, epochs=2)
+    profile.write_bytes(rows)
     with full_disk(300_000), refused(r"\.pt: cannot be written .*what was written before is kept"):
         trained(tmp_path, epochs=2)
     assert (tmp_path / "checkpoints" / "last.pt").read_bytes() == before

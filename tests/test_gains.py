@@ -15,6 +15,7 @@ from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.advice.suggestions import changes
 from lib.predict.gains import answers, model, model_file, training
 from lib.predict.gains.model import TERMS
+from lib.predict.scores import score_gains
 from tests.test_composed import advised, answered, change
 from tests.test_published import refused
 
@@ -31,7 +32,10 @@ def test_factors_of_kinds_are_found_from_sums_of_networks():
     rows, factors = _rows(120)
     fitted = model.fit(rows)
     assert [fitted.ratios[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
-    scores = model.scores(model.held_out(rows))
+    predicted = model.left_out(rows)
+    scores = training.scores_of(predicted)
+    inside = predicted["measured"].between(predicted["low"], predicted["high"])
+    assert scores["coverage"] == pytest.approx(inside.mean() * 100)
     assert scores["mape"] < 5 < scores["constant_mape"]
     assert scores["sign_large"] > 95
     gain, low, high = fitted.of(np.eye(len(TERMS))[0])
@@ -55,10 +59,12 @@ def test_cases_are_paired_with_the_usual_way_and_unusable_ones_are_marked():
 def test_unusable_rows_teach_nothing_and_are_scored_apart():
     rows = _rows()[0].assign(mode="infer", dtype="bf16", layout="contiguous")
     spoiled = pd.concat([rows, rows.head(3).assign(ratio=50.0, usable=False)], ignore_index=True)
-    ((_, clean),), ((_, gain),) = training.learned(rows), training.learned(spoiled)
+    ((_, clean, _),), ((way, gain, predicted),) = training.learned(rows), training.learned(spoiled)
     assert gain.ratios == clean.ratios
     assert (gain.scores["n"], gain.scores["every_row_n"]) == (40, 43)
     assert gain.scores["every_row_mape"] > 2 * gain.scores["mape"]
+    written = training.table("machine", way, predicted.assign(batch_size=1))
+    assert score_gains(written[written["usable"]])["mape"] == pytest.approx(gain.scores["mape"]), "anybody can recompute it"
 
 
 def test_noise_is_how_far_the_ratios_of_two_visits_differ(tmp_path):
@@ -164,7 +170,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     whole = json.loads(next(model_file.FOLDER.glob("*.json")).read_text())
     whole["ways"][0]["ratios"].pop("calls")
     path.write_text(json.dumps(whole))
-    with refused("holds no gains, or is damaged.*--train gains"):
+    with refused("is no file of gains, or is damaged.*--train gains"):
         model_file.Gains.load(path)
 
 

@@ -12,7 +12,7 @@ from lib.errors import InputError
 from lib.predict import registry, training, transfer
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.learners.trees import Trees
-from lib.predict.operators import features, features_gpu, fitting, inputs
+from lib.predict.operators import cudnn, features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import fine_tuned
@@ -151,7 +151,7 @@ def test_trees_as_arrays_say_what_lightgbm_says():
     boosters = [lightgbm.train({"verbosity": -1, "seed": seed, "num_threads": 1}, lightgbm.Dataset(x, y), 40)
                 for seed in (0, 1)]
     expected = np.mean([booster.predict(x) for booster in boosters], axis=0)
-    assert Trees.of(boosters)(x) == pytest.approx(expected, abs=2e-3), "leaves have 16 bits"
+    assert Trees.from_boosters(boosters)(x) == pytest.approx(expected, abs=2e-3), "leaves have 16 bits"
 
 
 def test_depthwise_convolutions_are_windows_over_memory():
@@ -230,8 +230,7 @@ def test_power_bounds_a_rate_only_where_it_is_known():
 
 def test_a_gemm_is_planned_in_whole_waves_of_the_best_tile():
     def planned(m, n, k):
-        row = features.columns(products(m, n, k))
-        return features_gpu._planned(row, features_gpu._gemm(row), V100).item()
+        return features_gpu.Kernels(features.columns(products(m, n, k)), V100).planned_ms.item()
 
     whole = 80 * 128
     assert planned(whole, 128, 4096) == pytest.approx(2 * whole * 128 * 4096 / 14e9 * (1 + 8 / 128 + 8 / 128))
@@ -374,32 +373,33 @@ def test_windows_are_fine_tuned_by_a_factor():
 
 
 def conv_row(batch, ins, outs, size, kernel=3, stride=1, before=0):
-    """Return a square convolution as what features are made of."""
+    """Return a square convolution as a row of a table."""
     out = (size + 2 * (kernel // 2) - kernel) // stride + 1
     pixels, window = batch * out * out, kernel * kernel * ins
     axes = {f"{what}_{axis}": value for what, value in
             (("kernel", kernel), ("stride", stride), ("padding", kernel // 2)) for axis in "hw"}
     sizes = {"batch": batch, "in_channels": ins, "out_channels": outs, "height": size, "width": size, "before": before, **axes}
-    return features.one("conv2d", sizes, 2.0 * pixels * window * outs,
-                        4.0 * (batch * ins * size * size + window * outs + pixels * outs))
+    return {"op": "conv2d", **sizes, "flops": 2.0 * pixels * window * outs,
+            "bytes": 4.0 * (batch * ins * size * size + window * outs + pixels * outs)}
 
 
-def ways(row):
-    return features_gpu._ways(row, features_gpu._gemm(row), V100)
+def algorithms(*sizes):
+    row = features.columns(pd.DataFrame([conv_row(*sizes)]))
+    return cudnn.times(row, features_gpu.gemm_of(row), V100)
 
 
 @pytest.mark.parametrize("sizes, block, blocks", [((5, 119, 758, 24), (1, 4, 8), 720), ((38, 893, 326, 5), (2, 4, 4), 209)])
 def test_blocks_are_those_of_the_published_grids(sizes, block, blocks):
     """The grids of cuDNN's kernels tile148t on the V100 (120 x 3 x 2) and tile244n on the P4 (209), as NeuSight published."""
-    found = ways(conv_row(*sizes))
-    assert float(found.blocks[block]) * V100.multiprocessors == pytest.approx(blocks)
-    assert float(found.moved) > 0 and float(found.best[1]) < float(found.best[0])
+    found = algorithms(*sizes)
+    assert found.blocks[block].item() * V100.multiprocessors == pytest.approx(blocks)
+    assert found.moved.item() > 0 and found.best[1].item() < found.best[0].item()
 
 
 @pytest.mark.parametrize("kernel, stride", [(3, 2), (5, 1)])
 def test_winograd_takes_windows_of_3_in_steps_of_one(kernel, stride):
-    found = ways(conv_row(8, 64, 64, 56, kernel, stride))
-    assert float(found.moved) == 0 and len(set(map(float, found.best))) == 1
+    found = algorithms(8, 64, 64, 56, kernel, stride)
+    assert found.moved.item() == 0 and len({time.item() for time in found.best}) == 1
 
 
 @pytest.mark.slow

@@ -45,6 +45,16 @@ def test_what_does_not_fit_waits_and_a_timed_step_goes_on_with_the_time_of_all_c
     assert (tmp_path / "file").read_text() == "50 50\n70 120\n"
 
 
+def test_a_step_that_overruns_its_time_is_ended_and_leaves_time_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "_LATE_S", 0.5)
+    monkeypatch.setattr(steps, "_LEAST_S", 0.1)
+    wait = python("import time; time.sleep(300)")
+    plan = {"timed": step(wait + " {seconds}", 0.02), "untimed": step(wait, 0.02), "next": step(python("1"))}
+    begin = time.monotonic()
+    assert walk(tmp_path, plan) == {"untimed": f"ended after 2 s (see {tmp_path}/untimed.log)"}
+    assert time.monotonic() < begin + 30
+
+
 def test_a_step_is_interrupted_when_its_file_is_there_and_ended_when_it_takes_too_long(home):
     begin, log = time.monotonic(), home / "log"
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lib.predict import registry
 from lib.predict.operators import features, features_gpu, gradients
+from lib.predict.operators.chip import extents
 from tests.test_gpu_models import V100
 
 
@@ -18,7 +19,7 @@ def row(input_grad=1, **sizes):
     p = {"batch": 4, "in_channels": 64, "out_channels": 128, "height": 28, "width": 28, "kernel_h": 3, "kernel_w": 3,
          "stride_h": 1, "stride_w": 1, "padding_h": 1, "padding_w": 1, "dilation_h": 1, "dilation_w": 1, "groups": 1,
          "layout": "contiguous", "input_grad": input_grad, **sizes}
-    _, height, width = features_gpu.extents(features.one("conv2d", p, 1.0, 1.0))
+    _, height, width = (float(extent[0]) for extent in extents(features.one("conv2d", p, 1.0, 1.0)))
     outputs = p["batch"] * p["out_channels"] * height * width
     forward = 2.0 * outputs * p["in_channels"] / p["groups"] * p["kernel_h"] * p["kernel_w"]
     moved = 4.0 * (p["batch"] * p["in_channels"] * p["height"] * p["width"] + outputs)
@@ -26,9 +27,8 @@ def row(input_grad=1, **sizes):
 
 
 def kernels(one):
-    """Return the forward kernels of one row, as plain values."""
-    columns = features.columns(pd.DataFrame([one]))
-    return [{name: value[0] for name, value in kernel.items()} for _, kernel in gradients.of(columns, V100)]
+    """Return the forward kernels of one row, as columns."""
+    return [kernel for _, kernel in gradients.of(features.columns(pd.DataFrame([one])), V100)]
 
 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 3, 5]), st.integers(1, 4), st.integers(1, 3), st.booleans())
@@ -37,9 +37,9 @@ def test_gradients_share_the_work_and_multiply_as_much_as_they_say(stride, kerne
               stride_h=stride, stride_w=stride, padding_h=kernel // 2, padding_w=kernel // 2)
     several = kernels(one)
     assert len(several) == 1 + input_grad
-    assert sum(kernel["flops"] for kernel in several) == pytest.approx(one["flops"])
+    assert sum(kernel["flops"].item() for kernel in several) == pytest.approx(one["flops"])
     for kernel in several:
-        batches, m, n, k = features_gpu._gemm(kernel)
+        batches, m, n, k = features_gpu.gemm_of(kernel)
         assert 2.0 * batches * m * n * k == pytest.approx(kernel["flops"])
     assert several[-1]["op"] == "matmul", "weights: a product over all samples and pixels"
     assert several[-1]["gemm_k"] == pytest.approx(one["batch"] * (28 // stride) ** 2)
@@ -49,13 +49,13 @@ def test_the_gradient_of_a_square_input_is_the_convolution_itself_with_channels_
     one = row()
     of_input, _ = kernels(one)
     exchanged = features.one("conv2d", {**one, "in_channels": 128, "out_channels": 64}, one["flops"] / 2, 0.0)
-    assert np.allclose(features_gpu._gemm(of_input), features_gpu._gemm(exchanged))
+    assert np.allclose(features_gpu.gemm_of(of_input), features_gpu.gemm_of(exchanged))
 
 
 def test_groups_of_products_are_a_batch_and_narrow_ones_as_much_work_again():
     *_, weights = kernels(row(in_channels=64, out_channels=64, groups=2))
-    assert (weights["op"], weights["batch"], weights["gemm_m"], weights["gemm_n"]) == ("bmm", 2, 32, 32 * 9)
-    assert [kernel["op"] for kernel in kernels(row(in_channels=64, out_channels=64, groups=64))] == ["conv2d", "conv2d"]
+    assert [weights[name].item() for name in ("op", "batch", "gemm_m", "gemm_n")] == ["bmm", 2, 32, 32 * 9]
+    assert [kernel["op"].item() for kernel in kernels(row(in_channels=64, out_channels=64, groups=64))] == ["conv2d", "conv2d"]
 
 
 @pytest.mark.parametrize("device", ["v100-pcie-32gb", "t4", "a100-pcie-40gb"])

@@ -75,11 +75,11 @@ def test_a_model_comes_back_from_its_file_and_a_damaged_one_is_one_line(tmp_path
     model = layer_model.fit(layers(), "dense", "runtime", "board", Setting(relative=0.5), "source", "licence")
     assert model.setting.relative == 0.5
     path = model.save(tmp_path / "m.json")
-    back = layer_model.read(path)
+    back = layer_model.LayerModel.load(path)
     pd.testing.assert_frame_equal(back.predict(layers(seed=2)), model.predict(layers(seed=2)))
     content = json.loads(path.read_text())
     for name, value in (("rates", {"launch": 1.0}), ("rates", {**content["rates"], "launch": -1}), ("half", -1), ("kind", "x"),
                         ("setting", {"relative": 2}), ("schema", 2), ("target", "x"), ("more", 1), ("rows", {"dense": "x"})):
         path.write_text(json.dumps({**content, name: value}))
         with pytest.raises(InputError, match=name):
-            layer_model.read(path)
+            layer_model.LayerModel.load(path)

@@ -1,11 +1,14 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
+import itertools
 import json
 import os
 import shutil
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -56,13 +59,18 @@ def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
         captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
 
 
-def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
-    folder = recorded(tmp_path)
+def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path, monkeypatch):
+    began_s, jumps_s = time.time(), itertools.chain([0.0], itertools.repeat(-3600.0))  # the clock is set back once it was read
+    clock = SimpleNamespace(time=lambda: began_s + next(jumps_s), perf_counter=time.perf_counter)
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "time", clock)
+        folder = recorded(tmp_path)
     times = latencies.read(folder / dataset.LATENCY)
     assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times)
     latency_ms, end_s = (np.array([getattr(one, name) for one in times.values()]) for name in ("latency_ms", "end_s"))
     assert latency_ms.shape[1] == 3 and (latency_ms > 0).all()
     assert (np.diff(end_s, axis=0) >= 0).all(), "layers end in their order in every pass"
+    assert (end_s > began_s - 1).all(), "one clock for latencies and power, also where the system's is set back meanwhile"
     facts = json.loads((folder / dataset.RECORDING).read_text())
     assert facts["power"] == "not measured" and facts["reason"]
     with pytest.raises(InputError, match="is there already"):
@@ -261,7 +269,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     uri, train = f"sqlite:///{tmp_path}/mlflow.db", ["--device", "jetson", "--learner", "lasso"]
     assert command.main(["layer-power", "train", str(tmp_path / "training"), *train, "--out", str(tmp_path / "models"),
                          "--register", uri]) == 0
-    model = layer_model.read(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
+    model = layer_model.LayerModel.load(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
     capsys.readouterr()
     assert command.main(["layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri]) == 0
@@ -279,7 +287,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     content["rates"]["__class__"] = 1.0
     (tmp_path / "m.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="products of 1, flops, batch_size, input_size, output_size"):
-        layer_model.read(tmp_path / "m.json")
+        layer_model.LayerModel.load(tmp_path / "m.json")
 
 
 @pytest.mark.parametrize(("change", "words"), [

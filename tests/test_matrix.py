@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+import torch
 
 from lib import __main__, locks, paths, store, tables
 from lib.config import definitions
@@ -63,6 +64,17 @@ def test_cells_of_the_default_matrix():
     assert (cell.label, cell.params.optimizer, sgd.params.optimizer) == (f"{machine.name()}/resnet50/b16/fp32", "adam", "sgd")
     one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
     assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
+
+
+@pytest.mark.parametrize(("device", "instructions", "precision"), [
+    ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", ("avx512_bf16",), "fp16"), ("mps", (), "fp32")])
+def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
+    monkeypatch.setattr(machine, "bf16_instructions", lambda: instructions)
+    monkeypatch.setattr(machine, "device", torch.device)
+    grid = {**CPU, "models": ["simple_cnn"], "precisions": ["fp32", "amp"]}
+    found = matrix.cells(small(grids={device.partition(":")[0]: grid}), device)
+    assert [cell.params.precision for cell in found] == list(dict.fromkeys(["fp32", precision]))
+    assert found[-1].label == f"box/simple_cnn/b8/{precision}"
 
 
 @pytest.mark.parametrize(("ask", "words"), [
@@ -329,7 +341,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     status, shown, _ = counted(page)
     path = paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
     assert (status, shown.splitlines()[0], path.is_file()) == (0, str(path), True)
-    assert "WARNING: nsight_box-resnet18-b8-fp32 has no counter of tensor cores" in shown
+    assert "WARNING: nsight_box-resnet18-b8-fp32 lacks counters of tensor cores" in shown
     words = (home / "seen").read_text().split("\n")
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
     assert words[words.index("iters") + 1] == "3"

@@ -38,11 +38,11 @@ def edited(device, place, value):
 def shorter(array):
     """Return the entry of an array without its last row, bytes and shape alike."""
     values = np.frombuffer(base64.b64decode(array["data"]), array["dtype"]).reshape(array["shape"])
-    return model_file.Array.plain(values[..., :-1])
+    return model_file.stored(values[..., :-1])
 
 
 def nan(array):
-    return model_file.Array.plain(np.full(array["shape"], np.nan, array["dtype"]))
+    return model_file.stored(np.full(array["shape"], np.nan, array["dtype"]))
 
 
 def backwards(values):
@@ -64,7 +64,7 @@ WRONG = [
     ("facts/sweeps", ["../../etc"], "facts.sweeps.0 = '../../etc' is no folder below data/reference"),
     ("parts", {}, "parts = {}"), ("schema", "4", "schema = '4'"), ("more", 1, "unknown name 'more'"),
     (f"{PART}/halves", [0.1], "1 intervals do not fit edges"), (f"{PART}/edges_ms", backwards, "have to grow"),
-    (f"{PART}/families", {"bmm": {"edges_ms": [1.0], "halves": [0.1]}}, "1 intervals do not fit edges (1.0,), which"),
+    (f"{PART}/families", {"bmm": {"edges_ms": [1.0], "halves": [0.1]}}, "1 intervals do not fit edges [1.0], which"),
     (f"parts/{CONVOLUTION}/families", {"conv3d": {"edges_ms": [], "halves": [0.1]}}, "['op'] are none of its features"),
     (f"{PART}/halves", lambda old: [-value for value in old], "greater than or equal to 0"),
     (f"{PART}/ranges/m", [3.0, 1.0], "the lower limit is above the upper one"),
@@ -72,7 +72,7 @@ WRONG = [
     (f"{PART}/features", backwards, "it has other terms or features than this program makes of operators"),
     (f"{FIT}/terms", backwards, "it has other terms or features"), (f"{FIT}/costs", without_last, "7 terms have 6 costs"),
     (f"{FIT}/names", without_last, "its networks take 30 inputs, its features make"),
-    (f"{FIT}/known/op", without_last, "gemm forward: its networks take 30 inputs, its features"),
+    (f"{FIT}/known/op", without_last, "its networks take 30 inputs, its features"),
     (f"{FIT}/known/colour", [1.0], "known values of no feature"),
     (f"{FIT}/form", "pickle", "does not match any of the expected tags"), (f"{FIT}/scale/0", 0.0, "greater than 0"),
     (f"{FIT}/bounds", [1.0, -1.0], "the lower limit"),
@@ -92,8 +92,8 @@ WRONG = [
 WRONG_TREES = [
     ("chip/item", 0, "chip.item = 0"), (f"{FIT}/quantiles", [2, 1], "the lower"), (f"{FIT}/trees/value", nan, "not finite"),
     (f"{FIT}/trees/feature", shorter, "are no trees"), (f"{FIT}/trees/ensembles", 0, "ensembles = 0"),
-    (f"{FIT}/trees/roots", lambda old: model_file.Array.plain(np.array([10**9], np.int32)), "begins at no"),
-    (f"{FIT}/trees/feature", lambda old: model_file.Array.plain(np.zeros(old["shape"], np.int16)), "no child")]
+    (f"{FIT}/trees/roots", lambda old: model_file.stored(np.array([10**9], np.int32)), "begins at no"),
+    (f"{FIT}/trees/feature", lambda old: model_file.stored(np.zeros(old["shape"], np.int16)), "no child")]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -150,7 +150,7 @@ def test_a_file_is_what_its_name_says(name, device, other, words, tmp_path):
 
 @pytest.mark.parametrize("fact", ["dtype", "latency_type", "launch_ms", "hardware_id", "peak_gflops", "peak_gbps"])
 def test_a_model_without_the_facts_that_predict_is_refused(fact, tmp_path):
-    with refused(f"lacks the facts {fact}, without which nothing is predicted; train it again"):
+    with refused(f"lacks the facts {fact}, which predictions need; train it again"):
         registry.load(write(tmp_path / GPU.name, changed(content("gpu"), ("facts", fact))))
 
 

@@ -36,7 +36,7 @@ NO_NETWORK = """if True:
     sys.addaudithook(no_network)
     from lib.tensorrt.models import layer_model, model_registry
     assert "mlflow" not in sys.modules
-    model = layer_model.read(pathlib.Path("model.json"))
+    model = layer_model.LayerModel.load(pathlib.Path("model.json"))
     registry = model_registry.Registry()
     registry.register("m", model, "champion")
     assert registry.load("m") == model
@@ -64,7 +64,7 @@ def registry(made, home):
 
 @pytest.fixture
 def model(made):
-    return layer_model.read(made[0] / "model.json")
+    return layer_model.LayerModel.load(made[0] / "model.json")
 
 
 def refused(call, *arguments):

@@ -10,8 +10,8 @@ import pytest
 
 from lib import paths, store
 from lib.cli.main import main
-from lib.predict import registry
-from lib.predict.composed import answers, evaluation, features, model, model_file, rows
+from lib.predict import held_out, registry
+from lib.predict.composed import answers, evaluation, families, features, model, model_file, rows
 from lib.predict.composed.cards import adaptation, few_networks, new_cards, siblings
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
@@ -44,10 +44,13 @@ def two_cards(tables):
     return cards, new_cards.left_out(cards, (0, 10, 50), iterations=40)
 
 
-def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards):
-    scores = new_cards.curve(two_cards[1]).set_index(["device", "networks"])
+def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tables):
+    rows_of = new_cards.table(two_cards[1], tables[2], "timm", "Apache-2.0")
+    scores = new_cards.curve(rows_of).set_index(["device", "networks"])
+    assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
+    half = np.log(rows_of["high"] / rows_of["predicted"]).round(9).groupby([rows_of["device"], rows_of["what"]]).nunique()
+    assert half.max() <= 2, "one interval per number of networks: that of the other card"
     for device in ("rtx-3090", "rtx-4090"):
-        assert scores["families"][device, 0] == 7
         assert scores["mape"][device].is_monotonic_decreasing
     assert scores["bias"]["rtx-4090", 0] < -10 < 10 < scores["bias"]["rtx-3090", 0], "one is slower than the other"
 
@@ -198,12 +201,10 @@ def test_networks_measured_with_this_project_are_read_as_conditions(tmp_path):
 
 
 def test_the_learning_curve_that_ships_is_of_cards_left_out():
-    table = pd.read_csv(model_file.FOLDER / model_file.CURVE)
-    assert set(table["networks"]) == set(new_cards.NETWORKS)
+    table = pd.concat(families.scores(model_file.ANY, what) for what in (held_out.NEW_CARDS, held_out.CORRECTED_CARDS))
     assert set(table["device"]) == set(model_file.of_device(model_file.ANY).siblings)
-    mean = table[table["condition"].str.startswith("eager")].groupby("networks")["mape"].mean()
-    assert mean[0] < 13
-    assert mean[50] <= mean[20] <= mean[10] <= mean[0]
+    mean = table[table["condition"].str.startswith("eager")].groupby("kind")["mape"].mean()
+    assert 13 > mean["all"] >= mean["10 of its networks"] >= mean["20 of its networks"] >= mean["50 of its networks"]
 
 
 def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measured_under():

@@ -74,9 +74,21 @@ def test_units_of_time_and_bytes(tmp_path, metric, column, text, units):
 
 def test_the_tensor_cores_decide_the_element_type_and_an_absent_optional_counter_is_fine(tmp_path):
     counted = nsight.read(write(tmp_path, page([kernel(**{TENSOR: "9,000,000,000"})])))
-    assert counted.dtype == "bf16"
+    assert counted.work("h")["precision"][0] == "bf16"
     assert counted.work("h")["flops"][0] == pytest.approx(9e9 + 6e6)
-    assert nsight.read(write(tmp_path, page([kernel()], metrics=NEEDED))).dtype == "fp32"
+    assert nsight.read(write(tmp_path, page([kernel()], metrics=NEEDED))).work("h")["precision"][0] == "fp32"
+
+
+@pytest.mark.parametrize("without", ["_op_h", "_op_d", "_tensor_", "nothing"])
+def test_counters_that_a_file_lacks_are_named_and_the_rest_is_taken(tmp_path, without):
+    there = [name for name in definitions.load_metrics() if without not in name]
+    counted = nsight.read(write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0"})], there)))
+    assert counted.kernels["flops"].sum() == 6e6
+    lacking = {"_tensor_": ["tensor cores"], "nothing": []}.get(
+        without, [f"{without}{kind}_pred_on.sum" for kind in ("add", "mul", "fma")])
+    assert all(words in counted.warning for words in lacking)
+    assert counted.warning.count("smsp__") == sum("_op" in words for words in lacking)
+    assert bool(counted.warning) == bool(lacking) and "\n" not in counted.warning
 
 
 def test_users_choose_the_counters(tmp_path):
@@ -135,7 +147,7 @@ def test_counted_points_are_judged_by_a_gpu_alone(tmp_path, monkeypatch):
     with refused("vendor="):
         study.study(RooflineParams(source="replay", nsight=str(file)))
     write(tmp_path, page([kernel()], metrics=NEEDED))
-    assert "step has no counter of tensor cores" in study.study(
+    assert "step lacks counters of tensor cores" in study.study(
         RooflineParams(source="replay", vendor="l4", nsight=str(file))).note
     roofs = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device("l4")))
     assert len(roofline.points(nsight.read(file).work("anything"), roofs)) == 2

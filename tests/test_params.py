@@ -33,7 +33,7 @@ def test_any_values_give_parameters_or_one_line(name, data):
 
 @pytest.mark.parametrize(("name", "values", "words"), [
     ("01_machine", {"device": "../x"}, "device = '../x' "),
-    ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16' or 'fp16'"),
+    ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16', 'fp16' or 'amp'"),
     ("02_profile", {"iters": -1}, "iters = -1 should be greater than or equal to 0"),
     ("02_profile", {"lr": 0}, "greater than 0"), ("02_profile", {"lr": float("nan")}, "lr = nan must be a finite number"),
     ("02_profile", {"iters": float("inf")}, "iters = inf must be a finite number"),

@@ -1,4 +1,4 @@
-"""Models of the power of kernels, GEMMs and attention: known physics, answers within idle and the limit, joules of networks."""
+"""The power model of GEMMs: known physics, answers within idle and the limit, joules of networks."""
 
 import gzip
 import json
@@ -13,22 +13,18 @@ from torch import nn
 from lib import paths, store
 from lib.cli.main import main
 from lib.config.definitions import load_devices
-from lib.measure.published import attention_power, power
+from lib.measure.published import power
 from lib.predict.advice.advise import advise
 from lib.predict.advice.query import Query
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
 from lib.predict.power.features import OPS
-from lib.predict.power.kinds import ATTENTION, GEMM
 from lib.predict.power.model import PowerModel
 from tests import refused
 
 FILE = model.path_of("h200-sxm", "bf16")
-
-
-def chip_of(device):
-    return Chip.of(load_devices()[device], "bf16")
+CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
 def perf(folder, framework="vllm", version="0.22.0", **columns):
@@ -39,42 +35,18 @@ def perf(folder, framework="vllm", version="0.22.0", **columns):
     pd.DataFrame({name: value for name, value in frame.items() if value is not None}).to_parquet(path)
 
 
-def drawing(rows, device, short_ms, draw):
-    """Return rows of a table of power of known watts: idle, and what tensor cores and memory take as they are used."""
-    chip = chip_of(device)
-    compute, moved = rows["flops"] / chip.flops_per_ms, rows["bytes"] / chip.bytes_per_ms
-    latency_ms = (np.maximum(compute, moved) + 0.003) / draw.uniform(0.5, 0.9, len(rows))
-    watts = (200 + (400 * compute + 250 * moved) / latency_ms) * draw.normal(1, 0.02, len(rows))
-    return rows.assign(latency_ms=latency_ms, power_w=watts, limit_w=1000.0, status="ok", reason="", software_id="made here",
-                       window=np.where(latency_ms >= short_ms, "long", "short"), hardware_id=f"published:{device}")
-
-
 def gemms(count=1200, seed=0, shortest=8):
+    """Return rows of a table of power of known watts: idle, and what tensor cores and memory take as they are used."""
     draw = np.random.default_rng(seed)
     m, n, k = 2 ** draw.integers(shortest, 15, (3, count))
-    rows = pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n, "dtype": "bf16", "flops": 2.0 * m * n * k,
-                         "bytes": 2.0 * (m * k + k * n + m * n)})
-    return drawing(rows, "h200-sxm", power.SHORT_MS, draw)
-
-
-def attentions(count=1500, seed=0, shortest=11):
-    draw = np.random.default_rng(seed)
-    prefill = draw.random(count) < 0.5
-    kv_heads, length = 2 ** draw.integers(0, 4, count), 2 ** draw.integers(shortest, 17, count)
-    rows = pd.DataFrame({"op": "attention", "phase": np.where(prefill, "prefill", "decode"),
-                         "batch": 2 ** draw.integers(0, 9, count), "heads": kv_heads * 2 ** draw.integers(0, 4, count),
-                         "kv_heads": kv_heads, "head_dim": draw.choice([64, 128], count), "q_len": np.where(prefill, length, 1),
-                         "kv_len": length, "sliding_window": 0, "dtype": "bf16",
-                         "kv_dtype": draw.choice(["bf16", "fp8"], count), "kernel": "vllm_flashinfer"})
-    return drawing(rows.assign(**attention_power.work(rows)), "b200", attention_power.SHORT_MS, draw)
-
-
-BOTH = pytest.mark.parametrize(("kind", "device", "made"), [(GEMM, "h200-sxm", gemms), (ATTENTION, "b200", attentions)])
-
-
-def families(kind):
-    """Return how the scores on long windows are called, by grouping."""
-    return ["long windows"] if kind is GEMM else [f"unseen {grouping}, long windows" for grouping in kind.groupings]
+    flops, moved = 2.0 * m * n * k, 2.0 * (m * k + k * n + m * n)
+    compute_ms, moved_ms = flops / CHIP.flops_per_ms, moved / CHIP.bytes_per_ms
+    latency_ms = (np.maximum(compute_ms, moved_ms) + 0.003) / draw.uniform(0.5, 0.9, count)
+    watts = (200 + (400 * compute_ms + 250 * moved_ms) / latency_ms) * draw.normal(1, 0.02, count)
+    return pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n, "dtype": "bf16", "flops": flops, "bytes": moved,
+                         "latency_ms": latency_ms, "power_w": watts, "limit_w": 1000.0, "status": "ok", "reason": "",
+                         "software_id": "made here", "window": np.where(latency_ms >= power.SHORT_MS, "long", "short"),
+                         "hardware_id": "published:h200-sxm"})
 
 
 def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
@@ -96,7 +68,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     assert imported.equals(store.validate(table, "power", "here"))
     assert store.read_json(next(tmp_path.rglob("power.meta.json")))["short_windows"] == 1
     with refused("trained on 500 bf16 rows or more of long windows, there are 1"):
-        training.usable(imported, chip_of("h200-sxm"))
+        training.usable(imported, CHIP)
 
 
 @pytest.mark.parametrize(("columns", "what"), [
@@ -109,65 +81,47 @@ def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
 
 
 @pytest.mark.slow
-@BOTH
-def test_known_physics_is_found_again_on_unseen_groups(tmp_path, kind, device, made):
-    chip = chip_of(device)
-    rows = training.usable(made(), chip)
-    fitted, scores = training.fit(device, rows, chip, quick=True, kind=kind)
+def test_known_physics_is_found_again_on_unseen_groups(tmp_path):
+    rows = training.usable(gemms(), CHIP)
+    fitted, scores = training.fit("h200-sxm", rows, CHIP, quick=True)
     of = scores.set_index(["family", "learner"])
-    for family in families(kind):
-        own = of.loc[(family, "this model")]
-        assert own["mape"] < 4 < of.loc[(family, "constant"), "mape"]
-        assert 86 <= own["cover"] <= 94 and own["n"] == (rows["window"] == "long").sum() == fitted.facts["rows"]
-        short = of.loc[(family.replace("long", "short"), "this model"), "n"]
-        assert short == fitted.facts["short_windows"] == len(rows) - own["n"] > 0
-    loaded = PowerModel.load(fitted.save(tmp_path / f"{device}_bf16.json.gz"))
-    assert loaded.kind is kind
+    own = of.loc[("long windows", "this model")]
+    assert own["mape"] < 4 < of.loc[("long windows", "constant"), "mape"]
+    assert 86 <= own["cover"] <= 94 and own["n"] == (rows["window"] == "long").sum() == fitted.facts["rows"]
+    short = of.loc[("short windows", "this model"), "n"]
+    assert short == fitted.facts["short_windows"] == len(rows) - own["n"] > 0
+    loaded = PowerModel.load(fitted.save(tmp_path / "h200-sxm_bf16.json.gz"))
     pd.testing.assert_frame_equal(loaded.predict(rows), fitted.predict(rows))
 
 
-@BOTH
-def test_no_fold_splits_a_group(kind, device, made):
-    chip = chip_of(device)
-    rows = training.usable(made(), chip)
-    for grouping in kind.groupings:
-        study = training.Study(rows, chip, 5, kind, grouping)
-        for train, test in study.folds(np.arange(len(rows)), 5):
-            for taught, held in ((train, test), study.folds(train, 4)[0]):
-                assert not set(study.groups.iloc[taught]) & set(study.groups.iloc[held])
+def test_no_fold_splits_a_group():
+    rows = training.usable(gemms(), CHIP)
+    study = training.Study(rows, CHIP)
+    for train, test in study.folds(np.arange(len(rows)), 5):
+        for taught, held in ((train, test), study.folds(train, 4)[0]):
+            assert not set(study.groups.iloc[taught]) & set(study.groups.iloc[held])
 
 
-@BOTH
 @given(st.integers(0, 2**32 - 1), st.floats(1e-5, 1e6))
-def test_answers_stay_between_the_least_power_and_the_limit(kind, device, made, seed, latency_ms):
-    shipped = model.of_device(device, "bf16", kind)
-    answer = shipped.predict(made(1, seed, shortest=0).assign(latency_ms=latency_ms)).iloc[0]
+def test_answers_stay_between_the_least_power_and_the_limit(seed, latency_ms):
+    shipped = model.of_device("h200-sxm", "bf16")
+    answer = shipped.predict(gemms(1, seed, shortest=0).assign(latency_ms=latency_ms)).iloc[0]
     assert shipped.facts["least_w"] <= answer["low_w"] <= answer["power_w"] <= answer["high_w"] <= shipped.facts["limit_w"]
     assert answer["out_of_range"] or latency_ms >= power.SHORT_MS
 
 
-@BOTH
-def test_the_models_that_ship_say_what_they_are_and_how_wrong(kind, device, made):
-    file, shipped = model.path_of(device, "bf16", kind), model.of_device(device, "bf16", kind)
-    scores = store.read(file.with_name(f"{device}_bf16_scores.csv"), "scores").set_index(["family", "learner"])
-    for family in families(kind):
-        own, trees = (scores.loc[(family, name)] for name in ("this model", "default trees"))
-        assert own["mape"] < (0.9 if kind is GEMM else 0.93) * trees["mape"]
-        assert kind is GEMM or own["mape"] < scores.loc[(family, training.REPEAT), "mape"]
-        assert 88 <= own["cover"] <= 92 and own["n"] == shipped.part.rows
+def test_the_model_that_ships_says_what_it_is_and_how_wrong():
+    shipped = model.of_device("h200-sxm", "bf16")
+    scores = store.read(FILE.with_name("h200-sxm_bf16_scores.csv"), "scores").set_index(["family", "learner"])
+    own, trees = (scores.loc[("long windows", name)] for name in ("this model", "default trees"))
+    assert own["mape"] < 0.9 * trees["mape"]
+    assert 88 <= own["cover"] <= 92 and own["n"] == shipped.part.rows
     assert (shipped.facts["licence"], shipped.facts["software_id"]) == ("Apache-2.0, ai-dynamo/aiconfigurator",
                                                                        "aiconfigurator vllm 0.22.0")
     listed = models_at_hand.summary()
-    listed = listed[listed["part"] == kind.part].iloc[0]
-    assert (listed["device"], listed["MAPE %"]) == (device, scores.loc[(families(kind)[0], "this model"), "mape"])
-    assert model.of_device(device, "fp32", kind) is None and file.stat().st_size < 300_000
-
-
-def content_of(file):
-    return json.loads(gzip.decompress(file.read_bytes()))
-
-
-OTHER = content_of(model.path_of("b200", "bf16", ATTENTION))
+    listed = listed[listed["part"] == model.PART].iloc[0]
+    assert (listed["device"], listed["MAPE %"]) == ("h200-sxm", own["mape"])
+    assert model.of_device("h200-sxm", "fp32") is None and FILE.stat().st_size < 300_000
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -175,18 +129,18 @@ OTHER = content_of(model.path_of("b200", "bf16", ATTENTION))
     (lambda content: content["facts"].update(least_w="0"), "least_w and limit_w are .*: they are watts"),
     (lambda content: content["facts"].update(least_w=800.0), "the first below the second"),
     (lambda content: content.update(chip=None), "is no power model: it has other parts"),
-    (lambda content: content.update(parts={"gemm forward": content["parts"].pop(GEMM.part)}), "is no power model"),
-    (lambda content: content["parts"][GEMM.part]["regressor"]["terms"].reverse(), "other terms or features"),
-    (lambda content: content.update(device="t4"), "holds a power model of t4, bf16: not what its name says"),
-    (lambda content: content.update(OTHER, device="h200-sxm"), "or of other kernels .attention power.")])
+    (lambda content: content.update(parts={"gemm forward": content["parts"].pop(model.PART)}), "is no power model"),
+    (lambda content: content["parts"][model.PART]["regressor"]["terms"].reverse(), "other terms or features"),
+    (lambda content: content.update(device="t4"), "holds a power model of t4, bf16: not what its name says")])
 def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words):
-    content = content_of(FILE)
+    content = json.loads(gzip.decompress(FILE.read_bytes()))
     change(content)
     monkeypatch.setattr(model, "SHIPPED", tmp_path)
     (tmp_path / FILE.name).write_bytes(gzip.compress(json.dumps(content).encode(), compresslevel=1))
     with refused(words):
         model.of_device("h200-sxm", "bf16")
-    (row,) = models_at_hand._power_rows()
+    listed = models_at_hand.summary()
+    (row,) = listed[listed["part"] == models_at_hand.UNUSABLE].to_dict("records")
     assert (row["device"], row["part"]) == ("h200-sxm", models_at_hand.UNUSABLE)
 
 

@@ -131,13 +131,18 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     monkeypatch.setattr(load, "own_cores", lambda: [0])
     monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 0.5, 0.25, 0.0, 3.0))
     switches = {"label": "mine", "precision": "bf16", "channels_last": True, "grad_accum_steps": 2, "augment": True,
-                "threads": 1, "deterministic": True, "num_workers": 1, "prefetch_factor": 2}
+                "threads": 1, "deterministic": True, "num_workers": 1, "prefetch_factor": 2, "optimizer": "sgd", "lr": 0.01,
+                "momentum": 0.5, "weight_decay": 0.0}
     row = profile_run.measure(short(**switches)).run
     assert dict(row[list(switches)]) == switches
     assert not torch.are_deterministic_algorithms_enabled(), "what was set is put back"
     assert (row["cpu_percent"], row["other_cpu_cores"], row["involuntary_switches_per_s"]) == (50, 0.25, 3)
     assert "others took 0.2 cores" in row["reason"]
-    unprofiled = profile_run.measure(short(profile=False))
+    assert (row["torch_version"], row["data_root"], row["random_crop"]) == (torch.__version__, "medmnist", False)
+    monkeypatch.setattr(machine, "bf16_instructions", lambda: ())
+    unprofiled = profile_run.measure(short(profile=False, precision="amp"))
+    assert unprofiled.run["precision"] == "fp32" and unprofiled.note.endswith(" Precision amp is fp32 on cpu.")
+    assert unprofiled.run[["momentum", "weight_decay"]].isna().all() and unprofiled.run["lr"] == 1e-3
     assert len(unprofiled.rows) == 0
     assert unprofiled.run["images_per_sec"] > 0
     assert np.isnan(unprofiled.run["step_median_ms"])
@@ -150,6 +155,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     ({"deterministic": True, "cudnn_benchmark": True}, "exclude each other"),
     ({"batch_size": 500}, "too few for two full batches of 500"),
     ({"device": "cuda:9"}, "device 'cuda:9' is not here"),
+    ({"random_crop": True}, "random_crop is of pictures, and organmnist3d holds volumes"),
     ({"momentum": 0.5}, "momentum and weight_decay are of optimizer=sgd"),
 ])
 def test_what_cannot_be_run_is_refused(home, quiet, switches, words):

@@ -204,9 +204,9 @@ RATES = ('"4"', "true", "NaN", "-1", "1e999", "1" + "0" * 400, "[]")
 def test_throughputs_that_are_none_are_refused_in_one_line(home, text):
     (home / "given.json").write_text(text)
     with refused("no throughput file"):
-        gavel.bring_in(home / "given.json")
+        gavel.import_table(home / "given.json")
     with refused("no throughput file"):
-        gavel.bring_in(home)
+        gavel.import_table(home)
     assert not paths.IMPORTED.exists()
 
 

@@ -7,23 +7,22 @@ import pytest
 
 from lib.cli.main import main
 from lib.predict import registry
-from lib.predict.advice import advise
+from lib.predict.advice import advise, questions
 from lib.predict.advice.query import Query
-from lib.predict.questions import answers, questions
 from lib.work.graph import capture
 
 DEVICES = ("cpu", "t4", "h100-sxm")
 
 
 def of(**columns):
-    return questions.of_table(pd.DataFrame(columns))
+    return questions.from_table(pd.DataFrame(columns))
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_one_question_after_another():
     batches = (1, 2, 4, 8)
-    table = answers.answers(of(model="simple_cnn", batch_size=sorted(batches * 3), device=list(DEVICES) * 4, input="3x28x28"))
-    assert list(table) == list(answers.COLUMNS)
+    table = questions.answer(of(model="simple_cnn", batch_size=sorted(batches * 3), device=list(DEVICES) * 4, input="3x28x28"))
+    assert list(table) == list(questions.COLUMNS)
     assert (table["error"] == "").all() and table["question"].tolist() == list(range(1, 13))
     for row in table.itertuples():
         alone = advise.advise(Query("simple_cnn", row.batch_size, "3x28x28"), [row.device], crossovers=False).table.iloc[0]
@@ -46,7 +45,7 @@ alexnet,2,t4,,,3x8x8
 ,2,t4,,,
 resnet18,,cpu,train,,
 """)
-    table = answers.answers(questions.read(tmp_path / "q.csv"))
+    table = questions.answer(questions.read(tmp_path / "q.csv"))
     reasons = ["", "no model 'resnet5000'", "batch_size 'two' is no whole number", "batch_size '-1' is no whole number",
                "no fp32 model of a device 't1000'", "no mode 'fly'", "no element type 'fp7'", "input shape '3x' is none",
                "does not run on an input of shape", "it names no model", ""]
@@ -55,11 +54,11 @@ resnet18,,cpu,train,,
     assert answered.tolist() == [not words for words in reasons]
     assert table.loc[answered, "predicted_ms"].gt(0).all() and table.loc[~answered, "predicted_ms"].isna().all()
     assert table["batch_size"].tolist()[-1] == 1, "the usual batch is said"
-    assert "2 answers to 11 questions; 9 without one (column error), such as question 2: no model" in answers.summary(table)
+    assert "2 answers to 11 questions; 9 without one (column error), such as question 2: no model" in questions.summary(table)
 
 
 def test_a_question_without_a_device_is_one_of_all():
-    table = answers.answers(of(model=["simple_cnn"]))
+    table = questions.answer(of(model=["simple_cnn"]))
     assert len(table) > 5 and set(table["question"]) == {1} and {"cpu", "t4"} <= set(table["device"])
 
 
@@ -69,7 +68,7 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
     (tmp_path / "normed.py").write_text("from torch import nn\ndef Net():\n    return nn.Sequential(nn.Flatten(), "
                                         "nn.Linear(12, 4), nn.BatchNorm1d(4))\n")
     monkeypatch.chdir(tmp_path)
-    table = answers.answers(of(model="normed:Net", batch_size=[1, 2, 4, 8], device="t4", mode="train", input="3x2x2"))
+    table = questions.answer(of(model="normed:Net", batch_size=[1, 2, 4, 8], device="t4", mode="train", input="3x2x2"))
     assert (table["error"] != "").tolist() == [True, False, False, False]
     assert "Expected more than 1 value per channel" in table["error"][0]
 
@@ -82,7 +81,7 @@ def test_networks_are_captured_and_models_read_once(monkeypatch):
                         usual(network, *more, **named))
     monkeypatch.setattr(registry, "load", lambda path: reads.append(path) or load(path))
     gpus = ["t4", "v100-pcie-32gb", "p100-pcie-16gb"]
-    table = answers.answers(of(model="simple_cnn", batch_size=[2**n for n in range(10)] * 3,
+    table = questions.answer(of(model="simple_cnn", batch_size=[2**n for n in range(10)] * 3,
                                device=[gpu for gpu in gpus for _ in range(10)]))
     assert (table["error"] == "").all()
     assert [shape[0] for shape in sorted(captures)] == [1, 2, 4]
@@ -122,7 +121,7 @@ def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_the
     captured = []
     real = capture.of_network
     monkeypatch.setattr(capture, "of_network", lambda *given, **named: captured.append(given) or real(*given, **named))
-    table = answers.answers(of(model="resnet18", batch_size=64, dtype="fp16", device=[*["rtx-4090"] * 5, "p100-pcie-16gb"],
+    table = questions.answer(of(model="resnet18", batch_size=64, dtype="fp16", device=[*["rtx-4090"] * 5, "p100-pcie-16gb"],
                                layout=["", "channels_last", "", "nhwc", "", "channels_last"],
                                compile=["", "", "yes", "", "perhaps", ""]))
     plain, last, compiled, *wrong = table.itertuples()

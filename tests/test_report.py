@@ -18,6 +18,7 @@ from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
 from lib.report import page, runner, style
+from lib.work.graph import spaces
 
 
 def jobs(**more):
@@ -155,6 +156,21 @@ def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch, capsys):
     assert capsys.readouterr().err.strip().splitlines()[-1] == "error: manifest.json: cannot be written"
 
 
+def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch, capsys):
+    """Two at once would write one executed notebook, and a page of one would lack what the other was running again."""
+    monkeypatch.setattr(runner, "run", lambda jobs, *_, **__: [outcome(job.stem) for job in jobs])
+
+    def second(executed, *_):
+        line = [sys.executable, "-m", "lib", "run", "01", "--devices", "cpu", "--report"]
+        ran = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran
+        assert "01_machine_cpu.ipynb is being written by another process" in ran.stderr
+        return []
+
+    monkeypatch.setattr("lib.cli.report._written", Mock(side_effect=second))
+    assert cli.main(["run", "01", "--devices", "cpu", "--report"]) == 0, capsys.readouterr().err
+
+
 def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
     together, begun, shares, lock = threading.Barrier(2), [], {}, threading.Lock()
 
@@ -215,7 +231,8 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     options = _parser().parse_args(line.split())
     p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
     assert (folder, p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == (
-        f"{slurm}/sweep-3", "all", "original_linear", "3/8", 0, 3, "shard")
+        f"{slurm}/sweep-3", "all", "original_convolution", "3/100", 0, 3, "shard")
+    assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
     with pytest.raises(subprocess.CalledProcessError) as outside:
         cluster("sweep", SLURM_SUBMIT_DIR="")
     assert "submit from the root" in outside.value.stderr

@@ -17,8 +17,10 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.measure import archive, ceilings
 from lib.measure.budget import Budget
 from lib.measure.operators import isolated
+from lib.measure.training import matrix
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
+from lib.report import notebook
 from lib.studies.roofline import figures, findings, study
 from lib.studies.roofline import tables as shown
 from lib.work.graph.ops import Op, TensorSpec
@@ -158,6 +160,9 @@ def test_training_steps_of_the_reference_runs(reference):
     assert rows["roof_dtype"].tolist() == ["fp32", "fp32", "bf16", "tf32"]
     assert rows["bytes"][0] > rows["bytes"][1], "the optimizer runs half as often"
     assert rows["flops"][2] == pytest.approx(parts["W6 bf16"][:, 0].sum())
+    labelled = pd.concat([w6.assign(label="a/cnn3d/b4/fp32"), w6.assign(label="b/cnn3d/b4/fp32", timestamp="2000"), w6])
+    of_environments, _ = study.newest(labelled, roof, reference.table["software_id"][0])
+    assert study.step_rows(of_environments)[0]["env"].tolist() == ["b", "a", w6["hardware_id"].item()], "each has its points"
 
 
 def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch):
@@ -197,6 +202,19 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     assert findings.learned_words(bare, study.against_operators(bare), "fp64").startswith("- The ridge point of fp64 lies at")
     with refused("it has: resnet50 b1"):
         study.study(RooflineParams(source="replay", models="alexnet"))
+
+
+def test_each_environment_has_its_own_figures(home, monkeypatch):
+    nb, shown_words = notebook.Notebook("05_roofline", None), []
+    monkeypatch.setattr(nb, "say", shown_words.append)
+    made = points({"env": "lab"}, {"env": "my mac"}, {"env": "mps", "roof_dtype": "bf16"}, roofs=(CPU, BF16))
+    nb.by_environment(lambda part: figures.roofline(shown.roofs([CPU]), part), made, "roofline")
+    rates = matrix.throughput(archive.runs("replay").assign(label="lab/x"))
+    nb.by_environment(figures.throughput, rates, "throughput")
+    assert sorted(path.name for path in paths.FIGURES.iterdir()) == [
+        f"{name}.{suffix}" for name in ("roofline_lab", "roofline_my-mac", "throughput_lab") for suffix in ("png", "svg")]
+    assert shown_words == ["One figure per environment in `figures/`: roofline_lab, roofline_my mac.",
+                           "One figure per environment in `figures/`: throughput_lab."], "none where there is no roof"
 
 
 def test_labels_keep_apart():

@@ -12,18 +12,17 @@ from lib.config import definitions
 from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
-from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Faults, simulate
 from lib.studies.scheduler_eval import findings, mixes, tradeoffs
 from lib.studies.scheduler_eval.scenario import StepTimes
 from tests import refused
-from tests.schedules import TIMES, files
+from tests.schedules import TIMES, figures, files
 from tests.test_schedule import a_problem
 
 
 def energy_of(problem, name="fastest", faults=None, **options):
-    figures = metrics.metrics(simulate(problem, policy(name, **options), faults))
-    return figures["energy_j"], figures["energy_source"]
+    result = figures(problem, name, faults, **options)
+    return result["energy_j"], result["energy_source"]
 
 
 @pytest.mark.parametrize(("table", "joules", "source"), [
@@ -63,7 +62,7 @@ def test_a_table_of_watts_times_seconds_changes_nothing(seed, faults):
 
 
 def test_set_up_idles_and_an_attempt_that_died_took_its_share():
-    fleet = Fleet.of({"gpu": 1}, idle_w=[10], busy_w=[100], setup_s=[2])
+    fleet = Fleet.from_counts({"gpu": 1}, idle_w=[10], busy_w=[100], setup_s=[2])
     stated = JobEnergy(np.array([[80.0]]), ("modelled",))
     problem = Problem(Jobs.plain(1), fleet, np.array([[4.0]]), np.array([[4.0]]), energy=stated)
     outcome = simulate(problem, policy("fastest"))
@@ -73,15 +72,15 @@ def test_set_up_idles_and_an_attempt_that_died_took_its_share():
 
 
 def test_idling_counts_from_where_the_makespan_does():
-    fleet = Fleet.of({"gpu": 2}, idle_w=[10], busy_w=[100])
+    fleet = Fleet.from_counts({"gpu": 2}, idle_w=[10], busy_w=[100])
     problem = Problem(Jobs.plain(1, np.array([6.0])), fleet, np.array([[4.0]]), np.array([[4.0]]))
-    figures = metrics.metrics(simulate(problem, policy("fastest")))
-    assert figures["makespan_s"] == 10 and figures["used_gpu"] == pytest.approx(4 / 20)
-    assert figures["energy_j"] == pytest.approx(4 * 100 + (2 * 10 - 4) * 10)
+    result = figures(problem, "fastest")
+    assert result["makespan_s"] == 10 and result["used_gpu"] == pytest.approx(4 / 20)
+    assert result["energy_j"] == pytest.approx(4 * 100 + (2 * 10 - 4) * 10)
 
 
 def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
-    fleet = Fleet.of({"cpu": 4, "gpu": 4}, idle_w=[0, 0], busy_w=[10, 1000])
+    fleet = Fleet.from_counts({"cpu": 4, "gpu": 4}, idle_w=[0, 0], busy_w=[10, 1000])
     times, stated = np.tile([2.0, 1.0], (12, 1)), JobEnergy(np.tile([500.0, 1.0], (12, 1)), ("measured",) * 12)
     problem = Problem(Jobs.plain(12), fleet, times, times, energy=stated)
     for each, place in ((problem, 1), (replace(problem, energy=None), 0)):
@@ -92,7 +91,7 @@ def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
 def test_energy_can_be_spared_without_watts_where_the_table_is_whole():
     ones = np.ones((2, 2))
     stated = JobEnergy(ones, ("measured",) * 2)
-    problem = Problem(Jobs.plain(2), Fleet.of({"cpu": 1, "gpu": 1}), ones, ones, energy=stated)
+    problem = Problem(Jobs.plain(2), Fleet.from_counts({"cpu": 1, "gpu": 1}), ones, ones, energy=stated)
     assert energy_of(problem, "hybrid", objective="energy", steps=20_000)[0] == 2
     for lacking in (None, replace(stated, joules=np.array([[1, 1], [1, np.nan]]))):
         with refused("needs idle_w and busy_w of every .* or a table of energy"):

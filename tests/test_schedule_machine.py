@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lib.schedule import bounds
 from lib.schedule.policies import baselines, registry
 from lib.schedule.policies.hybrid.policy import OBJECTIVES
-from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem, feasible
+from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.schedule.simulation import metrics
-from lib.schedule.simulation.events import Faults, simulate
-from lib.schedule.state import Finished, Predict, Restart, State, Wait
+from lib.schedule.simulation.events import Faults, Simulation, simulate
+from lib.schedule.state import CoreBudget
 from tests import FEW
 from tests.schedules import WORK_CONSERVING, check_schedule, contention_of
 
@@ -37,7 +37,7 @@ def a_world(seed, count=14, arrivals=True):
     numbers = {"memory_mb": [np.nan, 60, 90][:types], "cpu_cores": [1, np.nan, np.nan][:types],
                "idle_w": draw.uniform(5, 50, types), "busy_w": draw.uniform(60, 300, types),
                "price_per_hour": draw.uniform(1, 9, types), "setup_s": draw.choice([0.0, 0.5], types)}
-    fleet = Fleet.of(dict(zip(("cpu", "gpu", "old"), draw.integers(1, 4, types).tolist(), strict=False)), **numbers)
+    fleet = Fleet.from_counts(dict(zip(("cpu", "gpu", "old"), draw.integers(1, 4, types).tolist(), strict=False)), **numbers)
     fleet = replace(fleet, host_cores=float(draw.choice([np.inf, 2.0, 4.0])))
     times = np.exp(draw.normal(1, 1, (count, 1)) + draw.normal(0, 1, (count, types)))
     times = np.ceil(times) if draw.random() < 0.5 else times  # whole times end at once
@@ -51,75 +51,36 @@ def a_world(seed, count=14, arrivals=True):
 
 
 class World(RuleBasedStateMachine):
-    """An engine in virtual time, to which anything may happen; it checks what a policy wants, and that nothing is lost."""
+    """A simulation to which anything may happen; it checks what a policy wants, and this that nothing is lost."""
 
     case = ""
 
     @initialize(seed=SEEDS, known=st.booleans(), first=st.integers(1, 8))
     def begin(self, seed, known, first):
-        self.policy, self.problem, self.known = a_policy(self.case), a_world(seed), known
-        self.fleet, self.able = self.problem.fleet, feasible(self.problem)
+        self.problem, self.known = a_world(seed), known
         self.problem.jobs.arrival_s[:] = LATER_S
-        self.state = State.at_start(self.problem.jobs, self.fleet)
-        self.predict = Predict(self.problem.feasible_s, self.problem.sigma)
-        self.coming = list(range(len(self.problem.jobs)))
-        self.end_s, self.away, self.wake_s = {}, set(), np.inf
-        self.failures, self.ended, self.begun = {}, {}, {}
-        self.last_s = [0.0] * len(self.fleet)
+        self.simulation = Simulation(self.problem, a_policy(self.case), Faults(attempts=ATTEMPTS), None, None, None)
+        self.simulation._events.clear()
+        self.state, self.fleet = self.simulation.state, self.problem.fleet
+        self.coming, self.away = list(range(len(self.problem.jobs))), set()
         self.submit(first)
 
     def decide(self):
-        actions = self.policy(self.state, self.predict)
-        self.state.clear_news()
-        self.wake_s = np.inf
-        for action in actions:
-            if isinstance(action, Wait):
-                assert action.until_s > self.state.now_s and action.reason
-                self.wake_s = min(self.wake_s, action.until_s)
-                continue
-            if isinstance(action, Restart):
-                source = next(device for device, ran in self.state.running.items() if ran.job == action.job)
-                assert source != action.device
-                self.stop(source)
-                self.state.waiting[action.job] = None
-            self.start(*action)
-        if self.case in WORK_CONSERVING:
-            self.nothing_is_idle()
-        if self.state.waiting and not self.state.running and not self.away:
-            assert self.wake_s < np.inf, "all devices are free, jobs wait, and nothing will ever happen"
+        self.simulation.decide()
+        self.something_will_happen()
 
-    def start(self, job, device):
-        state, place = self.state, int(self.fleet.type_of[device])
-        assert job in state.waiting and device in state.free[place] and device not in self.away
-        assert self.able[job, place] and state.cores(job, place) <= state.free_cores + 1e-9
-        assert state.now_s >= self.last_s[device]
-        self.begun[job] = self.begun.get(job, 0) + 1
-        state.start(job, device, self.begun[job])
-        self.end_s[device] = state.now_s + self.problem.actual_s[job, place] + self.fleet.setup_s[place]
+    def something_will_happen(self):
+        state, budget = self.state, CoreBudget(self.state)
+        if state.waiting and not state.running and not self.away:
+            assert self.simulation._events, "all devices are free, jobs wait, and nothing will ever happen"
+        for place, free in enumerate(state.free):
+            could = [job for job in state.waiting if self.simulation.predict(job, place) < np.inf and budget.has(job, place)]
+            assert not (self.case in WORK_CONSERVING and free and could), f"{could} could run on {self.fleet.types[place]}"
 
-    def stop(self, device):
-        del self.end_s[device]
-        self.last_s[device] = self.state.now_s
-        return self.state.stop(device)
-
-    def complete(self, device):
-        ran, place = self.stop(device), int(self.fleet.type_of[device])
-        self.state.finished.append(Finished(ran.job, place, max(1e-3, self.state.now_s - ran.start_s)))
-        self.state.done += 1
-        self.end(ran.job, "done")
-
-    def end(self, job, how):
-        assert job not in self.ended
-        self.ended[job] = how
-
-    def fail(self, device):
-        job = self.stop(device).job
-        self.failures[job] = self.failures.get(job, 0) + 1
-        if self.failures[job] == ATTEMPTS:
-            self.end(job, "failed")
-        else:
-            self.state.waiting[job] = None
-            self.state.arrived.append(job)
+    def end(self, device, fails):
+        self.simulation._version[device] += 1
+        self.simulation._fails[device] = fails
+        self.simulation._end(device)
 
     def recover(self, device):
         self.away.remove(device)
@@ -127,28 +88,25 @@ class World(RuleBasedStateMachine):
         self.decide()
 
     def advance(self, until_s):
-        while (next_s := min([*self.end_s.values(), self.wake_s])) <= until_s and next_s < np.inf:
-            self.state.now_s = next_s
-            for device in [device for device, end_s in self.end_s.items() if end_s == next_s]:
-                self.complete(device)
-            self.decide()
-        self.state.now_s = until_s if until_s < np.inf else self.state.now_s
+        while self.simulation._events and self.simulation._events[0][0] <= until_s:
+            self.simulation.step()
+            self.something_will_happen()
+        if until_s < np.inf:
+            self.simulation._advance(until_s)
 
-    def nothing_is_idle(self):
-        state = self.state
-        for place, free in enumerate(state.free):
-            could = [job for job in state.waiting
-                     if self.able[job, place] and state.cores(job, place) <= state.free_cores + 1e-9]
-            assert not (free and could), f"{could} could run on {self.fleet.types[place]}"
+    @property
+    def ended(self):
+        return {job: status for job, _, _, _, _, status in self.simulation.rows if status in ("done", "failed")}
 
     @invariant()
     def each_job_and_device_is_somewhere(self):
         state = self.state
-        free = [device for held in state.free for device in held]
+        free = [device for devices in state.free for device in devices]
         assert sorted([*free, *state.running, *self.away]) == list(range(len(self.fleet)))
-        ran = [one.job for one in state.running.values()]
-        assert sorted([*state.waiting, *ran, *self.ended, *self.coming]) == list(range(len(self.problem.jobs)))
-        taken = sum(state.cores(one.job, int(self.fleet.type_of[device])) for device, one in state.running.items())
+        ended = [row[0] for row in self.simulation.rows if row[-1] in ("done", "failed")]
+        ran = [running.job for running in state.running.values()]
+        assert sorted([*state.waiting, *ran, *ended, *self.coming]) == list(range(len(self.problem.jobs)))
+        taken = sum(state.cores(running.job, state.type_of[device]) for device, running in state.running.items())
         assert taken <= self.fleet.host_cores + 1e-9
         assert self.fleet.host_cores == np.inf or state.free_cores == pytest.approx(self.fleet.host_cores - taken)
 
@@ -157,8 +115,7 @@ class World(RuleBasedStateMachine):
     def submit(self, count):
         for job in self.coming[:count]:
             self.problem.jobs.arrival_s[job] = self.state.now_s
-            self.state.waiting[job] = None
-            self.state.arrived.append(job)
+            self.state.arrive(job)
         del self.coming[:count]
         self.state.expected = len(self.coming) if self.known else 0
         self.decide()
@@ -167,27 +124,28 @@ class World(RuleBasedStateMachine):
     def time_passes(self, passing):
         self.advance(self.state.now_s + passing)
 
-    def one_of(self, devices, number):
+    def chosen(self, devices, number):
         return sorted(devices)[number % len(devices)]
 
     @precondition(lambda self: self.state.running)
-    @rule(number=NUMBERS, what=st.sampled_from([complete, fail]))
-    def completes_early_or_fails(self, number, what):
-        what(self, self.one_of(self.state.running, number))
+    @rule(number=NUMBERS, fails=st.booleans())
+    def completes_early_or_fails(self, number, fails):
+        self.end(self.chosen(self.state.running, number), fails)
         self.decide()
 
     @precondition(lambda self: self.state.running)
-    @rule(number=NUMBERS, factor=st.sampled_from([1.5, 20.0]))
-    def slows_down(self, number, factor):
-        device, now = self.one_of(self.state.running, number), self.state.now_s
-        self.end_s[device] = now + factor * (self.end_s[device] - now)
+    @rule(number=NUMBERS, seconds=st.sampled_from([3.0, 200.0]))
+    def slows_down(self, number, seconds):
+        device = self.chosen(self.state.running, number)
+        self.simulation._version[device] += 1
+        self.simulation._work(device, seconds)
 
     @precondition(lambda self: len(self.away) < len(self.fleet))
     @rule(number=NUMBERS)
     def dies(self, number):
-        device = self.one_of(set(range(len(self.fleet))) - self.away, number)
+        device = self.chosen(set(range(len(self.fleet))) - self.away, number)
         if device in self.state.running:
-            self.fail(device)
+            self.end(device, True)
         self.state.disable(device)
         self.away.add(device)
         self.decide()
@@ -195,18 +153,18 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.away)
     @rule(number=NUMBERS)
     def recovers(self, number):
-        self.recover(self.one_of(self.away, number))
+        self.recover(self.chosen(self.away, number))
 
     def teardown(self):
         """Let every job that came end."""
         for device in sorted(self.away):
             self.recover(device)
-        for _ in range(10):
-            if self.state.waiting or self.state.running:
-                self.advance(np.inf)
+        self.advance(np.inf)
+        rows = self.simulation.rows
         assert sorted([*self.ended, *self.coming]) == list(range(len(self.problem.jobs)))
-        for job, how in self.ended.items():
-            assert (how == "failed") == (self.failures.get(job, 0) == ATTEMPTS)
+        for job, status in self.ended.items():
+            failures = sum(row[0] == job and row[-1] in ("retried", "failed") for row in rows)
+            assert (status == "failed") == (failures == ATTEMPTS)
         self.each_job_and_device_is_somewhere()
 
 

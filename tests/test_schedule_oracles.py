@@ -1,16 +1,13 @@
 """What we plan against what is best: CP-SAT finds the optima of small problems, and proves them."""
 
 from dataclasses import replace
-from itertools import permutations, product
 
 import numpy as np
 import pytest
 
 from lib.schedule import bounds
-from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.simulation import metrics
-from lib.schedule.simulation.events import simulate
+from tests.schedules import figures
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 TYPES = ("cpu", "gpu", "old")
@@ -27,7 +24,7 @@ def small(seed, most=12, least=4, watts=False, arrivals=False):
     times[:, 0] = np.where(np.isfinite(times).any(axis=1), times[:, 0], 50)
     idle = draw.integers(5, 60, types)
     numbers = {"idle_w": idle, "busy_w": idle + draw.integers(10, 300, types)} if watts else {}
-    fleet = Fleet.of(dict(zip(TYPES, held.tolist(), strict=False)), setup_s=draw.integers(0, 3, types), **numbers,
+    fleet = Fleet.from_counts(dict(zip(TYPES, held.tolist(), strict=False)), setup_s=draw.integers(0, 3, types), **numbers,
                      memory_mb=[np.nan, *[60.0] * (types - 1)])
     jobs = Jobs.plain(count, draw.integers(0, 60, count).astype(float) if arrivals else None)
     able = np.isfinite(times[:, 0])
@@ -87,13 +84,9 @@ def best_ends(problem, of):
     return solved(model, span)
 
 
-def result(problem, name="hybrid", **options):
-    return metrics.metrics(simulate(problem, registry.policy(name, **options)))
-
-
 def factors(best_of, problems):
     """Return the makespan of hybrid over the optimum of each problem; neither it nor the bound may be on the wrong side."""
-    spans = np.array([(result(problem, steps=120_000)["makespan_s"], bounds.makespan_bound(problem), best_of(problem))
+    spans = np.array([(figures(problem, steps=120_000)["makespan_s"], bounds.makespan_bound(problem), best_of(problem))
                       for problem in problems])
     ratios, gaps = spans[:, 0] / spans[:, 2], spans[:, 1] / spans[:, 2]
     assert ratios.min() >= 1 - 1e-9 and gaps.max() <= 1 + 1e-9 and gaps.mean() > 0.9
@@ -119,34 +112,14 @@ def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
     for seed in range(40):
         problem = small(seed, most=7)
         sums = [bounds.matching(bounds.able_times(problem), problem.fleet.counts)[0],
-                *(result(problem, name, **options)["mean_jct_s"] * len(problem.jobs)
+                *(figures(problem, name, **options)["mean_jct_s"] * len(problem.jobs)
                   for name, options in (("matching", {}), ("hybrid", {"objective": "mean_jct"})))]
         assert sums == pytest.approx([best_ends(problem, sum)] * 3, rel=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_all_orders_on_all_devices_agree(seed):
-    """The oracle's oracle: every order of five jobs, each on every device, one after another."""
-    problem = small(seed, most=5, least=5)
-    times = bounds.able_times(problem)[:, problem.fleet.type_of]
-    sums, spans = set(), set()
-    for where in product(range(len(problem.fleet)), repeat=5):
-        if not all(np.isfinite(times[job, device]) for job, device in enumerate(where)):
-            continue
-        for order in permutations(range(5)):
-            end = [0.0] * len(problem.fleet)
-            total = 0.0
-            for job in order:
-                end[where[job]] += times[job, where[job]]
-                total += end[where[job]]
-            sums.add(total)
-            spans.add(max(end))
-    assert (min(sums), min(spans)) == (best_ends(problem, sum), best_makespan(problem))
 
 
 @pytest.mark.slow
 def test_energy_is_near_the_least():
     """Factor to the least energy as measured, over 100 seeds: 1.001 on average, 1.04 at worst."""
-    ratios = [result(problem, objective="energy", steps=120_000)["energy_j"] / best_energy(problem)
+    ratios = [figures(problem, objective="energy", steps=120_000)["energy_j"] / best_energy(problem)
               for problem in (small(seed, watts=True) for seed in range(40))]
     assert min(ratios) >= 1 - 1e-9 and np.mean(ratios) <= 1.005 and max(ratios) <= 1.05

@@ -29,7 +29,7 @@ from lib.studies.scheduler_eval import comparison, prediction_errors, tradeoffs
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
 rates = pd.DataFrame({"cpu": [3.0, 1.0, 7.0, 2.0], "t4": [9.0, 8.0, 11.0, 0.0], "h100": [40.0, 90.0, 21.0, 13.0]})
-fleet = Fleet.of({"cpu": 4, "t4": 2, "h100": 1}, idle_w=[10, 20, 60], busy_w=[90, 70, 500])
+fleet = Fleet.from_counts({"cpu": 4, "t4": 2, "h100": 1}, idle_w=[10, 20, 60], busy_w=[90, 70, 500])
 draw = partial(mixes.draw, rates, fleet, 40)
 known = Contention(np.random.default_rng(0).uniform(1, 1.3, (5, 3, 5, 3)))
 tables = [comparison.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],

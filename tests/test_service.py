@@ -23,7 +23,7 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import executor
 from lib.schedule.runtime.engine import engine
-from lib.schedule.runtime.engine.priorities import ranked
+from lib.schedule.runtime.engine.plan import ranked
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.output import Output
 from lib.schedule.runtime.service import Service
@@ -169,7 +169,7 @@ def test_every_job_ends_once_and_none_starts_after_its_cancel(tmp_path_factory, 
                     return False
                 if last:
                     Fickle.lost = 0.0
-                    for name in {"cpu[0]", "gpu[0]"} - service._engine.slots.of.keys():
+                    for name in {"cpu[0]", "gpu[0]"} - service._engine.slots.by_name.keys():
                         service.add_slot(Slot(name))
                 return not last or not service.left
 
@@ -212,7 +212,7 @@ def test_no_job_starts_where_one_of_higher_priority_waits(jobs, policy):
                 assert priority[action.job] == max(rivals)
         return actions
 
-    problem = Problem(Jobs.plain(len(jobs), arrival), Fleet.of({"cpu": 2, "gpu": 1}), times, times)
+    problem = Problem(Jobs.plain(len(jobs), arrival), Fleet.from_counts({"cpu": 2, "gpu": 1}), times, times)
     assert len(simulate(problem, checked).done) == len(jobs)
 
 

@@ -25,7 +25,7 @@ from lib.predict.advice import advise, advise_text, suggestions
 from lib.predict.advice.query import Query
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import PARTS, Costs, Part, Step
 from lib.predict.networks.step_file import StepModel
 from lib.predict.registry import Predictor
@@ -94,7 +94,7 @@ def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w
 def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spread, passes_spread):
     parts = {name: Part(size, size / spread, size * spread) for name, size in zip(PARTS, sizes, strict=True)}
     passes_ms = parts["forward"].predicted_ms + parts["backward"].predicted_ms
-    passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, 0, {}, pd.DataFrame())
+    passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, Provenance(), pd.DataFrame)
     whole = Step(parts, passes, 1.0)
     assert (whole.predicted_ms, whole.beside_ms) == pytest.approx((sum(sizes), sum(sizes) - passes_ms))
     assert 0 < whole.low_ms <= whole.predicted_ms * (1 + 1e-9)
@@ -229,7 +229,7 @@ def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of
 
 def test_left_out_learners_never_see_the_group(monkeypatch, w1):
     seen = []
-    monkeypatch.setattr(step_learners, "_trained", lambda _, terms, x, times: seen.append(set(times)))
+    monkeypatch.setitem(step_learners._TRAIN, "MLP", lambda terms, x, times: seen.append(set(times)))
     monkeypatch.setattr(step_learners, "_predicted", lambda _, terms, x: np.ones(len(x)))
     step_learners.left_out("MLP", [w1] * 6, np.array([1, 1, 2, 2, 4, 4]), list("aabbcc"))
     assert seen == [{2, 4}, {1, 4}, {1, 2}]
@@ -329,8 +329,8 @@ def test_runs_that_are_not_of_the_plain_loop_teach_nothing(monkeypatch):
     runs = profiled_steps.archive.runs("replay")
     assert len(steps.measured_ms(runs))
     for changed in ({"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
-                    {"grad_accum_steps": 2}, {"augment": True}, {"channels_last": True}, {"resolution": "resized"},
-                    {"workload_id": "gone"}, {"optimizer": "sgd"}):
+                    {"grad_accum_steps": 2}, {"augment": True}, {"random_crop": True}, {"channels_last": True},
+                    {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}):
         others = runs.assign(**changed)
         monkeypatch.setattr(profiled_steps.archive, "runs", lambda _, others=others: others)
         assert profiled_steps.collected("replay") == {}, changed

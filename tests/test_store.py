@@ -230,6 +230,9 @@ def test_locks_of_devices_lie_where_everybody_may_open_them_whatever_the_tempora
     finally:
         os.umask(before)
     assert modes == [0o666, 0o640], "what one user writes is the umask's, what all users measure is everybody's"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with refused("are not open to everybody; name one in LIB_LOCKS"):  # each of them can only be read
+        locks.host_folder()
 
 
 def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):

@@ -67,7 +67,7 @@ def test_a_correction_with_lengths_ignores_what_does_not_matter():
     x = np.random.default_rng(0).normal(size=(560, 7))
     truth, errors = 0.4 * np.sin(2 * x[:, 0]), {}
     for lengths in (False, True):
-        fitted = Correction.of(list("abcdefg"), x[:60], truth[:60], lengths)
+        fitted = Correction.fit(list("abcdefg"), x[:60], truth[:60], lengths)
         errors[lengths] = np.abs(fitted(x[60:]) - truth[60:]).mean()
         assert np.isfinite([*fitted.scale, fitted.length]).all()
     assert errors[True] < 0.3 * errors[False]

@@ -154,7 +154,7 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch, capsys):
     looks = []
-    monkeypatch.setattr(transfer_cpu, "look", lambda **_: looks.append(_save_ceilings(
+    monkeypatch.setattr(transfer_cpu, "measure_ceilings", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
     for device, number, busy in (("cpu --no-look", 0, False), ("t4", 0, False), ("cpu", 1, True), ("cpu", 2, False),
                                  ("cpu", 2, False)):

@@ -8,17 +8,19 @@ import pandas as pd
 import pytest
 from torch import nn
 
+from lib import store
 from lib.cli.main import main
 from lib.errors import InputError
 from lib.measure import archive
+from lib.predict import held_out as held_out_rows
 from lib.predict import network_training, registry
+from lib.predict.advice import questions
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import answers as composed_answers
-from lib.predict.composed import held_out as families
-from lib.predict.composed import model_file, rows
+from lib.predict.composed import families, model_file, rows
 from lib.predict.gains import model_file as cpu_gains
 from lib.predict.networks import kinds, work
-from lib.predict.questions import answers, questions
+from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out, quote
 from lib.studies.cost_model import findings, tables
@@ -126,19 +128,19 @@ def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
 def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
-    several, composed = of(families.read(), device=device), model_file.of_device(device)
-    assert set(several["condition"]) == {condition.name for condition in composed.conditions}
+    networks_of, composed = families.scores(device, held_out.NETWORKS), model_file.of_device(device)
+    of_families = families.scores(device, held_out.FAMILIES)
+    assert set(networks_of["condition"]) == {condition.name for condition in composed.conditions}
     for condition, fitted in composed.conditions.items():
-        own = of(several, condition=condition.name)
-        of_all = one(own, group="all")
+        own = of(networks_of, condition=condition.name).rename(columns={"kind": "name", "cover": "coverage"})
+        of_all, of_kinds = one(own, name="all"), own[own["name"] != "all"]
         for name in ("mape", "median", "bias", "n"):
             assert of_all[name] == pytest.approx(fitted.scores[name], abs=0.006)
-        for group in ("kind", "family"):
-            part = of(own, group=group)
+        for part in (of_kinds, of(of_families, condition=condition.name)):
             assert part["n"].sum() == fitted.scores["n"]
             assert part["mape"] @ part["n"] / part["n"].sum() == pytest.approx(fitted.scores["mape"], abs=0.02)
         assert len(part) == fitted.scores["families"]
-        with_interval, many = own[own["half"].notna()], of(own, group="kind").query("n >= 50")
+        with_interval, many = own[own["half"].notna()], of_kinds.query("n >= 50")
         assert "all" in set(with_interval["name"])
         assert set(with_interval["name"]) > {"all"} or many["coverage"].between(86, 93).all(), \
             "some kind has an interval of its own, or that of all holds as many of each"
@@ -150,27 +152,31 @@ def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
 def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
     shown, cpu_ways = of(table, what=held_out.GAINS), cpu_gains.shipped()
     is_cpu = shown["device"] == cpu_ways.machine
-    assert sorted(shown["mape_pct"][is_cpu]) == sorted(gain.scores["mape"] for gain in cpu_ways.ways.values())
-    assert shown["mape_pct"][~is_cpu].tolist() == pd.read_csv(SHIPPED / "gains.csv")["mape"].tolist()
+    for name in ("mape", "median", "bias", "coverage"):
+        of_files = [gain.scores[name] for gain in cpu_ways.ways.values()]
+        assert sorted(shown[f"{name}_pct"][is_cpu]) == pytest.approx(sorted(of_files), rel=1e-4), "rows give the model's scores"
+    cards = pd.concat(families.scores(device, held_out.GAINS) for device in model_file.files_of_cards())
+    assert shown["mape_pct"][~is_cpu].tolist() == cards["mape"].tolist()
     assert "fp32 contiguous to bf16 channels_last" in set(shown["condition"][is_cpu])
     assert tables.gains(table)["n"].tolist() == shown["n"].tolist()
 
 
 def test_an_interval_comes_from_the_other_folds():
     error, fold = np.random.default_rng(0).normal(0, 0.1, 1000), np.arange(1000) % 5
-    assert 87 < families.inside(error, fold).mean() * 100 < 93
+    assert 87 < (np.abs(error) <= families.fold_halves(error, fold)).mean() * 100 < 93
     error[fold == 0] *= 10
-    assert families.inside(error, fold)[fold == 0].mean() < 0.5, "its own errors would have made its interval wide"
+    half = families.fold_halves(error, fold)
+    assert (np.abs(error) <= half)[fold == 0].mean() < 0.5, "its own errors would have made its interval wide"
 
 
 def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
     fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
     error = np.random.default_rng(1).normal(0, np.where(kind == "CNN", 0.05, 0.2))
-    covered, halves = families.intervals(error, fold, kind)
+    half, halves = families.intervals(error, fold, kind)
+    covered, together = np.abs(error) <= half, np.abs(error) <= families.fold_halves(error, fold)
     assert {name: halves[name] for name in halves if name != "all"} == pytest.approx(
         {"CNN": 1.645 * 0.05, "hybrid": 1.645 * 0.2}, rel=0.1)
     assert all(87 < covered[kind == name].mean() * 100 < 93 for name in ("CNN", "hybrid"))
-    together = families.inside(error, fold)
     assert together[kind == "CNN"].mean() > 0.98 and together[kind == "hybrid"].mean() < 0.85
 
 
@@ -185,11 +191,12 @@ def test_the_interval_of_an_answer_is_that_of_its_kind(tmp_path):
     assert families.half_of("rtx-4090", EAGER, "CNN", tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ["families.csv", "final.csv"])
-def test_a_damaged_table_is_one_line(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "message"), [("families.csv", "lacks the columns"), ("gains.csv", "lacks the columns"),
+                                               ("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
+def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(model_file, "FOLDER", tmp_path)
-    with pytest.raises(InputError, match="lacks the columns"):
+    with pytest.raises(InputError, match=message):
         list(held_out.of_final_set() if "final" in name else held_out.of_card(model_file.of_device("rtx-4090", SHIPPED)))
 
 
@@ -197,13 +204,11 @@ def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
     final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=held_out.FINAL)
     assert shown[["mape_pct", "coverage_pct"]].to_numpy().tolist() == final[["mape", "coverage"]].to_numpy().tolist()
     assert shown["condition"].iloc[0] == held_out.condition_of_card(final["condition"][0])
-    cards = pd.read_csv(SHIPPED / "new_cards.csv")
-    corrected = cards["networks"] > 0
-    for what, own, kind in ((held_out.NEW_CARDS, cards[~corrected], "all"),
-                            (held_out.CORRECTED_CARDS, cards[corrected], "{} of its networks")):
-        shown = of(table, what=what)
-        assert shown["mape_pct"].tolist() == own["mape"].tolist()
-        assert shown["kind"].tolist() == [kind.format(several) for several in own["networks"]]
+    for what, kinds_of in ((held_out.NEW_CARDS, {"all"}), (held_out.CORRECTED_CARDS, {
+            f"{number} of its networks" for number in (10, 20, 50)})):
+        shown, scored = of(table, what=what), families.scores(model_file.ANY, what)
+        assert shown["mape_pct"].tolist() == scored["mape"].tolist()
+        assert set(shown["kind"]) == kinds_of
     shared = of(table, device=model_file.ANY, what="networks")
     assert set(shared["kind"]) == {"all"}
     assert set(shared["left_out"]) == {"each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm"}
@@ -237,10 +242,10 @@ def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
 def test_a_kind_of_few_is_quoted_with_all_kinds_and_one_of_none_by_them():
     item = SimpleNamespace(table=work.captured(network_of(mixer), "infer").table, mode="infer")
     predictor = SimpleNamespace(composed=model_file.of_device("rtx-4090"))
-    several = quote.quote(predictor, item, None, EAGER)
+    several = quote.quote(predictor, item, Estimate(1.0, 1.0, 1.0, 0.0, Provenance(condition=EAGER), pd.DataFrame))
     assert several.numbers["n"] == 3
     assert "other networks on rtx-4090, infer, eager" in several.words
-    of_all = families.of_kinds("rtx-4090", EAGER)["all"]
+    of_all = one(families.scores("rtx-4090", held_out.NETWORKS), kind="all", condition=EAGER.name)
     assert f"(few; all kinds: MAPE {of_all['mape']:.1f} %" in several.words
     of_kinds = [row for row in held_out.of_card(predictor.composed, EAGER) if row["kind"] != "other"]
     of_none = quote._of_kind(of_kinds, "other").words
@@ -335,7 +340,7 @@ def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
 
 
 def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
-    several = answers.answers(questions.of_table(pd.DataFrame({"model": ["simple_cnn", "no_such"], "device": "t4"})))
+    several = questions.answer(questions.from_table(pd.DataFrame({"model": ["simple_cnn", "no_such"], "device": "t4"})))
     assert set(quote.COLUMNS) <= set(several.columns)
     assert several["held_out"][0].startswith("no network was measured there")
     assert several["held_out_mape_pct"][0] > 0 and math.isnan(several["held_out_mape_pct"][1])
@@ -351,18 +356,21 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
     assert "give one" in capsys.readouterr().err
 
 
-def test_a_training_tells_its_errors_by_kind_and_family(tmp_path):
+def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path):
     """A network that is predicted half again too slow in one family of CNNs shows there, and nowhere else."""
     captures = {("a", 8): rows.of_network(network_of(mixer)), ("b", 8): rows.of_network(network_of(lambda: nn.Conv2d(3, 8, 3)))}
-    part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60})
+    part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4})
     log_predicted = np.where(part["module"] == "c", math.log(1.5), 0.0)
-    several = families.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
-                             {"m": 0, "c": 1}, captures)
-    families.save(several, tmp_path)
-    mape = families.read(tmp_path).set_index(["group", "name"])["mape"].to_dict()
-    assert mape == {("all", "all"): 25, ("kind", "CNN"): 50, ("kind", "other"): 0, ("family", "c"): 50, ("family", "m"): 0}
-    one_fold = one(families.read(tmp_path), group="kind", name="CNN")
-    assert (one_fold["bias"], one_fold["coverage"]) == (50, 0), "the other fold has no error at all"
+    predictions = families.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
+                                 {"m": 0, "c": 1}, captures, "timm", "MIT")
+    held_out_rows.save(predictions, tmp_path / "card.json")
+    pd.testing.assert_frame_equal(held_out_rows.load(tmp_path / "card.json"), store.read(tmp_path / "card.parquet", "held_out"))
+    by_kind, by_family = (families.scores("card", what, tmp_path) for what in (held_out.NETWORKS, held_out.FAMILIES))
+    assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})
+    assert by_family.set_index("kind")["mape"].to_dict() == pytest.approx({"c": 50, "m": 0})
+    one_fold = one(by_kind, kind="CNN")
+    assert (one_fold["bias"], one_fold["cover"]) == (pytest.approx(50), 0), "the other fold has no error at all"
+    assert families.half_of("card", EAGER, "all", tmp_path) == pytest.approx(math.log(1.5))
 
 
 def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():

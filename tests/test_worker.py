@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from multiprocessing import forkserver
@@ -11,6 +12,7 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
+from lib.__main__ import main
 from lib.errors import InputError
 from lib.measure.worker import Service, Worker, WorkerLostError, call
 from tests.agents import until
@@ -132,3 +134,12 @@ def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
     os.kill(leader.pid, how)
     leader.join(30)
     until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
+
+
+def test_no_folder_for_temporary_files_is_one_line_and_no_worker(home, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", None)
+        patch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(home / "nowhere")])
+        assert main(["contention", "--workloads", "W1", "--slots", "2"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and line.endswith("name a folder that can be written in TMPDIR")

@@ -70,7 +70,7 @@ def _import(options: argparse.Namespace) -> int:
     if options.kind == "gavel":
         from lib.schedule import gavel
 
-        print("{}: {} rows".format(*gavel.bring_in(options.path)))
+        print("{}: {} rows".format(*gavel.import_table(options.path)))
         return 0
     if options.kind == "timm":
         from lib.measure.published import whole_networks

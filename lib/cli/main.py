@@ -47,8 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
         _say("standard output was closed before all was written to it")
         return 1
     except OSError as error:
-        _say(error)
-        return 1
+        no_folder = "temporary directory" in str(error)  # as tempfile says it
+        _say(f"{error}; name a folder that can be written in TMPDIR" if no_folder else error)
+        return 1 + no_folder
     except (MemoryError, ImportError) as error:
         _say(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'out of memory'}")
         return 1

@@ -29,7 +29,7 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
     print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
           file=sys.stderr)
     try:
-        transfer_cpu.look(wait_s=0.0)
+        transfer_cpu.measure_ceilings(wait_s=0.0)
     except locks.HeldError as error:
         print(f"not measured now, the answer is not scaled to this machine: {error}", file=sys.stderr)
         return answer
@@ -71,16 +71,15 @@ def _answer_questions(options: argparse.Namespace) -> int:
     import sys
 
     from lib import files
-    from lib.predict.advice import advise, advise_text
-    from lib.predict.questions import answers, questions
+    from lib.predict.advice import advise, advise_text, questions
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
     usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
     several = questions.read(options.questions, usual, options.device)
     options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
-    table = _after_a_look(options, lambda: answers.answers(several))
-    print(answers.summary(table), file=sys.stderr)
+    table = _after_a_look(options, lambda: questions.answer(several))
+    print(questions.summary(table), file=sys.stderr)
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
     elif options.json:
@@ -156,11 +155,10 @@ def _models(options: argparse.Namespace) -> int:
         return 0
     if options.train == "cpu":
         print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
-    elif options.train in ("power", "attention-power"):
+    elif options.train == "power":
         from lib.predict.power import training
 
-        device, kind = training.SHIPS[options.train]
-        print(training.ship(device, options.quick, kind).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
+        print(training.ship(quick=options.quick).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
         from lib.predict.composed import evaluation
         from lib.predict.composed.cards import new_cards
@@ -242,7 +240,7 @@ def _add_models(verbs) -> None:
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
                            "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
-                           "power: of GEMMs on an H200; attention-power: of attention on a B200")
+                           "power: of GEMMs on an H200")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from lib import files, paths
+from lib import files, locks, paths
 from lib.cli.options import a_path, assignments, names, new_file
 from lib.errors import InputError, choices
 
@@ -43,23 +43,24 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print("\n".join(job.command for job in jobs))
         return 0
-    if not options.check:
-        if options.report and source == "measure":
-            from lib.measure import machine
+    with locks.writers((folder / f"{job.stem}.ipynb" for job in jobs), 0.0):  # until the page is built of them
+        if not options.check:
+            if options.report and source == "measure":
+                from lib.measure import machine
 
-            if cards := machine.overlooked(devices):
-                print(cards, file=sys.stderr)
-        cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
-        outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
-        failed = any(outcome.status != "ok" for outcome in outcomes)
-        return int(failed | bool(_written(folder))) if options.report else int(failed)
-    outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
-    if options.accept:
-        print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
-        return int(any(outcome.status != "ok" for outcome in outcomes))
-    lines = runner.moved(folder, outcomes)
-    print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
-    return int(bool(lines))
+                if cards := machine.overlooked(devices):
+                    print(cards, file=sys.stderr)
+            cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
+            outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
+            failed = any(outcome.status != "ok" for outcome in outcomes)
+            return int(failed | bool(_written(folder))) if options.report else int(failed)
+        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
+        if options.accept:
+            print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
+            return int(any(outcome.status != "ok" for outcome in outcomes))
+        lines = runner.moved(folder, outcomes)
+        print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
+        return int(bool(lines))
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -1,10 +1,9 @@
 """The verbs of scheduling: ``schedule`` (simulated), ``run-jobs`` (real), ``contention``. Imports nothing heavy."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
-from lib import files
+from lib import files, locks, paths
 from lib.cli.options import a_path, names, new_file, whole
 from lib.errors import InputError
 
@@ -12,36 +11,28 @@ from lib.errors import InputError
 def _schedule(options: argparse.Namespace) -> int:
     import json
 
-    from lib.schedule import api
+    from lib.schedule import api, problem_files
 
     if options.out and options.trace and options.out.resolve() == options.trace.resolve():
         raise InputError(f"--out and --trace are both {options.out}; name two files")
-    answer = api.schedule_files(options.times, options.devices, options.jobs, options.actual, options.policy, options.objective,
-                                options.energy)
+    problem = problem_files.read(options.times, options.devices, options.jobs, options.actual, options.energy)
+    answer = api.schedule(problem, options.policy, options.objective)
     answer.write(options.out, options.trace)
     print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
     return 0
 
 
 def _run_jobs(options: argparse.Namespace) -> int:
-    from lib.schedule.runtime import local_site
+    from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record
 
-    if options.engine == "ray":
-        from lib.schedule.runtime import ray_workers
-
-        with ray_workers.Cluster(options.address) as cluster:
-            return _run_on(options, cluster.site)
-    if options.address:
+    ray = options.engine == "ray"
+    if options.address and not ray:
         raise InputError("--address is that of a Ray cluster: it goes with --engine ray")
-    return _run_on(options, local_site.local_site)
-
-
-def _run_on(options: argparse.Namespace, site_of: Callable) -> int:
-    from lib.schedule.runtime import jobs_file, run_record
-
-    out = jobs_file.folder_of(options.jobs, options.out)
-    prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots, site_of)
-    record = jobs_file.run(prepared, out)
+    with ray_workers.Cluster(options.address) as cluster:
+        out = jobs_file.folder_of(options.jobs, options.out)
+        prepared = jobs_file.prepare(options.jobs, out, options.policy, options.objective, options.slots,
+                                     cluster.site if ray else local_site.local_site)
+        record = jobs_file.run(prepared, out)
     print(run_record.text(record))
     print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(record, out / 'gantt.svg')}")
     return int((record.ends["status"] != "done").any())
@@ -61,22 +52,23 @@ def _contention(options: argparse.Namespace) -> int:
 
     chosen = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
     workloads = [definitions.workload(name).id for name in chosen]
-    table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
-    print(interference.text(table))
-    print(interference.write(table))
+    with locks.writer(paths.DATA / interference.FOLDER / "contention"):  # what cannot be written is not measured
+        table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
+        print(interference.text(table))
+        print(interference.write(table))
     return 0
 
 
 def add(verbs) -> None:
     """Add the verbs of scheduling."""
-    verb = verbs.add_parser("schedule", help="where and when jobs should run, from files of times and devices")
-    verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and a column a device type, in seconds")
+    verb = verbs.add_parser("schedule", help="place jobs on devices, from files of times and devices, in simulation")
+    verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and one column of seconds per device type")
     verb.add_argument("--devices", type=a_path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
     verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
-    verb.add_argument("--actual", type=a_path, help="CSV like --times: what the jobs really take; policies see --times")
-    verb.add_argument("--energy", type=a_path, help="CSV: job_id, joules in a column a device type, source (measured, modelled "
-                      "or assumed; default measured); without it, or where empty: the watts of --devices, assumed")
+    verb.add_argument("--actual", type=a_path, help="CSV like --times: the actual times; policies see --times")
+    verb.add_argument("--energy", type=a_path, help="CSV: job_id, one column of joules per device type, source (measured, "
+                      "modelled or assumed; default measured); missing values: the watts of --devices, assumed")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
@@ -85,25 +77,25 @@ def add(verbs) -> None:
     verb.add_argument("--json", action="store_true", help="print the figures as one object")
     verb.set_defaults(call=_schedule)
 
-    verb = verbs.add_parser("run-jobs", help="run jobs on this machine's slots and GPUs or on a cluster; a second call resumes",
-                            epilog="A job that is killed runs again: what it does besides its result happens at least once.")
+    verb = verbs.add_parser("run-jobs", help="run jobs on this machine or on a cluster; a second call resumes",
+                            epilog="A killed job runs again: its effects other than its result happen at least once.")
     verb.add_argument("jobs", type=a_path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
                       "this file, or in the repository) with parameters (JSON); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
     verb.add_argument("--objective", default="makespan", help="as in schedule")
     verb.add_argument("--slots", type=whole(1), default=0,
-                      help="CPU slots of equal size, a node (default: one a core, at most 16)")
+                      help="CPU slots of equal size per node (default: one per core, at most 16)")
     verb.add_argument("--engine", default="local", choices=("local", "ray"),
                       help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
     verb.add_argument("--address", default="", metavar="HOST:PORT",
-                      help="the Ray cluster's head, or auto (default: Ray is started here, and ended with the run)")
+                      help="the head of the Ray cluster, or auto (default: a cluster is started here for this run)")
     verb.add_argument("--out", type=a_path,
-                      help="folder of its own for journal and record (default: data/schedule/<name of the file>)")
+                      help="folder for journal and record, and nothing else (default: data/schedule/<name of the file>)")
     verb.set_defaults(call=_run_jobs)
 
-    verb = verbs.add_parser("contention", help="measure how workloads slow each other down on these slots, for run-jobs")
+    verb = verbs.add_parser("contention", help="measure how workloads slow each other down here, for run-jobs")
     verb.add_argument("--workloads", type=names, default="W1,W3,W6", metavar="W1,W3,...",
-                      help="which, or all (default W1,W3,W6)")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core, at most 16)")
+                      help="workloads, or all (default W1,W3,W6)")
+    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one per core, at most 16)")
     verb.add_argument("--rounds", type=whole(1, 1000), default=3, help="visits of every pair, in random order (default 3)")
     verb.set_defaults(call=_contention)

@@ -2,7 +2,7 @@
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +28,7 @@ Threads = Annotated[int, NUMBER, Field(ge=0, le=1024)]
 Seed = Annotated[int, NUMBER, Field(ge=0, lt=2**32)]
 PlainName = Annotated[str, Field(pattern=rf"^{NAME}$")]
 _REASONS = 5  # wrong values that one line names
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # in a model, in a dataclass
 _SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds
 _SHORT.maxstring = _SHORT.maxother = 100
 _SHORT.maxlevel = 2
@@ -55,7 +56,7 @@ class Strict(BaseModel):
 def _reason(error: dict) -> str:
     """Turn one pydantic error into ``name = value: reason``."""
     name = ".".join(str(part) for part in error["loc"]) or "value"
-    if error["type"] == "extra_forbidden":
+    if error["type"] in _UNKNOWN:
         return f"unknown name {name!r}"
     if error["type"] == "missing":
         return f"{name} is missing"
@@ -71,13 +72,12 @@ def _short(value: Any) -> str:
         return f"an endless {type(value).__name__}"
 
 
-def _line(model: type[BaseModel], error: ValidationError, where: str) -> str:
-    """Return the line that names each wrong value, the first _REASONS of them, and the known names."""
+def error_line(error: ValidationError, where: str, names: Iterable[str]) -> str:
+    """Return the line that names each wrong value, the first _REASONS of them, and the known ``names``."""
     errors = error.errors()
     reasons = [_reason(item) for item in errors[:_REASONS]]
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
-    unknown = any(item["type"] == "extra_forbidden" for item in errors)
-    known = f" (known: {choices(model.model_fields)})" if unknown else ""
+    known = f" (known: {choices(names)})" if any(item["type"] in _UNKNOWN for item in errors) else ""
     return f"{where}: {'; '.join(reasons)}{more}{known}"
 
 
@@ -89,7 +89,7 @@ def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:
     try:
         return model(**values)
     except ValidationError as error:
-        raise InputError(_line(model, error, where)) from None
+        raise InputError(error_line(error, where, model.model_fields)) from None
 
 
 def parse(model: type[BaseModel], text: bytes, where: str) -> Any:
@@ -97,7 +97,7 @@ def parse(model: type[BaseModel], text: bytes, where: str) -> Any:
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        raise InputError(_line(model, error, where)) from None
+        raise InputError(error_line(error, where, model.model_fields)) from None
 
 
 def load(model: type[Strict], path: Path) -> Any:

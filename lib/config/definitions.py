@@ -41,7 +41,7 @@ class RunGrid(Strict):
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16"], ...], Field(min_length=1)]
+    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16", "amp"], ...], Field(min_length=1)]
     optimizers: Annotated[tuple[Literal["adam", "sgd"], ...], Field(min_length=1)] = ("adam",)
     options: dict[str, Any] = {}
 

@@ -68,7 +68,7 @@ class ProfileParams(Parameters):
     iters: Batches = 30
     budget_s: Annotated[float, Field(ge=0, le=1e6)] = 24.0
     profile: bool = True
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -79,6 +79,7 @@ class ProfileParams(Parameters):
     pin_memory: bool = False
     prefetch_factor: Annotated[int, Field(ge=0, le=1000)] = 0
     augment: bool = False
+    random_crop: bool = False
     deterministic: bool = False
     cudnn_benchmark: bool = False
     nvtx: bool = False

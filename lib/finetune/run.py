@@ -186,9 +186,12 @@ class Run:
 
     def _open_profile(self) -> store.Appender:
         """Open ``profile.csv`` without the rows of batches that are done again."""
-        path = self.folder / PROFILE
+        path, rows = self.folder / PROFILE, self.position.rows
+        lines = path.read_bytes().splitlines(keepends=True)[:1 + rows] if path.exists() else []
+        if rows and len(lines) <= rows:
+            raise InputError(f"{path} lacks rows: it has fewer than the {rows} of its checkpoint; name another folder")
         if path.exists():
-            files.replace(path, b"".join(path.read_bytes().splitlines(keepends=True)[:1 + self.position.rows]))
+            files.replace(path, b"".join(lines))
         else:
             store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(), data_note=self.data.note,
                              parameters=self.config.content(), **machine.identity())

@@ -10,7 +10,7 @@ from lib import paths, store
 from lib.errors import InputError, choices
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
-TRAININGS = ("cpu", "gains", "profiles", "power", "attention-power", "neusight", "aiconfigurator", "timm")  # models --train
+TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
 
 
 def machines(imported: bool = False) -> dict[str, Path]:

@@ -297,9 +297,9 @@ def without_host(path: Path, name: str) -> bytes:
     if path.suffix != ".csv":
         return path.read_bytes()
     header, *rows = csv_files.rows(csv_files.text(path), path)
-    changed = {"reason": lambda row: _neutral(row[header.index("reason")])} if "reason" in header else {}
-    changed |= {"hostname": lambda row: row[header.index("hardware_id")]} if table == "runs" else {}
-    neutral = [[changed[column](row) if column in changed else cell for column, cell in zip(header, row, strict=True)]
+    changed = dict.fromkeys({"reason", "data_root"} & {*header}, lambda cell, row: _neutral(cell))
+    changed |= {"hostname": lambda cell, row: row[header.index("hardware_id")]} if table == "runs" else {}
+    neutral = [[changed[column](cell, row) if column in changed else cell for column, cell in zip(header, row, strict=True)]
                for row in rows] if changed else rows
     if neutral == rows:
         return path.read_bytes()

@@ -99,6 +99,12 @@ def bf16_instructions() -> tuple[str, ...]:
     return tuple(sorted(flags & _BF16_INSTRUCTIONS))
 
 
+def precision(wanted: str, where: torch.device) -> str:
+    """Return what a precision is on a device: of ``amp`` fp16 on CUDA, bf16 on a CPU with instructions for it, else fp32."""
+    types = {"cuda": "fp16", "cpu": "bf16" if bf16_instructions() else "fp32"}
+    return types.get(where.type, "fp32") if wanted == "amp" else wanted
+
+
 @cache
 def hardware() -> dict[str, Any]:
     """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs, limits. Nothing that drifts.

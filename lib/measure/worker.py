@@ -7,6 +7,7 @@ and the matrix. Imports nothing heavy, so that a worker is there soon.
 
 import multiprocessing
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -92,6 +93,7 @@ class Worker:
 
     def __init__(self, target: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None,
                  name: str | None = None, imported: Sequence[str] = ()):
+        tempfile.gettempdir()  # what a worker imports needs one, and would say so in a traceback
         context = multiprocessing.get_context("forkserver" if imported else "spawn")
         if imported:
             context.set_forkserver_preload(list(imported))

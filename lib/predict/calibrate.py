@@ -1,4 +1,4 @@
-"""A device without a model of its own: the nearest model is fine-tuned by a few measured points in about two minutes."""
+"""Calibration of a device that nobody measured: the nearest model, fine-tuned by measured points in about two minutes."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import locks, paths, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import machine
@@ -26,13 +26,13 @@ from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
 _SHORTEST_S, _LONGEST_S = 10, 1_000_000
-_OPERATORS = 0.6  # of a CPU's budget; the rest is for networks
-_SHARE = 0.8  # of the points, chosen to fine-tune; the rest are drawn at random and validate
+_OPERATORS = 0.6  # share of a CPU's budget for operators; networks get the rest
+_TRAINING = 0.8  # share of the points that fine-tune; the rest, drawn at random, validate
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model, where it was saved, and how wrong it was on random held-out points."""
+    """A calibrated model, its file, and its errors on random held-out points before and after."""
 
     path: Path
     model: CostModel
@@ -55,37 +55,44 @@ def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
 
 
 def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Return which rows to measure: those far from one another, a share a part, to fine-tune, and random ones to validate."""
+    """Return which rows to measure: distant ones of each part to fine-tune, and random ones to validate."""
     draw, tuning = np.random.default_rng(seed), []
-    validating = list(draw.permutation(len(rows))[:int(count * (1 - _SHARE))])
+    validating = list(draw.permutation(len(rows))[:int(count * (1 - _TRAINING))])
     rest = rows.drop(index=validating)
     for _, part in inputs.by_part(rest, model.chip):
         _, x = inputs.frames(part, model.chip)
         x = x[smooth_of(x)] if model.chip else x
-        share = max(4, round(count * _SHARE * len(part) / len(rest)))
+        share = max(4, round(count * _TRAINING * len(part) / len(rest)))
         tuning += list(part.index[farthest_first(x.to_numpy(), share)])
     return [int(row) for row in tuning], [int(row) for row in validating]
 
 
 def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
-    """Measure chosen points on ``device``, fine-tune the nearest model by them, and save it for this machine.
+    """Measure chosen points on ``device``, fine-tune the nearest model, and save it for this machine.
 
-    On a CPU the budget is shared with a few whole networks, by which the composition is calibrated. Raises InputError for a
-    device that is not here, where no model of its kind can be fine-tuned, and where networks are predicted worse than before.
+    A CPU's budget also measures a few whole networks, which calibrate the composition. Raises InputError for a device that is
+    not here or has no model to start from, and if networks are predicted worse than before.
     """
     where = machine.device(device)
     if not _SHORTEST_S <= budget_s <= _LONGEST_S:
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
                          f"{_LONGEST_S:,} s (120 is usual)")
-    of_cpu = where.type == "cpu"
     bases = _bases(str(where), dtype)
+    path = registry.path_of(f"{CPU}{machine.name()}" if where.type == "cpu" else bases[0].device, dtype)
+    with locks.writer(path):  # what cannot be written is not measured, nor what another call is writing
+        return _calibrated(str(where), bases, dtype, budget_s, path)
+
+
+def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float, path: Path) -> Calibrated:
+    """Do what ``calibrate`` says, with the models to start from, and write the file."""
+    of_cpu = device == "cpu"
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    training, held_out, speed = _points(str(where), bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
+    training, held_out, speed = _points(device, bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
     base = min(bases, key=lambda one: _distance(one, training))
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
-    if worse(*scores):  # it made answers worse: the base's stay
+    if worse(*scores):  # keep the base's answers
         model = base.borrowed()
         scores = [scores[0]] * 2
     networks = None
@@ -99,23 +106,22 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
                          f"{paths.NETWORKS / name}")
     model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
-                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [str(where)]}
+                   "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
         model.facts["processor_speed"] = asdict(speed)
         model.facts["networks"] = networks.after if networks else {}
-    path = model.save(registry.path_of(model.device, dtype))
-    return Calibrated(path, model, len(training), *scores, networks)
+    return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 
 def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame,
                                                                                         ProcessorSpeed]:
-    """Measure operators; return the usable rows that fine-tune, those that validate, and how fast the processor was.
+    """Measure operators; return usable rows to fine-tune and to validate, at the processor's usual speed, and that speed.
 
-    Latencies are those of the processor as fast as usual. InputError for too few.
+    Raises InputError for too few rows.
     """
     configs, rows = _pool(dtype)
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
-    order = np.random.default_rng(0).permutation([*tuning, *validating])  # a slow one measures some of each
+    order = np.random.default_rng(0).permutation([*tuning, *validating])  # so that a slow machine measures both kinds
     chosen = [_as(configs[row], base) for row in order]
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
@@ -139,30 +145,30 @@ def _as(config: Config, base: CostModel) -> Config:
 
 
 def _bases(device: str, dtype: str) -> list[CostModel]:
-    """Return the models to start from: every reference CPU's, scaled to this one, or a GPU's from its vendor's ceilings.
+    """Return the models to start from: reference CPUs scaled to this one, nearest first, or a GPU's by its data sheet.
 
-    The reference CPUs are those that were timed in the same way as the one with the nearest ceilings, which is the first.
+    Reference CPUs count only if they were timed as the nearest one was.
     """
     if device != "cpu":
         vendor = registry.vendor_of(machine.device_name(machine.device(device)))
         return [registry.for_devices([vendor], dtype)[0].model]
     references = registry.reference_cpus(dtype)
     if not references:
-        return [registry.shipped_cpu(dtype)]  # says which there are
+        return [registry.shipped_cpu(dtype)]  # its error lists the models
     here = transfer_cpu.host()
-    here = transfer_cpu.look() if here is None or here.doubtful else here
-    several = transfer_cpu.transferred(references, here)
-    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in several]
-    return [model for model, how in zip(several, timed, strict=True) if how == timed[0]]
+    here = transfer_cpu.measure_ceilings() if here is None or here.doubtful else here
+    models = transfer_cpu.transferred(references, here)
+    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in models]
+    return [model for model, timing in zip(models, timed, strict=True) if timing == timed[0]]
 
 
 def _distance(model: CostModel, rows: pd.DataFrame) -> float:
-    """Return how far a model's predictions are from what was measured: the median in log time."""
+    """Return the median distance in log time between a model's predictions and measured rows."""
     return float(np.median(np.abs(np.log(rows["latency_ms"].to_numpy() / model.predict(rows)["predicted_ms"].to_numpy()))))
 
 
 def summary(result: Calibrated) -> str:
-    """Say what the calibration gave."""
+    """Return the result of a calibration in words."""
     source, scaling = result.model.facts[CALIBRATED], result.model.scaling
     text = (f"{result.path}: {source}{f' (scaled: {scaling})' if scaling else ''} fine-tuned by {result.points} points; on "
             f"{result.after['n']} random held-out points MAPE {result.before['mape']:.1f} % before, "

@@ -1,4 +1,4 @@
-"""A few small networks measured end to end on this machine, by which compositions are calibrated."""
+"""Calibration by a few small networks, measured end to end on this machine."""
 
 from dataclasses import asdict, dataclass
 
@@ -25,14 +25,14 @@ from lib.predict.registry import Predictor
 from lib.work import networks
 from lib.work.graph import capture
 
-# small networks of many families, none of which is held out anywhere, kinds of work in turn: the first fit into any budget
+# small networks of many families, none of them held out anywhere; the first ones fit into any budget
 NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
             "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
             "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
-_LONGEST_MS = 400.0  # of a pass: a batch that takes longer, as the model predicts, is halved
+_LONGEST_MS = 400.0  # a batch whose pass is predicted to take longer is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
-_CERTAIN = 0.975  # that networks err more, before a calibration is refused
+_CERTAIN = 0.975  # confidence that networks err more, before a calibration is refused
 _NO_TIME_S = 1e-3  # 0 would be no limit
 
 
@@ -58,7 +58,7 @@ def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float
 
 
 def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[Case, Work, float]:
-    """Return a case of so many samples, or of half as many until a pass is predicted to be short; its work; ms of a pass."""
+    """Return a case whose batch is halved until a pass is predicted to be short, its work, and the ms of a pass."""
     item = work.captured(networks.network(name, batch_size), mode, ready=ready)
     pass_ms = predictor.estimate(item).predicted_ms
     if batch_size == 1 or pass_ms <= _LONGEST_MS:
@@ -67,24 +67,24 @@ def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready:
 
 
 def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], Works]:
-    """Return the cases that fit into what is left of ``budget``, as the model predicts, with their heaps, and their work.
+    """Return the cases, with their heaps, that are predicted to fit into the rest of ``budget``, and their work.
 
-    A network infers one sample or several, in turn, and trains; the first with both heaps, the others with the default one;
-    the first two in any case.
+    Networks infer at batch 1 and 8 in turn, and train. The first network runs with both heaps, the others with the default
+    one. The first two networks run in any case.
     """
     predictor, chosen, works, needed_s = Predictor(model.device, "fp32", model), [], {}, 0.0
     for number, name in enumerate(NETWORKS):
         heaps, ready = ("default",) if number else HEAPS, capture.prepared(networks.network(name))
-        cost_s, several = _PROCESS_S * len(heaps), {}
+        cost_s, fitting = _PROCESS_S * len(heaps), {}
         for mode, batch in (CASES[number % 2], CASES[-1]):
             case, item, pass_ms = _fitting(predictor, name, mode, batch, ready)
             more_s = len(heaps) * max(_CASE_S, _PASSES * pass_ms / 1e3)
             if needed_s + cost_s + more_s <= budget.left_s or number < LEAST_NETWORKS:
-                several[case], cost_s = item, cost_s + more_s
-        if not several:
+                fitting[case], cost_s = item, cost_s + more_s
+        if not fitting:
             break
-        chosen += [(case, heap) for case in several for heap in heaps]
-        works |= {(case.network, case.mode, case.batch_size): item for case, item in several.items()}
+        chosen += [(case, heap) for case in fitting for heap in heaps]
+        works |= {(case.network, case.mode, case.batch_size): item for case, item in fitting.items()}
         needed_s += cost_s
     return chosen, works
 
@@ -92,14 +92,14 @@ def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], W
 def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed) -> tuple[pd.DataFrame, Works]:
     """Measure as many networks as fit into ``budget_s``; return the usable rows and their work.
 
-    Every visit is kept in ``data/networks/NAME``; latencies are those of the processor as fast as usual, by ``speed``.
+    Visits are kept in ``data/networks/NAME``; latencies are corrected to the processor's usual ``speed``.
     """
     budget = Budget(budget_s)
     cases, works = _chosen(model, budget)
     folder = paths.NETWORKS / name
-    by_default = [(case, heap) for case, heap in cases if heap == "default"]
-    for wanted in (by_default, cases):  # different networks first; the second call goes on after the first
-        table, facts = campaign.measure(wanted, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
+    default_heap = [(case, heap) for case, heap in cases if heap == "default"]
+    for batch in (default_heap, cases):  # different networks first; the second call resumes the first
+        table, facts = campaign.measure(batch, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
     campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
     usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].reset_index(drop=True)
     kernel_ms = campaign.kernel_ms(usable, folder / "visits.jsonl")
@@ -107,9 +107,9 @@ def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed)
 
 
 def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:
-    """Correct the compositions of ``model`` by measured networks; ``before`` is the model that it was fine-tuned from.
+    """Correct the compositions of ``model`` by measured networks; ``before`` is the model before fine-tuning.
 
-    Fewer than LEAST_NETWORKS usable networks leave them as they are; the errors after are those of the operators' correction.
+    With fewer than LEAST_NETWORKS usable networks the compositions stay.
     """
     measured, before_ms = rows["latency_ms"], _predicted(before, rows, works)
     if rows["network"].nunique() < LEAST_NETWORKS:
@@ -123,7 +123,7 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
 
 
 def _worse(network: pd.Series, before: pd.Series, after: pd.Series) -> bool:
-    """Return whether the errors of networks have grown for certain: by a one-sided t-test of their means."""
+    """Return whether the errors of networks have grown, by a one-sided t-test of their means."""
     grown = (after - before).groupby(network).mean()
     return bool(grown.mean() > max(0.0, stats.t.ppf(_CERTAIN, len(grown) - 1) * grown.sem()))
 

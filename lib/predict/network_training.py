@@ -13,7 +13,8 @@ from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict.networks import composition, fitting, kinds, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
-from lib.predict.networks.fitting import LEAST_NETWORKS, WORKLOADS, Learned
+from lib.predict.networks.fitting import WORKLOADS, Learned
+from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
@@ -32,9 +33,9 @@ Works = Mapping[tuple[str, str, int], Work]
 
 def measured_networks(folder: Path, target: Target = CPU) -> pd.DataFrame:
     """Return the networks that were measured end to end on a device of a reference machine; the last of each case counts."""
-    own = target.of_device(archive.networks(folder))
-    own = own[~own["network"].astype(str).str.contains(":", regex=False)]  # a user's own class is not here, or is another one
-    return own.drop_duplicates(["network", "mode", "batch_size", "memory", "input_shape"], keep="last", ignore_index=True)
+    table = target.of_device(archive.networks(folder))
+    table = table[~table["network"].astype(str).str.contains(":", regex=False)]  # a user's class is not here, or is another one
+    return table.drop_duplicates(["network", "mode", "batch_size", "memory", "input_shape"], keep="last", ignore_index=True)
 
 
 def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int], Work]:
@@ -92,9 +93,9 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Learned]:
     return {mode: fitting.fit(rows) for mode, rows in good.groupby("mode") if rows["network"].nunique() >= LEAST_NETWORKS}
 
 
-def compositions(several: Mapping[str, Learned]) -> dict[str, Composition]:
+def compositions(modes: Mapping[str, Learned]) -> dict[str, Composition]:
     """Return the compositions of what was learned, by mode and way with memory."""
-    return {f"{mode} {memory}": fitted for mode, one in several.items() for memory, fitted in one.compositions.items()}
+    return {f"{mode} {memory}": fitted for mode, learned in modes.items() for memory, fitted in learned.compositions.items()}
 
 
 def composed(table: pd.DataFrame) -> pd.DataFrame:
@@ -104,9 +105,9 @@ def composed(table: pd.DataFrame) -> pd.DataFrame:
     Cases without a composition are left out.
     """
     shipped, rows = learned(table), []
-    own = ~table["network"].str.fullmatch(WORKLOADS)
-    without = {family: learned(table, family) for family in sorted(set(table["family"][own]))}
-    for row in with_terms(table, {mode: one.efficiencies for mode, one in shipped.items()}).to_dict("records"):
+    plain = ~table["network"].str.fullmatch(WORKLOADS)
+    without = {family: learned(table, family) for family in sorted(set(table["family"][plain]))}
+    for row in with_terms(table, {mode: fitted.efficiencies for mode, fitted in shipped.items()}).to_dict("records"):
         held_out, of_all = without.get(row["family"], shipped).get(row["mode"]), shipped.get(row["mode"])
         if held_out is None or of_all is None:
             continue
@@ -127,8 +128,8 @@ def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.Dat
 
 def learn(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
     """Give a model what is learned of a table of ``terms``; return the table as ``composed`` does."""
-    several = learned(table)
-    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(several).items()}
-    model.efficiencies |= {mode: dict(one.efficiencies) for mode, one in several.items()}
+    modes = learned(table)
+    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(modes).items()}
+    model.efficiencies |= {mode: dict(fitted.efficiencies) for mode, fitted in modes.items()}
     model.resident |= {memory: asdict(fitted) for memory, fitted in resident.learned(table).items()}
     return resident.predicted(composed(table))

@@ -1,7 +1,7 @@
-"""Whole steps on a device: forward and backward by its model, loader, copy and optimizer by what profiles gave.
+"""Whole training steps on a device: passes by its model; loader, copy and optimizer by costs learned from profiles.
 
-Where no profile is of a device, its optimizer takes what its operators take, its copy what its link is taken to carry, and
-its loader what that of this machine's CPU takes, or else the reference's.
+A device without profiles takes the sum of its optimizer's operators, an assumed link bandwidth for the copy, and the loader of
+this machine's CPU or else of the reference.
 """
 
 import math
@@ -28,16 +28,16 @@ from lib.predict.registry import Predictor
 from lib.work import dtypes, medmnist_files
 
 FOLDER, SUFFIX = "steps", ".json"
-LINK_GBPS = 6.0  # of pageable memory over PCIe: an assumption, until a profile of the device replaces it
-_ASSUMED = math.log(3)  # half interval of what was not measured on a device
+LINK_GBPS = 6.0  # of pageable memory over PCIe: assumed until the device is profiled
+_ASSUMED = math.log(3)  # half interval, in log time, of costs that were not measured on a device
 _STATE = {"adam": 8, "adamw": 8, "sgd": 4}  # bytes of an optimizer's state for each parameter
 _PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolution": "native", "channels_last": False,
-          "augment": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
+          "augment": False, "random_crop": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What the loader of a step does: samples, the MB that they are as tensors, and the MB of those that it resizes."""
+    """What the loader of a step does: samples, their MB as tensors, and the MB that it resizes."""
 
     samples: int
     mb: float
@@ -50,7 +50,7 @@ class Loading:
 
 
 def loading(model: str, work: Work) -> Loading:
-    """Return what loading a batch takes: of a workload as its dataset has it, of another network images of its size."""
+    """Return the loading of a batch: from the dataset of a workload, or images of the network's size."""
     workload = definitions.workloads().get(model)
     resized = workload is not None and workload.dataset != "imagefolder" and \
         medmnist_files.native_size(workload.dataset, workload.size, "native") != workload.size
@@ -58,14 +58,14 @@ def loading(model: str, work: Work) -> Loading:
 
 
 def of_samples(work: Work, resized: bool = False) -> Loading:
-    """Return what loading the batch of a captured network takes; loaders make 32-bit tensors, whatever computes on them."""
+    """Return the loading of a captured batch; loaders make 32-bit tensors whatever the network computes in."""
     mb = work.input_values * 4 / 1e6
     return Loading(work.batch_size, mb, mb if resized else 0.0)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides beside the network how long a step takes."""
+    """The settings of a training loop that change the time of its step."""
 
     optimizer: str = "adam"
     num_workers: int = 0
@@ -84,25 +84,25 @@ class Loop:
     recipe: Recipe
 
     def step(self, predictor: Predictor, mode: str = "train", shipped: bool = False) -> Step:
-        """Predict its training step, or its evaluated batch (infer), on a device, see ``predict``."""
+        """Predict its training step, or its evaluated batch (``infer``), on a device, see ``predict``."""
         item = self.works[mode]
         return predict(predictor, item, of_samples(item, self.resized), self.recipe, shipped=shipped)
 
 
 def path_of(device: str, folder: Path | None = None) -> Path:
-    """Return where the file of a device lies; ``folder`` is that of the models (default: those of this machine)."""
+    """Return the file of a device; ``folder`` holds models (default: this machine's)."""
     return (folder or paths.MODELS) / FOLDER / f"{device}{SUFFIX}"
 
 
 def own_files(predictor: Predictor, shipped: bool = False) -> list[Path]:
-    """Return where what profiles gave of a device itself may lie; ``learn_all`` writes the first."""
+    """Return the files that may hold costs learned from a device's own profiles; ``learn_all`` writes the first."""
     if predictor.device_type != "cpu":
         return [path_of(predictor.kind, folder) for folder in _folders(shipped)]
     return _own_cpu(predictor, shipped) or [path_of(predictor.model.device, registry.SHIPPED)]
 
 
 def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
-    """Return where the file of the CPU of a device's machine may lie: a reference machine's beside its models."""
+    """Return the files of the CPU of a device's machine; a reference machine's lie beside its models."""
     if predictor.machine:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
         return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
@@ -110,12 +110,12 @@ def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
 
 
 def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
-    """Return what profiles gave of a device, None where they gave nothing."""
+    """Return costs learned from a device's own profiles, or None."""
     return _first(own_files(predictor, shipped))
 
 
 def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
-    """Return what profiles gave of a device; of a CPU without any, what those of the reference gave; None for another GPU."""
+    """Return costs learned from a device's profiles, for a CPU without any from the reference's; None for other GPUs."""
     own = of_itself(predictor, shipped)
     if own or predictor.device_type != "cpu":
         return own
@@ -123,7 +123,7 @@ def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
 
 
 def of_host(predictor: Predictor, shipped: bool = False) -> StepModel | None:
-    """Return what profiles gave of the CPU of a device's machine, or else of the reference's: it feeds whatever computes."""
+    """Return costs of the CPU of a device's machine, or else of the reference: the CPU loads for every device."""
     return _first([*_own_cpu(predictor, shipped), *_shipped_cpus()])
 
 
@@ -147,16 +147,16 @@ def _read(path: Path, _: int) -> StepModel:
 def predict(predictor: Predictor, work: Work, load: Loading, recipe: Recipe = BASELINE, shipped: bool = False) -> Step:
     """Predict a training step (work of mode train) or an evaluated batch, with all of its parts.
 
-    ``shipped``: by the files of the reference alone. Raises InputError where no profile of any CPU is at hand.
+    ``shipped``: use only files of the reference. Raises InputError without a profile of any CPU.
     """
     return assembled(predictor, work, load, passes_in_a_loop(predictor, work), costs_of(predictor, shipped), recipe)
 
 
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
-    """Predict forward and backward within a loop, whose process retains what it frees: it has freed large blocks of its data.
+    """Predict forward and backward within a training loop, whose process retains freed memory.
 
-    By then glibc's thresholds are at their largest. Where they do not suffice a step pays for fresh memory as well: the
-    interval reaches up to that of the default allocator.
+    Freeing the data's large blocks has raised glibc's thresholds to their largest. Larger tensors still cost page faults, so
+    the interval reaches up to that of the default allocator.
     """
     retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
     return replace(retained, high_ms=max(retained.high_ms, default.high_ms))
@@ -164,7 +164,7 @@ def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
 
 def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate, costs: Mapping[str, Costs],
               recipe: Recipe = BASELINE) -> Step:
-    """Return the step of an estimate of its passes and the costs of its other parts."""
+    """Return the step made of its passes and the costs of its other parts."""
     parts = {name: costs[name].predict(load.terms) for name in ("loader_wait", "h2d")} | split(passes)
     if work.mode == "train":
         update, half = optimizer_terms(predictor, work, recipe.optimizer)
@@ -179,7 +179,7 @@ def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate,
 
 
 def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
-    """Return the costs of each part on a device; the loader's are those of the host. InputError where none are of a CPU."""
+    """Return the costs of each part on a device; the loader's are the host's. InputError without costs of any CPU."""
     own, host = of_device(predictor, shipped), of_host(predictor, shipped)
     if host is None:
         raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
@@ -193,7 +193,7 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
 
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
-    """Return the terms of the optimizer's part on a device, and half the interval of its operators in log time."""
+    """Return the terms of the optimizer on a device, and half the interval of its operators in log time."""
     update = work.update(optimizer, predictor.device_type != "cpu", dtypes.torch_dtype(predictor.dtype).itemsize)
     estimate = composition.estimate(update, predictor.model, SUM)
     half = math.log(estimate.high_ms / estimate.predicted_ms)
@@ -201,7 +201,7 @@ def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -
 
 
 def split(passes: Estimate) -> dict[str, Part]:
-    """Return forward and backward of an estimate: as its operators share the time."""
+    """Split an estimate into forward and backward by the time of their operators."""
     cost = passes.operators["predicted_ms"] * passes.operators["calls"]
     share = float((cost * passes.operators["backward_calls"] / passes.operators["calls"]).sum() / cost.sum())
     whole = Part(passes.predicted_ms, passes.low_ms, passes.high_ms)
@@ -209,15 +209,15 @@ def split(passes: Estimate) -> dict[str, Part]:
 
 
 def _hidden(part: Part, workers: int, rest_ms: float) -> Part:
-    """Return what is left to wait for where workers load the next batches meanwhile."""
+    """Return the loader wait that remains while workers load the next batches."""
     return Part(*(max(0.0, ms / workers - rest_ms) for ms in (part.predicted_ms, part.low_ms, part.high_ms)), part.source)
 
 
 def plain(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the usable runs of the plain loop in fp32, whose step is the one that is predicted.
+    """Return the usable fp32 runs of the plain loop, whose step is predicted.
 
-    Left out are runs with loader workers, accumulated gradients, another precision, optimizer, model, resolution or layout than
-    the workload's own, and augmentation.
+    Runs with loader workers, gradient accumulation, augmentation, or another precision, optimizer, model, resolution or layout
+    than the workload's are left out.
     """
     models = {name: workload.model for name, workload in definitions.workloads().items()}
     same = np.logical_and.reduce([runs[name] == value for name, value in _PLAIN.items()])
@@ -231,9 +231,9 @@ def measured_ms(runs: pd.DataFrame) -> dict[tuple[str, int], float]:
 
 
 def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped: bool = False) -> float:
-    """Return the profiled step of a workload at a batch size on a device, NaN where there is none: its plain loop alone.
+    """Return the profiled ms of a workload's plain step at a batch size on a device, NaN without one.
 
-    ``shipped``: in the profiles of the reference alone.
+    ``shipped``: use only profiles of the reference.
     """
     hardware_id = predictor.model.facts.get("hardware_id", "")
     sources = ("replay",) if shipped else ("replay", "measure")

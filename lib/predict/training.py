@@ -17,8 +17,8 @@ from lib.measure.statistics import VERDICTS
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import LEARNED, CostModel
-from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import matrices_of, shapes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host

@@ -1,8 +1,8 @@
-"""The model of a GPU, completed for what was never measured on it: by its siblings, else any GPU, else the roofline.
+"""Completes the model of a GPU for kernels that were not measured on it: from siblings, else any GPU, else the roofline.
 
-Parts carry over because GPU features are relative to a chip's ceilings. Each names the device that it was trained on. Kernel
-times and eager times (with their launches) are never mixed: over that border only a rate carries over, how near to its
-bandwidth a memory-bound kernel comes, and the launch is the model's own.
+Parts carry over because GPU features are relative to a chip's ceilings; each part names the device that it was trained on.
+Kernel times and eager times (launch included) are not mixed: between them only the share of bandwidth that memory-bound kernels
+reach carries over, with the launch of the model at hand.
 """
 
 import math
@@ -18,15 +18,15 @@ from lib.predict.operators.features_gpu import MOVING
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
 
-ANALYTIC = "the roofline"  # the origin of what no published data hold of any GPU
-_ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # element types whose models stand in, in order
-_UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of what their terms say
+ANALYTIC = "the roofline"  # origin of kernels that no published data cover on any GPU
+_ALIKE = {"bf16": ("bf16", "fp16", "fp32"), "fp16": ("fp16", "bf16", "fp32")}  # stand-ins, best first
+_UNMEASURED = math.log(3)  # half interval of windows: depthwise kernels reach a third to all of their ideal rate
 _MEMORY, _WINDOW = "memory forward", "window forward"
 Files = Mapping[tuple[str, str], Path]
 
 
 def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Path], CostModel]) -> CostModel | None:
-    """Return the model of a GPU and element type, completed from ``files`` (device, element type); None without a donor."""
+    """Return the model of a GPU and element type, completed from ``files``; None without a donor."""
     donors = [load(files[key]) for key in _donors(vendor, dtype, files)]
     if not donors:
         return None
@@ -48,7 +48,7 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
 
 
 def _donors(vendor: VendorDevice, dtype: str, files: Files) -> Iterator[tuple[str, str]]:
-    """Yield which models can stand in, the nearest first: the device, its siblings, any GPU, for each like element type."""
+    """Yield the models that may stand in, nearest first: the device, its siblings, any GPU, for each alike element type."""
     for alike in _ALIKE.get(dtype, (dtype,)):
         for device in (vendor.id, *siblings(vendor), ANY_GPU):
             if (device, alike) in files:
@@ -65,23 +65,23 @@ def siblings(vendor: VendorDevice) -> list[str]:
     return [other.id for other in sorted(same, key=distance)]
 
 
-def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, several: Sequence[CostModel]) -> dict[str, Part]:
-    """Return a donor's parts applied to a GPU, with the scores that stand for GPUs which trained nothing: those of any GPU.
+def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, donors: Sequence[CostModel]) -> dict[str, Part]:
+    """Return a donor's parts applied to a GPU, with the scores of any-GPU, which are of GPUs left out.
 
-    A sibling's own scores are of its own unseen shapes; a GPU's own, of another element type, stay.
+    A sibling's scores are of its own unseen shapes. A donor of the same GPU in another element type keeps its scores.
     """
     parts = donor.on(vendor, dtype).parts
     if donor.device == vendor.id:
         return parts
     of_any = (ANY_GPU, donor.facts["dtype"])
-    left_out = next((other.parts for other in several if (other.device, other.facts["dtype"]) == of_any), {})
+    left_out = next((other.parts for other in donors if (other.device, other.facts["dtype"]) == of_any), {})
     return {name: replace(part, scores=left_out[name].scores if name in left_out else {}) for name, part in parts.items()}
 
 
 def _rates(part: Part, launch_ms: float) -> Part:
-    """Return the rates of another way of timing, with the launch of this one; nothing else of it carries over.
+    """Return the bandwidth rates of a part that was timed otherwise, with this model's launch.
 
-    A byte takes no less than at the full bandwidth: an isolated kernel reads some of its bytes from a cache.
+    No byte is faster than full bandwidth: isolated kernels read part of their bytes from a cache.
     """
     cost = _cost(part)
     costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
@@ -91,9 +91,9 @@ def _rates(part: Part, launch_ms: float) -> Part:
 
 
 def _window(memory: Part) -> Part:
-    """Return the part of depthwise and narrow grouped convolutions and of pooling, which nobody published for a GPU.
+    """Return the part of depthwise and narrow grouped convolutions and of pooling, for which no GPU data are published.
 
-    They reach of the bandwidth what other memory-bound kernels do, and read what a window covers from the first cache.
+    They are taken to reach the bandwidth of other memory-bound kernels and to read their windows from the first cache.
     """
     cost = _cost(memory)
     moving = max(1.0, _rate(cost, "move"))
@@ -102,11 +102,11 @@ def _window(memory: Part) -> Part:
 
 
 def _rate(cost: Mapping[str, float], name: str) -> float:
-    """Return what moving takes a large kernel that moves as ``name`` says, over what it takes at the full bandwidth."""
+    """Return the time of a large memory-bound kernel over its time at full bandwidth; ``name`` is the kind of traffic."""
     own = (f"{name}_ms", f"{name}_missed_ms")
     return sum(value for term, value in cost.items() if term in own or term.startswith(f"{name}_beyond_"))
 
 
 def _cost(part: Part) -> dict[str, float]:
-    """Return what one of each term costs in ms."""
+    """Return the cost of one of each term in ms."""
     return dict(zip(part.regressor.terms, part.regressor.costs, strict=True))

@@ -1,4 +1,4 @@
-"""The model of a CPU that has none of its own: the nearest reference CPU's, scaled by ceilings that were measured here."""
+"""Models for a CPU that nobody measured: the nearest reference CPU's, scaled by ceilings measured here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,20 +16,19 @@ from lib.predict.analytic.scaling import Scaling
 from lib.predict.operators.cost_model import CostModel
 
 CPU = "cpu-"  # the device of a CPU's model, before the machine's name
-_LOOK_S = 8.0
+_CEILINGS_S = 8.0
 _SCALAR = ("launch", "timer_call")
 _PAGE_MB = 4096 / 1e6
-DOUBTFUL = "doubtful_ceilings"  # the fact of one that was not scaled, since the ceilings are those of a busy machine
-CALIBRATED = "calibrated_from"  # the fact of a model that is no reference
+DOUBTFUL = "doubtful_ceilings"  # fact of a model left unscaled because the ceilings were measured on a busy machine
+CALIBRATED = "calibrated_from"  # fact of a calibrated model
 
 
 @dataclass(frozen=True)
 class Host:
-    """What was measured of a machine's CPU: its ceilings for fp32, and the first touch of fresh memory (None: unknown).
+    """A machine's CPU as measured: fp32 ceilings and the cost of first-touch page faults (None: unknown).
 
-    ``peak_gflops`` is that of convolutions where they are faster than GEMMs (``gemm_gflops``). ``gbps_by_mb`` has the bandwidth
-    of each working set in MB. ``core_us`` is a measure of one core's scalar speed, see ``core_us``. ``doubtful``: on a busy
-    machine alone, so that they are perhaps too low, and scale nothing.
+    ``peak_gflops`` is the faster of convolutions and GEMMs (``gemm_gflops``), ``gbps_by_mb`` the bandwidth by working set in
+    MB, ``core_us`` the scalar time of one core. ``doubtful``: measured on a busy machine only, perhaps too low; scales nothing.
     """
 
     hardware_id: str
@@ -44,17 +43,17 @@ class Host:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Host":
-        """Return the CPU that a model answers for, by its facts."""
+        """Read the CPU of a model from its facts."""
         return cls(**{one.name: facts[one.name] for one in fields(cls) if one.name in facts})
 
 
 def identity() -> dict[str, Any]:
-    """Return what makes this machine's CPU another one than others: its hardware, and as many threads as torch uses now."""
+    """Return what identifies this machine's CPU: its hardware id and torch's thread count."""
     return {"hardware_id": machine.ids()["hardware_id"], "threads": torch.get_num_threads()}
 
 
 def host() -> Host | None:
-    """Return the best ceilings that this machine showed with as many threads as torch uses now; None without any."""
+    """Return the best ceilings measured here at torch's thread count; None without any."""
     rows, overheads = ceilings.of_machine(paths.CEILINGS, ["cpu"], **identity())
     computing, moving = rows[(rows["level"] == "compute") & (rows["dtype"] == "fp32")], rows[rows["level"] == "RAM"]
     if not (len(computing) and len(moving)):
@@ -65,7 +64,7 @@ def host() -> Host | None:
 
 
 def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
-    """Return what a ``Host`` knows besides its peaks, of rows of ceilings and overheads; None or empty where unknown."""
+    """Return the fields of a ``Host`` besides its peaks from rows of ceilings and overheads; None or empty if unknown."""
     gemms = rows[(rows["dtype"] == "fp32") & rows["method"].str.startswith("torch.mm")]["peak_gflops"]
     moving = rows[rows["peak_gbps"].notna()]
     by_mb = moving.groupby(moving["working_set_mb"].map("{:.3g}".format))["peak_gbps"].max()
@@ -74,31 +73,31 @@ def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
 
 
 def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
-    """Return what the first touch of fresh memory takes, at best; None where it was not measured."""
+    """Return the least ms per MB of first-touch page faults; None if not measured."""
     touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
     return float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None
 
 
 def core_us(overheads: pd.DataFrame) -> float | None:
-    """Return what a core takes for scalar code: the geometric mean of a launch and of reading the clock; None without both."""
+    """Return the scalar time of a core in us: the geometric mean of a launch and a clock reading; None without both."""
     best = overheads[overheads["median_us"] > 0].groupby("what")["median_us"].min().reindex(_SCALAR)
     return float(np.exp(np.log(best).mean())) if best.notna().all() else None
 
 
-def look(wait_s: float = locks.PATIENCE_S) -> Host | None:
-    """Measure this CPU's ceilings as 01_machine does, in some ten seconds, and keep them.
+def measure_ceilings(wait_s: float = locks.PATIENCE_S) -> Host | None:
+    """Measure this CPU's ceilings as 01_machine does, in about ten seconds, and keep them.
 
-    HeldError where another measurement runs for longer than ``wait_s``.
+    Raises HeldError if another measurement runs for longer than ``wait_s``.
     """
-    ceilings.measure_ceilings(MachineParams(source="measure", device="cpu", budget_s=_LOOK_S), wait_s)
+    ceilings.measure_ceilings(MachineParams(source="measure", device="cpu", budget_s=_CEILINGS_S), wait_s)
     return host()
 
 
 def scaling(model: CostModel, here: Host, of: str = "peak_gflops") -> Scaling:
-    """Return the scaling from the machine of a CPU's model to this one, with the compute ceiling ``of``.
+    """Return the scaling from the machine of a CPU's model to this one; ``of`` names the compute ceiling.
 
-    Memory scales by the geometric mean over all working sets that were measured on both: tensors lie in caches as in RAM. The
-    rest scales with the threads and with the speed of a core, where it is known of both.
+    Memory scales by the geometric mean over working sets measured on both machines, because tensors lie in caches and in RAM.
+    The rest scales with thread count and core speed, if both machines measured it.
     """
     there = model.facts
     by_mb = there.get("gbps_by_mb") or {}
@@ -111,7 +110,7 @@ def scaling(model: CostModel, here: Host, of: str = "peak_gflops") -> Scaling:
 
 
 def scaled(model: CostModel, here: Host) -> CostModel:
-    """Return another CPU's model for this machine: every answer is another device's, scaled by its roof, GEMMs by their own."""
+    """Return another CPU's model scaled to this machine by its ceilings; GEMMs scale by the GEMM ceiling."""
     facts, whole = asdict(here), scaling(model, here)
     both = here.gemm_gflops and model.facts.get("gemm_gflops")
     of_gemms = scaling(model, here, "gemm_gflops") if both else whole
@@ -119,7 +118,7 @@ def scaled(model: CostModel, here: Host) -> CostModel:
 
 
 def transferred(models: Sequence[CostModel], here: Host | None) -> list[CostModel]:
-    """Return other CPUs' models for this machine, that of the nearest ceilings first; without usable ones unscaled."""
+    """Return other CPUs' models for this machine, nearest ceilings first; unscaled without usable ceilings here."""
     if here is None or here.doubtful:
         return [model.borrowed(**identity(), **{DOUBTFUL: bool(here)}) for model in models]
     return sorted((scaled(model, here) for model in models), key=lambda model: model.scaling.distance)

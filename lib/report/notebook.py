@@ -2,11 +2,11 @@
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lib.config import notebooks
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.missing import Missing
 from lib.report import markup, style
 
@@ -73,6 +73,14 @@ class Notebook:
             self.say(f"*{caption}* {figure} {hint}")
             return
         display(HTML(style.as_html(style.save(figure, self.name, name), caption)))
+
+    def by_environment(self, draw: Callable, table, stem: str) -> None:
+        """Save what ``draw`` makes of the rows of each environment (column ``env``) as ``figures/<stem>_<env>.svg`` and ``.png``."""
+        drawn = {f"{stem}_{env}": draw(rows) for env, rows in table.groupby("env")}
+        drawn = {name: figure for name, figure in drawn.items() if not isinstance(figure, Missing)}
+        for name, figure in drawn.items():
+            style.save(figure, "", name)
+        self.say(f"One figure per environment in `figures/`: {choices(drawn) or 'none'}.")
 
     def table(self, frame, caption: str, digits: int = 2, hint: str = "") -> None:
         """Show a DataFrame with its caption; where it has no rows, one line says so, and by ``hint`` what would fill it."""

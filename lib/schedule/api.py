@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib import files, store
 from lib.errors import InputError, choices
-from lib.schedule import bounds, problem_files
+from lib.schedule import bounds
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import metrics, trace
@@ -23,7 +23,7 @@ FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "ener
 
 @dataclass(frozen=True)
 class Answer:
-    """A schedule and its figures."""
+    """A schedule with its figures."""
 
     policy: str
     objective: str
@@ -31,7 +31,7 @@ class Answer:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """Give FIGURES; what cannot be known is None."""
+        """Return FIGURES; unknown ones are None."""
         problem = self.outcome.problem
         measured = metrics.metrics(self.outcome, bounds.makespan_bound(problem))
         facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
@@ -39,11 +39,11 @@ class Answer:
 
     @property
     def schedule(self) -> pd.DataFrame:
-        """Return the schedule as the table of that name, a row an attempt."""
+        """Return the table ``schedule``, one row per attempt."""
         return self.outcome.schedule[columns("schedule")].sort_values(["start_s", "device"], ignore_index=True)
 
     def write(self, out: Path | None = None, trace_path: Path | None = None) -> None:
-        """Write the schedule as CSV and the trace as JSON to new files, where asked; InputError where one is there already."""
+        """Write the schedule as CSV and the trace as JSON to new files, if given; InputError if one exists already."""
         for path in (out, trace_path):
             if path is not None:
                 files.check_new(path)
@@ -56,29 +56,20 @@ class Answer:
 def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan") -> Answer:
     """Schedule a problem by a policy that pursues an objective (``registry.aimed``).
 
-    Raises InputError for a policy or an objective that means nothing for it: no device of the policy's kind, no deadline.
+    Raises InputError if the problem has no device for the policy, or no deadline for that objective.
     """
-    _check_meaning(problem, policy, objective)
+    cpu = problem.fleet.cpu
+    wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(policy)
+    if wanted and not wanted[0].any():
+        raise InputError(f"the policy {policy} has no device: none is {wanted[1]}; the types are: "
+                         f"{choices(problem.fleet.types)}")
+    if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
+        raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
     return Answer(policy, objective, simulate(problem, registry.aimed(policy, objective)))
 
 
-def _check_meaning(problem: Problem, policy: str, objective: str) -> None:
-    cpus = [problem.fleet.is_cpu(device_type) for device_type in range(len(problem.fleet.types))]
-    if (policy == "cpu-only" and not any(cpus)) or (policy == "gpu-only" and all(cpus)):
-        kind = "a CPU: a CPU's type begins with cpu" if policy == "cpu-only" else "anything but a CPU"
-        raise InputError(f"the policy {policy} has no device: none is {kind}; the types are: {choices(problem.fleet.types)}")
-    if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
-        raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
-
-
-def schedule_files(times: Path, devices: Path, jobs: Path | None = None, actual: Path | None = None, policy: str = "hybrid",
-                   objective: str = "makespan", energy: Path | None = None) -> Answer:
-    """Schedule what files describe (``problem_files.read``)."""
-    return schedule(problem_files.read(times, devices, jobs, actual, energy), policy, objective)
-
-
 def text(answer: Answer) -> str:
-    """Return the schedule's figures in a few lines."""
+    """Return the figures in a few lines."""
     figures, fleet, done = answer.figures, answer.outcome.problem.fleet, answer.outcome.done
     lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on {figures['devices']} devices",
              f"  makespan              {figures['makespan_s']:,.6g} s, {figures['ratio']:.4f} of the lower bound "

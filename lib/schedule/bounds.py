@@ -1,14 +1,14 @@
-"""Lower bounds of any schedule: of the makespan by an LP relaxation, of the mean completion time by a matching."""
+"""Lower bounds of any schedule: the makespan by an LP relaxation, the mean completion time by a matching."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from lib.errors import InputError
-from lib.schedule.problem import Fleet, Jobs, Problem, feasible
+from lib.schedule.problem import Fleet, Jobs, Problem, cores_taken, feasible
 
 _MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
-WHOLE = 5000  # jobs: up to as many enter the linear programme at once
+WHOLE = 5000  # jobs: up to so many enter the linear programme at once
 _CUTS, _NEAR, _UNCLEAR, _EXACT = 100, 1e-5, 1e-3, 1e-9
 
 
@@ -19,7 +19,7 @@ def able_times(problem: Problem) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Host:
-    """Cores that all devices share: how many a job takes on each type while it runs (jobs, types), and how many there are."""
+    """Host cores that all devices share: those that a running job takes on each type (jobs, types), and their number."""
 
     taken: np.ndarray
     cores: float
@@ -30,19 +30,17 @@ class Host:
 
 
 def host_of(jobs: Jobs, fleet: Fleet) -> Host | None:
-    """Return the cores that jobs share on a fleet; None where they are not limited."""
-    if not np.isfinite(fleet.host_cores):
+    """Return the cores that jobs share on a fleet; None if they are not limited."""
+    if np.isinf(fleet.host_cores):
         return None
-    own = np.nan_to_num(fleet.cpu_cores)
-    cpu = np.array([fleet.is_cpu(device_type) for device_type in range(len(fleet.types))])
-    return Host(np.where(cpu[None], own[None], jobs.cpu_cores[:, None]), fleet.host_cores)
+    return Host(cores_taken(jobs, fleet), fleet.host_cores)
 
 
 @dataclass(frozen=True)
 class Relaxation:
     """The optimum of the LP relaxation, in which jobs may be cut: the makespan in s, and each job's shares (jobs, types).
 
-    ``price`` (types) is by how much the makespan grows with a second of work on a type.
+    ``price`` (types) is the growth of the makespan with a second of work on a type.
     """
 
     makespan_s: float
@@ -53,11 +51,11 @@ class Relaxation:
 def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Relaxation:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
-    ``busy_s`` (types) is the time for which the devices of a type are taken already, in all; with ``host`` no more of its
-    cores are taken, on average, than there are. No schedule is shorter, nor shorter than the longest job on its fastest type.
-    Of many jobs most have a type that is clearly the cheapest at prices near the optimum's: only the others enter the
-    programme, until at its prices no job would rather be elsewhere, which proves the optimum (sifting; Bixby and others,
-    1992). Raises InputError where a job has no device.
+    ``busy_s`` (types) is the time for which the devices of a type are already taken, in all; with ``host`` the jobs take on
+    average no more cores than there are. No schedule is shorter than this makespan, which is at least that of the longest job
+    on its fastest type. Of many jobs, most have a type that is clearly the cheapest at prices near the optimum's. Only the
+    other jobs enter the programme, until no job is cheaper elsewhere at its prices, which proves the optimum (sifting; Bixby
+    and others, 1992). Raises InputError if a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
@@ -85,15 +83,14 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None 
 
 
 def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.ndarray:
-    """Return prices (types) near the optimum's, of which the least cost of all work is greatest (cutting planes; Kelley, 1960).
+    """Return prices (types) near the optimum's, at which the least cost of all work is greatest (cutting planes; Kelley, 1960).
 
-    At any prices the work that each type then gets bounds that cost from above; the next prices are those of these bounds.
+    At any prices, the work that each type gets bounds that cost from above; the next prices maximise these bounds.
     """
     from scipy.optimize import linprog
 
     rows, width = np.arange(len(times)), len(counts)
-    known = counts > 0
-    price = np.where(known, 1.0, 0.0) / counts.sum()
+    price = (counts > 0) / counts.sum()
     best, most, cuts = price, -np.inf, []
     for _ in range(_CUTS):
         cheapest = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
@@ -107,7 +104,7 @@ def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.nda
                         bounds=[(0, None)] * width + [(None, None)], method="highs")
         if solved.status != 0 or -solved.fun * scale <= most * (1 + _NEAR):
             break
-        price = (best + solved.x[:-1]) / 2  # half way: full steps swing
+        price = (best + solved.x[:-1]) / 2  # full steps would oscillate
     return best
 
 
@@ -117,20 +114,20 @@ def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
 
 def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float,
             host: Host | None = None) -> Relaxation:
-    """Return the relaxation of a few jobs, or none; the makespan is at least ``longest_s``."""
+    """Return the relaxation of jobs, all of which enter the programme; the makespan is at least ``longest_s``."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix, vstack
 
     jobs, types = np.nonzero(np.isfinite(times))
     cells = np.arange(len(jobs))
     count, width = len(times), times.shape[1]
-    busy, own = busy_s / longest_s, times[jobs, types] / longest_s  # the solver's tolerances are absolute
+    busy, seconds = busy_s / longest_s, times[jobs, types] / longest_s  # the solver's tolerances are absolute
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    load = csr_matrix((np.append(own, -counts.astype(float)),
+    load = csr_matrix((np.append(seconds, -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
     if host is not None:
-        load = vstack([load, csr_matrix(np.append(host.taken[jobs, types] * own, -host.cores)[None])])
+        load = vstack([load, csr_matrix(np.append(host.taken[jobs, types] * seconds, -host.cores)[None])])
         busy = np.append(busy, 0.0)
     solved = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
                     bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
@@ -142,11 +139,11 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
 
 
 def makespan_bound(problem: Problem) -> float:
-    """Return a lower bound of the makespan in s: cut jobs, the longest job, and for each arrival what comes after it."""
+    """Return a lower bound of the makespan in s: the latest end of a single job, and cut jobs after some arrivals."""
     times, arrival, host = able_times(problem), problem.jobs.arrival_s, host_of(problem.jobs, problem.fleet)
     bound = float((arrival + times.min(axis=1)).max())
     starts = np.unique(arrival)
-    for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few give a good one
+    for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few starts give a good bound
         later = arrival >= start
         part = None if host is None else host.subset(later)
         bound = max(bound, float(start) + relaxation(times[later], problem.fleet.counts, host=part).makespan_s)
@@ -154,7 +151,7 @@ def makespan_bound(problem: Problem) -> float:
 
 
 def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return the least sum of completion times of jobs all there at once, each job's type, and its place from the end.
+    """Return the least sum of completion times of jobs that arrive at once, each job's type, and its place from the end.
 
     A job that is k-th from the end of its device delays k jobs, itself included: cost k x time (Bruno, Coffman and Sethi,
     1974; AlloX, EuroSys 2020). Solved by SciPy's assignment. Raises InputError beyond MOST_MATCHED jobs.

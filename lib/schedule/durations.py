@@ -1,4 +1,4 @@
-"""How long a notebook should take on a device type: by its budget, by its earlier runs there, or by a guess."""
+"""How long a notebook should take on a device type: by its budget, its earlier runs there, or a guess."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,19 +11,19 @@ from lib.config import notebooks
 from lib.tables import columns
 
 GUESS_S = 60.0
-BESIDE_S = 15.0  # that a notebook takes beside its budget: its kernel, imports, figures
+BESIDE_S = 15.0  # of a notebook besides its budget: kernel, imports, figures
 _LEAST_S = 1e-3
 
 
 class Duration(NamedTuple):
-    """Predicted seconds, and in words how they are known."""
+    """Predicted seconds, and their source in words."""
 
     seconds: float
     source: str
 
 
 def by_budget(path: str | Path, parameters: Mapping[str, Any]) -> Duration | None:
-    """Return how long a notebook of this project takes by its budget; None for one that has none, or replays.
+    """Return how long a notebook of this project takes by its budget; None if it has none, or replays.
 
     Raises InputError for wrong parameters.
     """
@@ -34,10 +34,10 @@ def by_budget(path: str | Path, parameters: Mapping[str, Any]) -> Duration | Non
 
 
 class Durations:
-    """What is known of notebooks: ``learn`` keeps how long one took in a table (``durations``) beside the schedules' data."""
+    """Durations of notebooks: predicted, and learned from runs, which a table (``durations``) keeps."""
 
     def __init__(self, path: Path | None = None):
-        """Take what the table at ``path`` holds, the project's own where none is named; InputError where it is none."""
+        """Use the table at ``path`` (default: this project's), which may not exist yet."""
         self.path = path or paths.DATA / "schedule" / "durations.csv"
 
     @cached_property
@@ -48,7 +48,7 @@ class Durations:
         return {key: (float(times.median()), len(times)) for key, times in groups}
 
     def predicted(self, notebook: str, parameters: Mapping[str, Any], device_type: str) -> Duration:
-        """Return how long a notebook should take on a device type; InputError for parameters that are not its own."""
+        """Return how long a notebook should take on a device type; InputError for wrong parameters."""
         if budget := by_budget(notebook, parameters):
             return budget
         seconds, count = self._medians.get((notebook, device_type), (GUESS_S, 0))
@@ -56,7 +56,7 @@ class Durations:
                         "a guess: it has no budget, and did not run there before")
 
     def learn(self, rows) -> None:
-        """Append rows of the table (``run, job_id, notebook, device_type, seconds``) that it does not hold yet."""
+        """Append rows (``run, job_id, notebook, device_type, seconds``) that the table does not hold yet."""
         with closing(store.Appender(self.path, "durations", resume=True, timeout_s=locks.PATIENCE_S)) as file:
             keys = set(map(tuple, store.read(self.path, "durations")[["run", "job_id"]].to_numpy()))
             for row in rows[columns("durations")].itertuples(index=False):

@@ -1,18 +1,18 @@
-"""What schedules take in joules: of jobs from a table where one is given, else watts times seconds; idle devices included."""
+"""The energy of schedules: joules of jobs from a table, else watts times seconds, and of idle devices."""
 
 import numpy as np
 import pandas as pd
 
 from lib.schedule.problem import Problem
 
-SOURCES = ("measured", "modelled", "assumed")  # the surest first; watts of a devices table are assumed
+SOURCES = ("measured", "modelled", "assumed")  # the most reliable first; watts of a devices table are assumed
 
 
 def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarray, busy_w: np.ndarray,
                  setup_s: np.ndarray) -> np.ndarray:
-    """Return what running jobs takes beyond idling (jobs, types), by their ``times`` with set-up; NaN where it is not known.
+    """Return the joules of running jobs above idling (jobs, types), by their ``times`` with set-up; NaN if unknown.
 
-    ``joules`` (jobs, types) are those of a table, without set-up, during which a device idles; NaN where it has none.
+    ``joules`` (jobs, types) come from a table, without set-up, during which a device idles; NaN: use watts.
     """
     by_watts = times * (busy_w - idle_w)[None]
     if joules is None:
@@ -21,11 +21,10 @@ def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarra
 
 
 def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tuple[float | None, str | None]:
-    """Return the joules of a schedule's attempts and of idle devices over ``span_s``, and how they are known.
+    """Return the joules of a schedule's attempts and of idle devices over ``span_s``, and their source.
 
-    The source is that of the least sure attempt, and says what idling is; both None where watts that are needed are not known.
-    An attempt that takes longer or shorter than its job takes that much more or less. Watts of idling that are not known count
-    for nothing beside a table, and the source says so.
+    The source is that of the least reliable attempt, and names the source of idling; both are None if needed watts are unknown.
+    The joules of an attempt scale with its actual time. Beside a table, unknown idle watts count as 0, and the source says so.
     """
     fleet = problem.fleet
     of_type = fleet.type_of[schedule["device_index"].to_numpy(int)]
@@ -44,6 +43,6 @@ def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tupl
     joules = float(attempts.sum() + (idle_s * np.nan_to_num(fleet.idle_w)).sum())
     if np.isnan(joules):
         return None, None
-    kinds = [problem.energy.sources[number] for number in np.unique(job[stated])] + ["assumed"] * (not stated.all())
+    sources = [problem.energy.sources[number] for number in np.unique(job[stated])] + ["assumed"] * (not stated.all())
     idling = "without idling" if np.isnan(fleet.idle_w).any() else "idling assumed"
-    return joules, f"{max(kinds, key=SOURCES.index, default='assumed')}, {idling}"
+    return joules, f"{max(sources, key=SOURCES.index, default='assumed')}, {idling}"

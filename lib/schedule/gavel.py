@@ -1,4 +1,4 @@
-"""Measured training throughputs published with Gavel (OSDI 2020), and job mixes drawn from them."""
+"""Training throughputs that were published with Gavel (OSDI 2020), and job mixes drawn from them."""
 
 import re
 from math import sqrt
@@ -17,13 +17,13 @@ FILE = "throughputs.csv"
 _MOST_PER_S = 1e9
 _ALONE = "null"
 _JOB = re.compile(r"\('([^'\\]{1,100})', ([1-9]\d{0,3})\)")
-SPAN_S = (600 * sqrt(10), 600_000.0)
+_SPAN_S = (600 * sqrt(10), 600_000.0)
 
 
-def bring_in(path: Path | None) -> tuple[Path, int]:
+def import_table(path: Path | None) -> tuple[Path, int]:
     """Turn Gavel's throughput file into the table ``throughputs`` in ``data/imported/gavel``; return the file and its rows.
 
-    The layout: device type -> text of a tuple (job type, devices) -> ``null``: steps/s alone. Raises InputError for another.
+    The layout: device type -> text of a tuple (job type, devices) -> ``null``: steps/s alone. Raises InputError for any other.
     """
     if path is None:
         raise InputError("import gavel needs the path of simulation_throughputs.json (stanford-futuredata/gavel, scheduler/)")
@@ -53,17 +53,17 @@ def _rows(path: Path) -> list[dict[str, str | int | float]]:
 
 
 def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:
-    """Return steps/s of the jobs for one device, a row a job type and a column a device type; 0: does not fit.
+    """Return steps/s of single-device jobs, one row per job type and one column per device type; 0: does not fit.
 
-    Raises InputError where a device type is not in the table.
+    Raises InputError for a device type that is not in the table.
     """
-    lacking = set(types) - set(table["device"])
-    if lacking:
-        raise InputError(f"no throughputs of {choices(sorted(lacking))}; there are: {choices(sorted(set(table['device'])))}")
+    present = set(table["device"])
+    if not present >= set(types):
+        raise InputError(f"no throughputs of {choices(sorted(set(types) - present))}; there are: {choices(sorted(present))}")
     alone = table[(table["devices"] == 1) & table["device"].isin(types)]
     return alone.pivot_table(index="job_type", columns="device", values="steps_per_s")[list(types)].sort_index()
 
 
 def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 0.0) -> Problem:
-    """Draw jobs over the job types, 10^1.5 to 10^4 minutes long on their fastest type, for so many devices of each type."""
-    return job_mixes.draw(rates, Fleet.of(dict.fromkeys(rates.columns, devices)), count, seed, load, SPAN_S)
+    """Draw jobs over the job types, 10^1.5 to 10^4 minutes long on their fastest type, for ``devices`` of each type."""
+    return job_mixes.draw(rates, Fleet.from_counts(dict.fromkeys(rates.columns, devices)), count, seed, load, _SPAN_S)

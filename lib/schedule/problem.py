@@ -1,18 +1,20 @@
-"""A scheduling problem: jobs, devices, and how long each job takes on each device type, as predicted and in truth."""
+"""A scheduling problem: jobs, devices, and the predicted and actual times of each job on each device type."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from lib.errors import InputError, choices
 
+PER_JOB = ("arrival_s", "deadline_s", "memory_mb", "cpu_cores")
 PER_TYPE = ("memory_mb", "cpu_cores", "idle_w", "busy_w", "setup_s", "price_per_hour")
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs as aligned columns; ``job_class`` says which are alike (the same workload), -1 where nothing is known."""
+    """Jobs as aligned columns; jobs of one ``job_class`` are alike (the same workload), -1 if unknown."""
 
     ids: tuple[str, ...]
     arrival_s: np.ndarray
@@ -26,23 +28,18 @@ class Jobs:
 
     @classmethod
     def plain(cls, count: int, arrival_s: np.ndarray | None = None, job_class: np.ndarray | None = None) -> "Jobs":
-        """Return ``count`` jobs that need no memory and no cores, all there at 0 s unless ``arrival_s`` says otherwise."""
+        """Return ``count`` jobs that need no memory and no cores and, by default, are all there at 0 s."""
         nothing = np.zeros(count)
         return cls(tuple(map(str, range(count))), nothing if arrival_s is None else np.asarray(arrival_s, float),
                    np.full(count, np.inf), nothing, nothing,
                    np.full(count, -1) if job_class is None else np.asarray(job_class, int))
 
 
-def is_cpu(device_type: str) -> bool:
-    """Return whether a device type is a CPU: its name starts with ``cpu``, in small letters or capitals."""
-    return device_type.lower().startswith("cpu")
-
-
 @dataclass(frozen=True)
 class Fleet:
-    """Devices of several types; ``type_of`` (devices) is the number of each one's type. PER_TYPE: (types), NaN where not known.
+    """Devices of several types; ``type_of`` (devices) is the number of a device's type. PER_TYPE: (types), NaN if unknown.
 
-    ``host_cores`` are those that jobs on other devices than the CPU draw from, as they run, in competition with CPU slots.
+    ``host_cores`` are shared by CPU slots and by jobs on other devices, as they run.
     """
 
     names: tuple[str, ...]
@@ -64,19 +61,20 @@ class Fleet:
         """Return the number of devices of each type."""
         return np.bincount(self.type_of, minlength=len(self.types))
 
-    def is_cpu(self, device_type: int) -> bool:
-        """Return whether a type is a CPU."""
-        return is_cpu(self.types[device_type])
+    @cached_property
+    def cpu(self) -> np.ndarray:
+        """Return whether each type is a CPU: its name starts with ``cpu``, in small letters or capitals."""
+        return np.array([name.lower().startswith("cpu") for name in self.types], bool)
 
     def subset(self, devices: Sequence[int]) -> tuple["Fleet", np.ndarray]:
-        """Return the fleet of some of the devices, and which of the types these are of."""
+        """Return the fleet of some of the devices, and the numbers of its types in this fleet."""
         types, type_of = np.unique(self.type_of[devices], return_inverse=True)
         numbers = {name: getattr(self, name)[types] for name in PER_TYPE}
         return replace(self, names=tuple(self.names[device] for device in devices), type_of=type_of,
                        types=tuple(self.types[device_type] for device_type in types), **numbers), types
 
     @classmethod
-    def of(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
+    def from_counts(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
         """Return a fleet of ``{type: count}``; ``numbers`` are per type, in that order."""
         types, type_of = tuple(counts), np.repeat(np.arange(len(counts)), list(counts.values()))
         names = tuple(f"{name}[{number}]" if count > 1 else name for name, count in counts.items() for number in range(count))
@@ -87,9 +85,9 @@ class Fleet:
 
 @dataclass(frozen=True)
 class JobEnergy:
-    """What each job takes on a device of each type: ``joules`` (jobs, types), without set-up; NaN: not known.
+    """Energy of each job on a device of each type: ``joules`` (jobs, types), without set-up; NaN if unknown.
 
-    ``sources`` (jobs) says how it is known: measured, modelled or assumed.
+    ``sources`` (jobs): measured, modelled or assumed.
     """
 
     joules: np.ndarray
@@ -100,8 +98,8 @@ class JobEnergy:
 class Problem:
     """Jobs to schedule on a fleet. Times are in seconds, (jobs, types); inf: cannot run there.
 
-    ``sigma`` is the spread of the predictions in log time, 0 where they are taken for exact. Without ``energy`` jobs take the
-    watts of their devices.
+    ``sigma`` is the spread of the predictions in log time, 0 for exact ones. Without ``energy`` jobs take the watts of their
+    devices. Raises InputError for what cannot be scheduled, naming the first job or column that is wrong.
     """
 
     jobs: Jobs
@@ -124,13 +122,16 @@ class Problem:
         return replace(self, predicted_s=predicted_s, sigma=sigma)
 
 
+def cores_taken(jobs: Jobs, fleet: Fleet) -> np.ndarray:
+    """Return the host cores (jobs, types) that a job takes while it runs: on a CPU those of the slot, else what it asks for."""
+    return np.where(fleet.cpu[None], np.nan_to_num(fleet.cpu_cores)[None], jobs.cpu_cores[:, None])
+
+
 def able(jobs: Jobs, fleet: Fleet) -> np.ndarray:
-    """Return (jobs, types): whether a job fits the memory of a type, and its cores and a device exist."""
-    memory = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
-    cpu = np.array([fleet.is_cpu(device_type) for device_type in range(len(fleet.types))], bool)
-    fits = jobs.memory_mb[:, None] <= memory[None]
-    cores = np.where(cpu[None], np.nan_to_num(fleet.cpu_cores)[None], jobs.cpu_cores[:, None]) <= fleet.host_cores
-    return fits & cores & (fleet.counts > 0)[None]
+    """Return (jobs, types): whether a job fits the memory of a type, the host has its cores, and there is a device."""
+    memory_mb = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
+    fits = (jobs.memory_mb[:, None] <= memory_mb[None]) & (cores_taken(jobs, fleet) <= fleet.host_cores)
+    return fits & (fleet.counts > 0)[None]
 
 
 def feasible(problem: Problem) -> np.ndarray:
@@ -139,50 +140,33 @@ def feasible(problem: Problem) -> np.ndarray:
 
 
 def _check(problem: Problem) -> None:
-    """Refuse what cannot be scheduled; InputError names the first job or device that is wrong."""
-    jobs, fleet = problem.jobs, problem.fleet
+    jobs, fleet, energy = problem.jobs, problem.fleet, problem.energy
+    count, width = len(jobs), len(fleet.types)
     if not len(fleet):
         raise InputError("there is no device: devices need a count of at least 1")
-    if not len(jobs):
+    if not count:
         raise InputError("there is no job")
-    _check_lengths(jobs, fleet)
-    if len(set(jobs.ids)) < len(jobs):
-        seen: set[str] = set()
-        raise InputError(f"job {next(name for name in jobs.ids if name in seen or seen.add(name))!r} is there twice")
-    _check_times(problem)
-    if problem.energy is not None and (problem.energy.joules.shape, len(problem.energy.sources)) != (
-            (len(jobs), len(fleet.types)), len(jobs)):
-        raise InputError(f"energy is {problem.energy.joules.shape}, there are {len(jobs)} jobs and {len(fleet.types)} device "
-                         "types")
-    for what, column in (("arrival_s", jobs.arrival_s), ("memory_mb", jobs.memory_mb), ("cpu_cores", jobs.cpu_cores)):
-        if not (np.isfinite(column) & (column >= 0)).all():
-            job = int(np.argmin(np.isfinite(column) & (column >= 0)))
-            raise InputError(f"{what} of job {jobs.ids[job]!r} is {column[job]}: it is a number, 0 or more")
-
-
-def _check_lengths(jobs: Jobs, fleet: Fleet) -> None:
-    """Refuse columns that are not aligned: a compiled loop would read beyond them."""
-    for name in ("arrival_s", "deadline_s", "memory_mb", "cpu_cores", "job_class"):
-        if len(getattr(jobs, name)) != len(jobs):
-            raise InputError(f"{name} holds {len(getattr(jobs, name))} values, there are {len(jobs)} jobs")
-    if len(fleet.type_of) != len(fleet) or not ((fleet.type_of >= 0) & (fleet.type_of < len(fleet.types))).all():
-        raise InputError(f"type_of gives each of the {len(fleet)} devices the number of its type, 0 to {len(fleet.types) - 1}")
-
-
-def _check_times(problem: Problem) -> None:
-    """Refuse times that are no positive seconds, and jobs that no device can run."""
-    jobs, fleet = problem.jobs, problem.fleet
-    for what, table in (("predicted", problem.predicted_s), ("actual", problem.actual_s)):
-        if table.shape != (len(jobs), len(fleet.types)):
-            raise InputError(f"{what} times are {table.shape}, there are {len(jobs)} jobs and {len(fleet.types)} device types")
-        bad = np.isnan(table) | (table <= 0)
-        if bad.any():
-            job, on = map(int, np.argwhere(bad)[0])
-            raise InputError(f"the {what} time of job {jobs.ids[job]!r} on {fleet.types[on]!r} is {table[job, on]}: it is a "
-                             "positive number of seconds, or empty where the job cannot run")
-    able = feasible(problem).any(axis=1)
-    if not able.all():
-        job = int(np.argmin(able))
+    columns = {name: getattr(jobs, name) for name in PER_JOB}
+    times = {"predicted": problem.predicted_s, "actual": problem.actual_s}
+    shapes = [*((name, column, (count,)) for name, column in {**columns, "job_class": jobs.job_class}.items()),
+              *((f"{name} times", table, (count, width)) for name, table in times.items()),
+              *([("energy", energy.joules, (count, width)), ("energy sources", energy.sources, (count,))] if energy else [])]
+    for name, values, shape in shapes:  # a compiled loop would read beyond columns that are not aligned
+        if np.shape(values) != shape:
+            raise InputError(f"{name} is {np.shape(values)}, there are {count} jobs and {width} device types")
+    if len(fleet.type_of) != len(fleet) or not ((fleet.type_of >= 0) & (fleet.type_of < width)).all():
+        raise InputError(f"type_of gives each of the {len(fleet)} devices the number of its type, 0 to {width - 1}")
+    if len(set(jobs.ids)) < count:
+        raise InputError(f"job {next(name for name in jobs.ids if jobs.ids.count(name) > 1)!r} is there twice")
+    for name, table in times.items():
+        for job, device_type in np.argwhere(~(table > 0)):
+            raise InputError(f"the {name} time of job {jobs.ids[job]!r} on {fleet.types[device_type]!r} is "
+                             f"{table[job, device_type]}: it is a positive number of seconds, or empty where it cannot run")
+    for job in np.flatnonzero(~feasible(problem).any(axis=1)):
         timed = [name for name, time in zip(fleet.types, problem.actual_s[job], strict=True) if np.isfinite(time)]
         raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {choices(timed) or 'none'} and needs "
                          f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores")
+    for name in PER_JOB:
+        column = columns[name]
+        for job in np.flatnonzero(~(column >= 0) | np.isinf(column)) if name != "deadline_s" else ():
+            raise InputError(f"{name} of job {jobs.ids[job]!r} is {column[job]}: it is a number, 0 or more")

@@ -1,9 +1,8 @@
-"""What a policy sees and what it answers: the same for a simulation, a replay and a real run.
+"""What a policy sees (State, Predict) and what it answers (Start, Restart, Wait), in simulations and real runs alike.
 
-A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait`` without hidden state: what it remembers from
-call to call is an object in ``state.memory``, which a resumed run starts without. ``predict`` is masked: inf says that a job
-cannot run on a device type (no time, too little memory or cores, no such device), and a policy checks nothing else. The
-seconds of planning anew (``refining``) are added up in ``state.refined_s``: engines tell them from those of plain decisions.
+A policy is a function ``policy(state, predict) -> list of Start | Restart | Wait``. It has no hidden state: what it
+remembers between calls is an object in ``state.memory``, which is empty when a run resumes. ``predict`` is inf wherever a job
+cannot run.
 """
 
 import time
@@ -16,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from lib.schedule.contention import Contention
-from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.problem import Fleet, Jobs, cores_taken
 
 Memory = TypeVar("Memory")
+_SLACK = 1e-9  # cores: sums of fractions are rounded
 
 
 class Start(NamedTuple):
@@ -29,14 +29,14 @@ class Start(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Stop a running job where it runs, its work there is lost, and start it anew on a free device."""
+    """Stop a running job, which loses its work, and start it again on a free device."""
 
     job: int
     device: int
 
 
 class Wait(NamedTuple):
-    """Leave devices idle on purpose, and decide again at ``until_s`` at the latest (inf: at the next event)."""
+    """Leave devices idle on purpose; decide again at ``until_s`` at the latest (inf: at the next event)."""
 
     reason: str
     until_s: float = np.inf
@@ -55,7 +55,7 @@ class Running(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A job that ended well: where, and how long it took there."""
+    """A job that ended well: its device type, and the seconds it took there."""
 
     job: int
     device_type: int
@@ -80,11 +80,11 @@ class Predict:
 
 @dataclass
 class State:
-    """Where things stand. Policies read it; only ``memory`` is theirs to write.
+    """The jobs and devices at one moment. Policies only write to ``memory``.
 
-    ``free`` holds the free devices of each type, ``arrived``, ``started`` (devices), ``freed`` and ``finished`` what is new
-    since the last call (a job that failed and may be tried again arrives again). Columns of the fleet that every decision
-    needs are here as lists: ``type_of`` (devices), ``setup_s`` and ``counts`` (types).
+    ``free`` holds the free devices of each type. ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the
+    changes since the last call; a failed job that may be tried again arrives again. ``type_of`` (devices), ``setup_s`` and
+    ``counts`` (types) are columns of the fleet as lists.
     """
 
     jobs: Jobs
@@ -99,24 +99,22 @@ class State:
     freed: list[int] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     done: int = 0
-    expected: int = 0  # jobs still to arrive, 0 where that is not known
-    contention: Contention | None = None  # what is known of how jobs slow each other down
-    joules: np.ndarray | None = None  # what jobs take on each type (jobs, types), NaN not known; None: their devices' watts
+    expected: int = 0  # jobs still to arrive, 0 if unknown
+    contention: Contention | None = None  # as far as it is known
+    joules: np.ndarray | None = None  # energy of each job on each type (jobs, types), NaN if unknown; None: use watts
     memory: dict[type, Any] = field(default_factory=dict)  # a policy's objects, by their class
-    refined_s: float = 0.0  # spent in ``refining`` since an engine last set it to 0
+    refined_s: float = 0.0  # seconds spent in ``refining`` since the engine last reset it
 
     def __post_init__(self):
         fleet = self.fleet
         self.type_of: list[int] = fleet.type_of.tolist()
         self.setup_s: list[float] = fleet.setup_s.tolist()
         self.counts: list[int] = fleet.counts.tolist()
-        self._need_cores: list[float] = self.jobs.cpu_cores.tolist()
-        self._own_cores = [float(np.nan_to_num(own)) if fleet.is_cpu(device_type) else None
-                           for device_type, own in enumerate(fleet.cpu_cores)]
+        self._cores = cores_taken(self.jobs, fleet)
 
     @classmethod
     def at_start(cls, jobs: Jobs, fleet: Fleet) -> "State":
-        """Return the state before anything arrived: every device is free."""
+        """Return the state before any job arrived: every device is free."""
         free: list[dict[int, None]] = [{} for _ in fleet.types]
         for device, device_type in reversed(list(enumerate(fleet.type_of.tolist()))):
             free[device_type][device] = None
@@ -128,19 +126,19 @@ class State:
             self.memory[kind] = create()
         return self.memory[kind]
 
-    def idle(self, device_type: int) -> Iterator[int]:
-        """Yield the free devices of a type, the first of the fleet first, or the one freed last."""
-        return reversed(self.free[device_type])
+    def new_jobs(self, kind: type) -> list[int]:
+        """Return the jobs that a policy's object of a class has not seen: those that arrived, or all if it is to be created."""
+        return self.arrived if kind in self.memory else list(self.waiting)
 
-    def first_idle(self, device_type: int, count: int) -> list[int]:
-        """Return up to ``count`` free devices of a type."""
+    def idle(self, device_type: int, most: int | None = None) -> list[int]:
+        """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
         free = self.free[device_type]
-        return list(islice(reversed(free), min(count, len(free))))  # never beyond the last: removed ones are skipped one by one
+        count = len(free) if most is None else min(most, len(free))
+        return list(islice(reversed(free), count))  # going on past the last would visit every removed key
 
     def cores(self, job: int, device_type: int) -> float:
-        """Return the host's cores that a job takes on a device type; a CPU slot brings its own, unless others took them."""
-        own = self._own_cores[device_type]
-        return self._need_cores[job] if own is None else own
+        """Return the host cores that a job takes on a device type (``problem.cores_taken``)."""
+        return self._cores.item(job, device_type)
 
     # ------------------------------------------------------------------------------------------ for engines
 
@@ -157,34 +155,63 @@ class State:
     def stop(self, device: int) -> Running:
         """Free a device; return what ran there."""
         ran, device_type = self.running.pop(device), self.type_of[device]
-        self.free[device_type][device] = None
-        self.freed.append(device)
+        self.enable(device)
         if self.free_cores != np.inf:
             self.free_cores += self.cores(ran.job, device_type)
         return ran
 
+    def arrive(self, job: int) -> None:
+        """Let a job wait, as news to the policy."""
+        self.waiting[job] = None
+        self.arrived.append(job)
+
+    def finish(self, ran: Running, seconds: float) -> None:
+        """Note that a job, which has been stopped, ended well."""
+        self.finished.append(Finished(ran.job, self.type_of[ran.device], seconds))
+        self.done += 1
+
     def disable(self, device: int) -> None:
-        """Take a device out that cannot run anything for now."""
+        """Take away a free device that cannot run anything for now."""
         self.free[self.type_of[device]].pop(device, None)
         if device in self.freed:
             self.freed.remove(device)
 
     def enable(self, device: int) -> None:
-        """Take a device in that can run again."""
+        """Add a device that can run something again."""
         self.free[self.type_of[device]][device] = None
         self.freed.append(device)
 
     def clear_news(self) -> None:
-        """Start new lists of news, after a policy has seen the old ones."""
-        self.arrived.clear()
-        self.started.clear()
-        self.freed.clear()
-        self.finished.clear()
+        """Empty the lists of changes, after the policy has seen them."""
+        for news in (self.arrived, self.started, self.freed, self.finished):
+            news.clear()
+
+
+class CoreBudget:
+    """The host cores that are left while a policy collects its actions."""
+
+    def __init__(self, state: State):
+        self._state, self.left = state, state.free_cores
+
+    def fits(self, cores: float) -> bool:
+        """Return whether so many cores are left."""
+        return cores <= self.left + _SLACK
+
+    def has(self, job: int, device_type: int) -> bool:
+        """Return whether enough cores are left for a job on a device type."""
+        return self.left == np.inf or self.fits(self._state.cores(job, device_type))
+
+    def take(self, job: int, device_type: int) -> bool:
+        """Reserve the cores of a job on a device type; False if too few are left."""
+        enough = self.has(job, device_type)
+        if enough and self.left != np.inf:
+            self.left -= self._state.cores(job, device_type)
+        return enough
 
 
 @contextmanager
 def refining(state: State) -> Iterator[None]:
-    """Add to ``state.refined_s`` the seconds that pass within: a search, a linear programme, lists made anew."""
+    """Add the seconds within to ``state.refined_s``: engines report planning anew apart from plain decisions."""
     begin = time.perf_counter()
     try:
         yield

@@ -67,12 +67,20 @@ def _image_folder(workload: Workload, split: str, transform: Callable | None = N
 
 
 class _Prepare:
-    """Turn what a MedMNIST item holds into a normalised float tensor of the workload's size (mean 0.5, std 0.5)."""
+    """Turn what a MedMNIST item holds into a normalised float tensor of the workload's size (mean 0.5, std 0.5).
 
-    def __init__(self, spatial: int, size: int, augment: bool):
-        self.spatial, self.size, self.augment = spatial, size, augment
+    ``random_crop`` resizes a random part of a picture and flips half of them first, as torchvision's ImageNet example does.
+    """
+
+    def __init__(self, spatial: int, size: int, augment: bool, random_crop: bool = False):
+        self.spatial, self.size, self.augment, self.crop = spatial, size, augment, None
+        if random_crop:
+            from torchvision import transforms
+
+            self.crop = transforms.Compose([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()])
 
     def __call__(self, image) -> torch.Tensor:
+        image = self.crop(image) if self.crop else image
         tensor = torch.from_numpy(image).float() if self.spatial == 3 else _picture(image)
         if tensor.shape[-1] != self.size or tensor.shape[-2] != self.size:
             mode = "trilinear" if self.spatial == 3 else "bilinear"
@@ -124,17 +132,20 @@ def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple
         f"Real ones: {fetch}")
 
 
-def open_splits(workload: Workload, data_source: str, resolution: str, augment: bool = False) -> Opened:
+def open_splits(workload: Workload, data_source: str, resolution: str, augment: bool = False,
+                random_crop: bool = False) -> Opened:
     """Open train, val and test of a workload; a folder of images may have no test.
 
     ``data_source``: medmnist (downloads what is missing, or refuses), synthetic, imagefolder, or auto, which never
-    downloads. Augmentation touches the training split alone. Each item is (float tensor, integer label array).
+    downloads. Augmentation and random crops (of pictures, not of volumes) touch the training split alone. Each item is (float
+    tensor, integer label array).
     Raises InputError for a missing, damaged or wrongly shaped file.
     """
     if (workload.dataset == "imagefolder") != (data_source == "imagefolder") and data_source != "auto":
         raise InputError(f"{workload.id} reads {workload.dataset!r}; data_source={data_source!r} does not fit it (use auto)")
+    changes = {split: (augment and split == "train", random_crop and split == "train") for split in medmnist_files.SPLITS}
     if workload.dataset == "imagefolder":
-        return Opened({split: _image_folder(workload, split, _FolderPrepare(workload.size, augment and split == "train"))
+        return Opened({split: _image_folder(workload, split, _FolderPrepare(2, workload.size, *changes[split]))
                        for split in _folder_splits(workload)}, "imagefolder", f"Images from {workload.folder}.")
     import medmnist
 
@@ -143,25 +154,24 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     medmnist_files.check_file(folder / medmnist_files.file_name(workload.dataset, native), workload.dataset, native)
     real_class = getattr(medmnist, medmnist_files.info()[workload.dataset]["python_class"])
     spatial = 3 if workload.dataset.endswith("3d") else 2
+    if random_crop and spatial == 3:
+        raise InputError(f"{workload.id}: random_crop is of pictures, and {workload.dataset} holds volumes; use augment")
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
     with medmnist_files.reading(folder / medmnist_files.file_name(workload.dataset, native)):
         splits = {split: real_class(split=split, root=str(folder), size=native,
-                                    transform=_Prepare(spatial, workload.size, augment and split == "train"))
+                                    transform=_Prepare(spatial, workload.size, *changes[split]))
                   for split in medmnist_files.SPLITS}
     return Opened(splits, source, note)
 
 
 class _FolderPrepare(_Prepare):
-    """Crop a picture of any shape to its central square, then as for MedMNIST."""
-
-    def __init__(self, size: int, augment: bool):
-        super().__init__(2, size, augment)
+    """Crop a picture of any shape to its central square (without ``random_crop``), then as for MedMNIST."""
 
     def __call__(self, image) -> torch.Tensor:
-        side = min(image.size)
+        image, side = image.convert("RGB"), min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
-        return super().__call__(image.convert("RGB").crop((left, top, left + side, top + side)))
+        return super().__call__(image if self.crop else image.crop((left, top, left + side, top + side)))
 
 
 def length(dataset) -> int:

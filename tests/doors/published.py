@@ -60,7 +60,7 @@ def _throughputs(data, folder):
     path = folder / "throughputs.json"
     path.write_text(text)
     with mock.patch.object(paths, "IMPORTED", folder / "imported"):
-        return pass_through(lambda: gavel.bring_in(path)[1], kind, f"gavel: another value at {place}", 3)
+        return pass_through(lambda: gavel.import_table(path)[1], kind, f"gavel: another value at {place}", 3)
 
 
 def _attempt(data, folder):

@@ -18,8 +18,13 @@ import numpy as np
 from lib.measure.energy.meters import Absent, Meter
 from lib.measure.energy.trace import LEAST_SAMPLES, Energy, Trace, of_window
 
-IDLE_PERIODS = 12  # sampling periods of the meter that idle power is logged for: LEAST_SAMPLES, and two to spare
+_IDLE_PERIODS, _IDLE_S = 12, 0.25  # idle power is logged for so many sampling periods (LEAST_SAMPLES and two), and so long
 LEAST_S = 2.0  # of work, where it can be repeated
+
+
+def idle_seconds(meter: Meter) -> float:
+    """Return how long the idle power has to be logged for enough samples; a busy host misses some of a fast meter."""
+    return max(_IDLE_PERIODS * meter.period_s, _IDLE_S)
 
 
 @dataclass
@@ -124,7 +129,7 @@ def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Met
 
 
 def idle_w(meter: Meter) -> float:
-    """Return the mean power over IDLE_PERIODS while nothing is done, in W; NaN without a meter, at once."""
+    """Return the mean power while nothing is done, in W (see ``idle_seconds``); NaN without a meter, at once."""
     with Recorder(meter) as recorder:
-        recorder.rest(IDLE_PERIODS * meter.period_s)
+        recorder.rest(idle_seconds(meter))
     return recorder.idle_w

@@ -74,8 +74,8 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
     changed = {**matrix.options, **grid.options, **(options or {})}
     if fixed := _FIXED & changed.keys():
         raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
-    chosen = []
-    for model, batch, precision, optimizer in product(grid.models, grid.batch_sizes, grid.precisions, grid.optimizers):
+    chosen, precisions = [], dict.fromkeys(machine.precision(name, where) for name in grid.precisions)
+    for model, batch, precision, optimizer in product(grid.models, grid.batch_sizes, precisions, grid.optimizers):
         label = f"{env}/{model}/b{batch}/{precision}" + (f"/{optimizer}" if optimizer != "adam" else "")
         values = {**changed, "device": str(where), "batch_size": batch, "precision": precision, "optimizer": optimizer,
                   "label": label}
@@ -171,7 +171,7 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
 def environment(table: pd.DataFrame) -> pd.Series:
     """Return the environment of each run: what its label says before the first slash, else its machine's hardware id."""
     named = table["label"].str.contains("/", regex=False)
-    return table["label"].str.partition("/")[0].where(named, table["hardware_id"])
+    return table["label"].str.split("/").str[0].where(named, table["hardware_id"])
 
 
 SETTINGS = [name for name in CONFIGURATION if name not in (*KEYS, "workload_id", "dataset", "hardware_id", "software_id")]
@@ -184,7 +184,7 @@ def configurations(table: pd.DataFrame) -> pd.DataFrame:
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
     usable = table[table["verdict"] != VERDICTS[-1]].copy()
-    usable.insert(0, "env", environment(usable) if len(usable) else "")
+    usable.insert(0, "env", environment(usable))
     groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
     rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))
     result = rates.agg(n="size", mean="mean", std="std", median="median", low="min", high="max").join(result).reset_index()

@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import runs
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
-from lib.measure.energy.windows import IDLE_PERIODS, Recorder
+from lib.measure.energy.windows import Recorder, idle_seconds
 from lib.measure.statistics import Timing
 from lib.measure.training import summary
 from lib.measure.training.passes import Outcome, Run, measure_passes
@@ -26,8 +26,8 @@ from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer, adam, seed_everything, sgd
 
-_SWITCHES = ("optimizer", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor",
-             "augment", "deterministic", "cudnn_benchmark", "seed")
+_SWITCHES = ("optimizer", "lr", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory",
+             "prefetch_factor", "augment", "random_crop", "deterministic", "cudnn_benchmark", "seed")
 _IDLE_SHARE = 0.1  # of the budget, for the idle power before work
 
 
@@ -99,12 +99,14 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
            "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
            "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
-           "tf32": machine.tf32(run.device), "threads": torch.get_num_threads(),
-           "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(), "other_cpu_cores": seen.other_cores,
-           "involuntary_switches_per_s": seen.involuntary_per_s, "step_median_ms": timing and timing.median_ms,
+           "data_root": workload.folder or "medmnist", "torch_version": torch.__version__, "tf32": machine.tf32(run.device),
+           "threads": torch.get_num_threads(), "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(),
+           "other_cpu_cores": seen.other_cores, "involuntary_switches_per_s": seen.involuntary_per_s,
+           "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
            **machine.ids(), "image_j": energy.energy_j / pipelined.images, **energy.columns}
     pipelined_ms = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
+    row |= {"momentum": p.momentum, "weight_decay": p.weight_decay} if p.optimizer == "sgd" else {}
     earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
     return row
@@ -143,10 +145,12 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     _check(p, device)
+    mixed, p = p.precision == "amp", p.model_copy(update={"precision": machine.precision(p.precision, device)})
     task = workloads.prepare(workload or _workload(p), p.batch_size)
     with ExitStack() as stack:
         stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
-        opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment)
+        opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment, p.random_crop)
+        note = opened.note + f" Precision amp is {p.precision} on {device}." * mixed
         _check_size(task, opened)
         seed_everything(p.seed)
         options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
@@ -157,11 +161,11 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
         run_id = _free_name(stem, stack)
         recorder = stack.enter_context(Recorder(open_meter(str(device))))
-        recorder.rest(min(IDLE_PERIODS * recorder.meter.period_s, _IDLE_SHARE * budget.left_s))
+        recorder.rest(min(idle_seconds(recorder.meter), _IDLE_SHARE * budget.left_s))
         run = Run(p, task, opened, device, trainer, run_id, recorder)
         started = store.utc_now()
         facts = {"run_id": run_id, "started_utc": started, "notebook": "02_profile", "parameters": p.model_dump(),
-                 "load_at_start": asdict(before), "data_note": opened.note, **machine.identity()}
+                 "load_at_start": asdict(before), "data_note": note, **machine.identity()}
         files = [run.path(kind) for kind in run.kinds] if p.profile else []
         for path in files:
             store.write_meta(path, "profile", **facts)
@@ -173,7 +177,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         for path in files:
             store.write_meta(path, "runs" if path == files[-1] else "profile", **facts, load_at_end=asdict(outcome.seen),
                              metrics=outcome.metrics)
-    return Profiled(rows, store.read(files[-1], "runs").iloc[0], opened.note, tuple(files), outcome.metrics)
+    return Profiled(rows, store.read(files[-1], "runs").iloc[0], note, tuple(files), outcome.metrics)
 
 
 def profile(p: ProfileParams) -> Profiled:

@@ -12,7 +12,7 @@ PIPELINED = 0.05  # a mean against a median of the same steps, a few seconds apa
 REPEAT = 0.03  # two runs of the same configuration
 CONFIGURATION = ("workload_id", "dataset", "arch", "backend", "batch_size", "precision", "optimizer", "data_source",
                  "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory", "prefetch_factor", "augment",
-                 "deterministic", "cudnn_benchmark", "threads", "hardware_id", "software_id")
+                 "random_crop", "deterministic", "cudnn_benchmark", "threads", "hardware_id", "software_id")
 PHASES_MS = {"loader_wait_ms": "loader wait", "h2d_ms": "copy to device", "forward_time_ms": "forward",
              "backward_time_ms": "backward", "optimizer_ms": "optimizer"}
 

@@ -18,6 +18,7 @@ from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy
 from lib.predict.registry import Predictor
+from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
@@ -25,14 +26,13 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
            "energy_high_j", "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb",
            *quote.COLUMNS, *(f"{name}_ms" for name in step.PARTS), "not_modelled", "flops_not_known")
 BATCHES = (1, 4, 16, 64, 256)
-_RIVALS = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
-_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # what bounds a step beside its passes
-_SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
+_COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer: a row a device (COLUMNS), the recommended one with its reason, and the batch sizes where that changes."""
+    """The answer: one row per device (COLUMNS), the recommended device, why, and the batch sizes where that changes."""
 
     captured: CapturedQuery
     table: pd.DataFrame
@@ -43,16 +43,16 @@ class Advice:
 
 
 def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
-    """Predict ``query`` on every device that has a model (or those named) and recommend one.
+    """Predict ``query`` on the named devices, or on all that have a model, and recommend one.
 
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    predictors = able(captured, for_networks(devices, query.dtype), bool(devices))
+    predictors = with_condition(captured, for_networks(devices, query.dtype), bool(devices))
     table = predictions(captured, predictors)
     best = _best(table)
-    rivals = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_RIVALS]
-    compared = [predictor for predictor in predictors if predictor.device in rivals]
+    fastest = ["cpu", *[name for name in table["device"] if name != "cpu"]][:_COMPARED]
+    compared = [predictor for predictor in predictors if predictor.device in fastest]
     changes = _crossovers(captured, compared) if crossovers and len(compared) > 1 else ()
     return Advice(captured, table, best, _reason(table, best), changes, tuple(predictors))
 
@@ -60,7 +60,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
 def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predictor]:
     """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
 
-    This machine's CPU without a model of it answers by its fp32 model, where networks tell what the element type gains.
+    This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
     """
     repeated = len(set(devices)) < len(devices)
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not gains.serves(dtype):
@@ -70,53 +70,54 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
     return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if others or not devices else ())]
 
 
-def able(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
-    """Return the devices that can be predicted in the layout and compiled as the query says; all of them where it says neither.
+def with_condition(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool) -> list[Predictor]:
+    """Return the devices that can be predicted in the query's layout, compiled or not.
 
-    Raises InputError where none can, or one that was ``named`` cannot.
+    Raises InputError if there is none, or if a device that was ``named`` is not among them.
     """
     query = captured.query
     if query.layout not in answers.LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(answers.LAYOUTS)}")
     if (query.layout, query.compiled) == ("contiguous", False):
         return list(predictors)
-    able = [one for one in predictors if captured.condition(one) or captured.is_by_gain(one)]
+    able = [predictor for predictor in predictors if captured.condition(predictor) or captured.uses_gain(predictor)]
     if not able or (named and len(able) < len(predictors)):
-        unable = choices(one.device for one in predictors if one not in able)
-        how = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
-        raise InputError(f"no networks that ran so ({how}) were learned from on: {unable}")
+        unable = choices(predictor.device for predictor in predictors if predictor not in able)
+        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
+        raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     return able
 
 
 def without_ceilings(cpu: Predictor | None) -> bool:
-    """Return whether this machine's CPU is predicted by another one's model, without ceilings that can be trusted."""
+    """Return whether this machine's CPU is predicted from another CPU, unscaled for want of usable ceilings."""
     return bool(cpu and cpu.origin and not cpu.model.scaling)
 
 
 def predictions(captured: CapturedQuery, predictors: Sequence[Predictor]) -> pd.DataFrame:
-    """Return a row a device (COLUMNS), the fastest first."""
-    works = {kind: captured.work(device_type=kind) for kind in {predictor.device_type: None for predictor in predictors}}
+    """Return one row per device (COLUMNS), the fastest first."""
+    device_types = {predictor.device_type: None for predictor in predictors}
+    works = {device_type: captured.work(device_type=device_type) for device_type in device_types}
     rows = [row(predictor, captured, works[predictor.device_type]) for predictor in predictors]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
 def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[str, Any]:
-    """Return what a device does (COLUMNS) with the work of a query at one of its batch sizes."""
-    answer = captured.predicted(predictor, network)
+    """Return the row (COLUMNS) of a device for the work of a query at one batch size."""
+    answer = captured.predict(predictor, network)
     estimate = passes_of(answer)
     rate = network.batch_size / answer.predicted_ms * 1e3
     memory_mb = memory_of(answer, network)
-    resident_mb, by_gain = resident_of(predictor, answer, network), captured.is_by_gain(predictor)
+    resident_mb, by_gain = resident_of(predictor, answer, network), captured.uses_gain(predictor)
     price = predictor.price_per_hour / rate * 1e6 / 3600 if predictor.price_per_hour else math.nan
     return {"device": predictor.device, "source": source_of(predictor, estimate), "predicted_ms": answer.predicted_ms,
             "low_ms": answer.low_ms, "high_ms": answer.high_ms, "images_per_sec": rate, "memory_mb": memory_mb,
             "predicted_gbps": network.bytes / answer.predicted_ms / 1e6,
-            "bound": _bound(predictor, captured.usual().scaled(network.batch_size) if by_gain else network, answer),
+            "bound": _bound(predictor, captured.in_fp32().scaled(network.batch_size) if by_gain else network, answer),
             "below_roof": math.nan if by_gain else estimate.predicted_ms / predictor.roof_ms(network),
-            "out_of_range": bool(estimate.outside > _SHARE or predictor.origin),
+            "out_of_range": bool(estimate.outside > OUTSIDE or predictor.origin),
             "fits": bool(max(memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
             "measured_ms": _measured(predictor, captured, network.batch_size), "dtype": captured.query.dtype,
-            "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.evidence else
+            "latency_type": "end_to_end" if predictor.device_type == "cpu" or estimate.provenance.of_networks else
             predictor.model.facts["latency_type"],
             **captured.quote(predictor, network, estimate).columns,
             "price_per_million": price, **resident_mb, **energy.per_image(predictor.power, estimate, network.batch_size),
@@ -124,23 +125,23 @@ def row(predictor: Predictor, captured: CapturedQuery, network: Work) -> dict[st
 
 
 def notes(network: Work) -> dict[str, str]:
-    """Return what no model is of, values that its control flow depends on among it, and whose FLOPs are not known."""
+    """Return what is not modelled, values that steer control flow included, and operators of unknown FLOPs."""
     branches = [f"values at {place} (those of random inputs)" for place in network.branches]
     return {"not_modelled": choices([*network.not_modelled, *branches]), "flops_not_known": choices(network.uncounted)}
 
 
 def passes_of(answer: Estimate | Step) -> Estimate:
-    """Return the estimate of the passes that an answer rests on: of a step, forward and backward."""
+    """Return the estimate of the passes in an answer: of a step, forward and backward."""
     return answer.passes if isinstance(answer, Step) else answer
 
 
 def memory_of(answer: Estimate | Step, network: Work) -> float:
-    """Return the MB that an answer needs: of a training step with the optimizer's state."""
+    """Return the MB that an answer needs; a training step's include the optimizer's state."""
     return answer.memory_mb if isinstance(answer, Step) else network.memory_mb
 
 
 def resident_of(predictor: Predictor, answer: Estimate | Step, network: Work) -> dict[str, float]:
-    """Return the resident MB that a fresh process grows by for an answer, with an interval; empty where nothing was learned."""
+    """Return the resident MB that a fresh process grows by, with an interval; empty if none was learned."""
     fitted = predictor.model.resident.get("default")
     if not fitted:
         return {}
@@ -149,7 +150,7 @@ def resident_of(predictor: Predictor, answer: Estimate | Step, network: Work) ->
 
 
 def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
-    """Return what most of the time goes to: a part beside the passes, or what bounds these (``Predictor.bound``)."""
+    """Return what limits the answer: loader, copy or optimizer, or the passes (``Predictor.bound``)."""
     if isinstance(answer, Step) and answer.longest in _HOST and \
             answer.parts[answer.longest].predicted_ms > registry.MOST * answer.predicted_ms:
         return _HOST[answer.longest]
@@ -157,20 +158,20 @@ def _bound(predictor: Predictor, network: Work, answer: Estimate | Step) -> str:
 
 
 def source_of(predictor: Predictor, estimate: Estimate) -> str:
-    """Say on what an answer rests: zero-shot where most of its time was predicted from kernels of other devices."""
+    """Return where an answer comes from in words; zero-shot if other devices' kernels predicted most of its time."""
     if predictor.origin:
         scaling, doubtful = predictor.model.scaling, predictor.model.facts.get(transfer_cpu.DOUBTFUL)
         how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if doubtful else ""
         return f"zero-shot from {predictor.origin}{how}"
-    borrowed = sum(estimate.origins.values())
-    if borrowed <= _SHARE:
-        return "learned from whole networks" if estimate.evidence else "predicted"
-    most = max(estimate.origins, key=estimate.origins.get)
+    provenance = estimate.provenance
+    if (borrowed := provenance.borrowed) <= OUTSIDE:
+        return "learned from whole networks" if provenance.of_networks else "predicted"
+    most = max(provenance.origins, key=provenance.origins.get)
     return f"zero-shot from {most}" if borrowed > MOST_BORROWED else f"predicted, {borrowed:.0%} from {most}"
 
 
 def _measured(predictor: Predictor, captured: CapturedQuery, batch_size: int) -> float:
-    """Return what was measured of this very query on the device, NaN if it was not; of a training step by its profile."""
+    """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
     query = captured.query
     if query.mode == "train" and query.dtype != "fp32":
         return math.nan
@@ -209,11 +210,11 @@ def _reason(table: pd.DataFrame, best: str) -> str:
 
 
 def _crossovers(captured: CapturedQuery, predictors: Sequence[Predictor]) -> tuple[str, ...]:
-    """Say at which batch sizes another device becomes the fastest."""
+    """Return the batch sizes at which another device becomes the fastest, in words."""
     changes, last = [], ""
     for batch, works in [(batch, [captured.scaled(batch, predictor.device_type) for predictor in predictors])
                          for batch in BATCHES]:
-        answers = [(captured.predicted(predictor, network), network, predictor)
+        answers = [(captured.predict(predictor, network), network, predictor)
                    for predictor, network in zip(predictors, works, strict=True)]
         times = [(answer.predicted_ms, predictor.device) for answer, network, predictor in answers
                  if memory_of(answer, network) < predictor.memory_mb]

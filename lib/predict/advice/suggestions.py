@@ -48,7 +48,7 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(captured: CapturedQuery, predictor: Predictor) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    base = captured.predicted(predictor)
+    base = captured.predict(predictor)
     several = [*_retained_memory(captured, predictor, base), *_larger_batches(captured, predictor, base)]
     operators = passes_of(base).operators
     cost = operators["predicted_ms"] * operators["calls"]
@@ -81,7 +81,7 @@ def _on_cpu(captured: CapturedQuery, predictor: Predictor, change: Change, dtype
         return change  # gains are over fp32
     try:
         answer = captured.gain(predictor, dtype, layout)
-        query, changed = captured.query, captured.is_by_gain(predictor)
+        query, changed = captured.query, captured.uses_gain(predictor)
         before = captured.gain(predictor, query.dtype, query.layout).gain if changed else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
@@ -93,7 +93,7 @@ def _retained_memory(captured: CapturedQuery, predictor: Predictor, base: Estima
         return  # a loop retains it, see ``steps.passes_in_a_loop``
     network = captured.work(device_type=predictor.device_type)
     if predictor.composition(network.mode).rates.get("fresh_mb") and network.fresh_bytes:
-        gain = base.predicted_ms / captured.predicted(predictor, memory="kept").predicted_ms
+        gain = base.predicted_ms / captured.predict(predictor, memory="kept").predicted_ms
         text = f"{network.fresh_bytes / 1e6:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB"
         yield Change("retain freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)", gain, text,
                      {"memory": "kept"})
@@ -103,7 +103,7 @@ def _larger_batches(captured: CapturedQuery, predictor: Predictor, base: Estimat
     for factor in (2, 4):
         batch = captured.batch_size * factor
         larger = captured.scaled(batch, predictor.device_type)
-        answer = captured.predicted(predictor, larger)
+        answer = captured.predict(predictor, larger)
         if (memory_mb := memory_of(answer, larger)) < predictor.memory_mb:
             gain = factor * base.predicted_ms / answer.predicted_ms
             yield Change(f"batch size {batch}", gain, f"images a second; needs {memory_mb:,.0f} MB",
@@ -119,7 +119,7 @@ def _half_precision(captured: CapturedQuery, predictor: Predictor, base: Estimat
     except InputError as error:
         return Change("bf16 (autocast)", math.nan, f"not predicted: {error}", {"dtype": "bf16"})
     half = CapturedQuery(replace(captured.query, dtype="bf16", batch_size=captured.batch_size), captured.shipped)
-    answer = half.predicted(other)
+    answer = half.predict(other)
     return Change("bf16 (autocast)", base.predicted_ms / answer.predicted_ms,
                   f"by the bf16 model, {source_of(other, passes_of(answer))}", {"dtype": "bf16"})
 
@@ -151,7 +151,7 @@ def _beside_ms(captured: CapturedQuery, predictor: Predictor, batch_size: int) -
     """Return what a training step of a batch is predicted to take beside forward and backward; 0 in inference."""
     if captured.query.mode == "infer":
         return 0.0
-    return captured.predicted(predictor, captured.scaled(batch_size, predictor.device_type)).beside_ms
+    return captured.predict(predictor, captured.scaled(batch_size, predictor.device_type)).beside_ms
 
 
 def _verified(change: Change, base: Any, base_ms: float, beside: Callable[[int], float], device: str,

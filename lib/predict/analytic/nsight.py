@@ -13,6 +13,8 @@ from lib.errors import InputError, choices
 
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
+_SUMS = {"time": "seconds", "bytes": "bytes", "flops": "flops"}  # columns of what was counted, by role
 _COLLECT = "collect it with params/collect_nsight.sh"
 _MESSAGES = {
     "ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load the "
@@ -25,48 +27,35 @@ _MESSAGES = {
 class Counted:
     """What one file counted: a row a kernel (kernel, seconds, bytes, flops and flops_<dtype>), and the file's name.
 
-    ``tensor``: whether counters of tensor cores are among what was counted.
+    ``missing``: the counters of FLOPs that the file lacks.
     """
 
     kernels: pd.DataFrame
     name: str
-    tensor: bool = True
+    missing: tuple[str, ...] = ()
 
     @property
     def warning(self) -> str:
         """Return what the counts lack, in one line; empty where they are complete."""
-        return "" if self.tensor else (
-            f"{self.name} has no counter of tensor cores: whatever they computed is not among its FLOPs, so that GEMMs and "
-            "convolutions of bf16, fp16 and tf32 lie too low; see params/nsight_metrics.yaml.")
-
-    @property
-    def dtype(self) -> str:
-        """Return the element type that most FLOPs were of."""
-        of = self.kernels.filter(regex="^flops_").sum()
-        return str(of.idxmax()).removeprefix("flops_")
+        return f"{self.name} lacks {choices(self.missing)}: that work is not among its FLOPs, and kernels that do it lie too " \
+            "low; see params/nsight_metrics.yaml." if self.missing else ""
 
     def work(self, hardware_id: str, batch_size: int = 0, label: str = "", least: float = 0.05) -> pd.DataFrame:
         """Return all kernels as one row of work for ``roofline.points``, and each kernel that took ``least`` of the time.
 
         Time, FLOPs and bytes are of these kernels alone, never of another run. ``batch_size`` is what the program processed.
+        The element type of a row is the one that most of its FLOPs are of.
         """
-        by_kernel = self.kernels.groupby("kernel", sort=False).agg(
-            elapsed_sec=("seconds", "sum"), bytes=("bytes", "sum"), flops=("flops", "sum"), calls=("kernel", "size"))
-        heavy = by_kernel[by_kernel["elapsed_sec"] >= least * by_kernel["elapsed_sec"].sum()]
-        everything = by_kernel.sum().to_frame("all kernels").T
-        frame = pd.concat([everything, heavy.sort_values("elapsed_sec", ascending=False)]).astype({"calls": int})
-        names = [label or self.name, *(_short(name) for name in frame.index[1:])]
-        dtypes = [self.dtype, *(self._dtype_of(name) for name in frame.index[1:])]
-        return frame.reset_index(drop=True).assign(
-            label=names, env=label or self.name, arch=self.name, backend="cuda",
-            batch_size=[batch_size] + [0] * (len(names) - 1),
-            precision=dtypes, roof_dtype=dtypes, bytes_source="counted", kind="counted",
-            family=["all kernels"] + ["kernel"] * (len(names) - 1), occurrences=1, level="device", verdict="stable",
-            hardware_id=hardware_id, software_id="counted")
-
-    def _dtype_of(self, kernel: str) -> str:
-        rows = self.kernels[self.kernels["kernel"] == kernel]
-        return Counted(rows, self.name).dtype
+        by_kernel = self.kernels.assign(calls=1).groupby("kernel", sort=False).sum()
+        heavy = by_kernel[by_kernel["seconds"] >= least * by_kernel["seconds"].sum()].sort_values("seconds", ascending=False)
+        rows = pd.concat([by_kernel.sum().to_frame("all kernels").T, heavy]).astype({"calls": int})
+        dtypes = rows.filter(regex="^flops_").idxmax(axis=1).str.removeprefix("flops_").tolist()
+        first, others = rows.index[:1], list(rows.index[1:])
+        return rows[["seconds", "bytes", "flops", "calls"]].rename(columns={"seconds": "elapsed_sec"}).assign(
+            label=[label or self.name, *map(_short, others)], env=label or self.name, arch=self.name, backend="cuda",
+            batch_size=[batch_size] + [0] * len(others), precision=dtypes, roof_dtype=dtypes, bytes_source="counted",
+            kind="counted", family=[*first] + ["kernel"] * len(others), occurrences=1, level="device", verdict="stable",
+            hardware_id=hardware_id, software_id="counted").reset_index(drop=True)
 
 
 def _short(kernel: str) -> str:
@@ -76,14 +65,11 @@ def _short(kernel: str) -> str:
 
 def _factor(unit: str, role: str, where: str) -> float:
     """Return what one unit is in bytes, seconds or counts; InputError for one that does not fit the role."""
-    if role == "time":
-        if unit in _SECONDS:
-            return _SECONDS[unit]
-    else:
-        match = re.fullmatch(r"([KMGT]?)(byte|B)" if role == "bytes" else r"([KMGT]?)(inst|op|ops|)", unit)
-        if match:
-            return _PREFIX[match.group(1)]
-    raise InputError(f"{where}: the unit {unit!r} is none of {role}; collect again with --print-units base")
+    prefix = re.fullmatch(r"([KMGT]?)(byte|B)" if role == "bytes" else r"([KMGT]?)(inst|op|ops|)", unit)
+    factor = _SECONDS.get(unit) if role == "time" else prefix and _PREFIX[prefix[1]]
+    if not factor:
+        raise InputError(f"{where}: the unit {unit!r} is none of {role}; collect again with --print-units base")
+    return factor
 
 
 def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]:
@@ -96,21 +82,11 @@ def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]
     header, *rows = csv_files.rows(log + re.sub(r"(?m)^==.*$", "", text[start.start():]), Path(name))
     if "Metric Name" in header:
         raise InputError(f"{name} is the details page, a row a metric; export the raw page: ncu --import FILE --csv --page raw")
-    if rows and not rows[0][0].strip():
-        units, *rows = rows
-    else:
+    if not rows or rows[0][0].strip():
         raise InputError(f"{name}: the row of units after the header is missing; {_COLLECT}")
-    if not rows:
+    if not rows[1:]:
         raise InputError(f"{name}: {reason or _MESSAGES['No kernels were profiled']}")
-    return header, units, rows
-
-
-def _check(header: list[str], metrics: Mapping[str, Metric], name: str) -> None:
-    """Refuse a file without the counters that are needed, naming those that are missing and those that are there."""
-    missing = [metric.name for metric in metrics.values() if not metric.optional and metric.name not in header]
-    if missing:
-        there = [column for column in header if "__" in column]
-        raise InputError(f"{name} lacks {choices(missing)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
+    return header, rows[0], rows[1:]
 
 
 def _value(text: str, metric: str, row: list[str], name: str) -> float:
@@ -131,20 +107,21 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
     except InputError as error:
         raise InputError(f"the counters cannot be read: {error}") from None
     header, units, rows = _table(text, path.name)
-    _check(header, metrics, path.name)
-    here = {metric.name: (metric, header.index(metric.name)) for metric in metrics.values() if metric.name in header}
-    factors = {name: _factor(units[place].strip(), metric.role, f"{path.name}: {name}")
-               for name, (metric, place) in here.items()}
+    missing = [metric.name for metric in metrics.values() if not metric.optional and metric.name not in header]
+    if missing:
+        there = [column for column in header if "__" in column]
+        raise InputError(f"{path.name} lacks {choices(missing)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
+    here = [(metric, header.index(metric.name)) for metric in metrics.values() if metric.name in header]
     kernel = header.index("Kernel Name") if "Kernel Name" in header else 0
-    kernels = []
-    for row in rows:
-        sums = {"kernel": row[kernel], "seconds": 0.0, "bytes": 0.0, "flops": 0.0,
-                **{f"flops_{metric.dtype}": 0.0 for metric, _ in here.values() if metric.dtype}}
-        for name, (metric, place) in here.items():
-            value = _value(row[place], name, row, path.name) * factors[name] * metric.weight
-            sums["seconds" if metric.role == "time" else metric.role] += value
-            if metric.dtype:
-                sums[f"flops_{metric.dtype}"] += value
-        kernels.append(sums)
-    tensor = any("tensor" in name for name, (metric, _) in here.items() if metric.role == "flops")
-    return Counted(pd.DataFrame(kernels), path.stem, tensor)
+    sums = pd.DataFrame(0.0, range(len(rows)), [*_SUMS.values(), *dict.fromkeys(f"flops_{metric.dtype}" for metric, _ in here
+                                                                               if metric.dtype)])
+    for metric, place in here:
+        factor = _factor(units[place].strip(), metric.role, f"{path.name}: {metric.name}")
+        values = [_value(row[place], metric.name, row, path.name) * factor * metric.weight for row in rows]
+        for column in (_SUMS[metric.role], *([f"flops_{metric.dtype}"] if metric.dtype else [])):
+            sums[column] += values
+    sums.insert(0, "kernel", [row[kernel] for row in rows])
+    names = {metric.name for metric, _ in here}
+    tensor = [] if any("tensor" in name for name in names) else [_TENSOR]
+    flops = [metric.name for metric in metrics.values() if metric.role == "flops" and "tensor" not in metric.name]
+    return Counted(sums, path.stem, (*tensor, *(name for name in flops if name not in names)))

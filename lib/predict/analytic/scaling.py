@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lib.predict.model_file import Positive
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -14,11 +16,11 @@ class Scaling:
     and vectors half filled: it changes with the cores, not with the ceilings.
     """
 
-    compute: float
-    memory: float
-    rest: float
-    gflops: float
-    gbps: float
+    compute: Positive
+    memory: Positive
+    rest: Positive
+    gflops: Positive
+    gbps: Positive
 
     def after(self, first: "Scaling | None") -> "Scaling":
         """Return what leads as far as ``first`` and then this one (None: this one alone)."""

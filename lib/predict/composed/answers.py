@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib.predict.composed import card_gains, features, held_out, model_file
+from lib.predict.composed import families, features, model_file
 from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import Composed
 from lib.predict.networks import kinds
@@ -53,7 +53,7 @@ def answer(composed: Composed, rows: pd.DataFrame, batch_size: int, condition: C
     composed = composed.under(condition)
     fitted = composed.conditions[condition]
     terms = features.terms(rows, float(batch_size), composed.chip, condition)
-    half = held_out.half_of(composed.device, condition, kinds.of_rows(rows)) if fitted.basis == "many" else None
+    half = families.half_of(composed.device, condition, kinds.of_rows(rows)) if fitted.basis == "many" else None
     origins = {f"networks on {len(composed.siblings)} cards": 1.0} if fitted.basis == "others" else {}
     return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition, composed.source, origins)
 
@@ -78,8 +78,8 @@ def gain(composed: Composed, rows: pd.DataFrame, batch_size: int, before: Mappin
 def _how_right(composed: Composed, before: Condition, after: Condition) -> str:
     """Say how right such gains were on what was left out: families, or the card as well where its own networks do not tell."""
     fitted = [composed.conditions[one] for one in (before, after)]
-    own = None if any(one.basis == "others" for one in fitted) else card_gains.of_change(composed.device, before, after)
-    scored = own or card_gains.of_change(model_file.ANY, before, after)
+    own = None if any(one.basis == "others" for one in fitted) else families.of_change(composed.device, before, after)
+    scored = own or families.of_change(model_file.ANY, before, after)
     ways = " and ".join(one.scored or condition.name for one, condition in zip(fitted, (before, after), strict=True))
     text = f"learned from networks that ran as {ways}"
     if scored is None:
@@ -87,4 +87,4 @@ def _how_right(composed: Composed, before: Condition, after: Condition) -> str:
     left_out = "families" if own else "families and the card"
     corrected = max(one.corrected for one in fitted)  # the gains of a card that its user corrected were not scored again
     since = f" (corrected since by {corrected} of its networks)" if corrected else ""
-    return f"{text}; with {left_out} left out {card_gains.words(scored)}{since}"
+    return f"{text}; with {left_out} left out {families.change_words(scored)}{since}"

@@ -1,7 +1,7 @@
 """The composed model of a card from imported tables of whole networks: fitted, and scored on families that were left out."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,13 +9,15 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import card_gains, features, held_out, model_file, rows, training
+from lib.predict import held_out
+from lib.predict.composed import families, features, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score, score_by
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
 from lib.work.networks import Network
@@ -28,50 +30,50 @@ ROUNDED = 0.0051  # million parameters: tables state two digits
 ALIKE = 1e-3  # of its parameters: timm has changed some networks by less since, such as TNT
 SOURCE = ("timm", "Apache-2.0, huggingface/pytorch-image-models results")
 Rows = Mapping[tuple[str, int], pd.DataFrame]
+Measured = Mapping[Condition, tuple[pd.DataFrame, Cases]]  # networks, and what is fitted to them
 
 
 def tables() -> pd.DataFrame:
     """Return every imported table ``whole_networks``; InputError says how to import them."""
-    several = sorted(paths.IMPORTED.glob("*/whole_networks/*/whole_networks.parquet"))
-    if not several:
+    paths_of = sorted(paths.IMPORTED.glob("*/whole_networks/*/whole_networks.parquet"))
+    if not paths_of:
         raise InputError(f"no table of whole networks in {paths.IMPORTED}; run: python -m lib import timm FOLDER (results of "
                          "huggingface/pytorch-image-models)")
-    return pd.concat([store.read(path, "whole_networks") for path in several], ignore_index=True)
+    return pd.concat([store.read(path, "whole_networks") for path in paths_of], ignore_index=True)
 
 
-def condition_columns(table: pd.DataFrame) -> pd.Series:
-    """Return the Condition of each row of ``whole_networks``."""
-    names = ("mode", "precision", "layout", "compiled", "torch")
-    return pd.Series([Condition(*values) for values in table[list(names)].itertuples(index=False, name=None)], table.index)
-
-
-def folds(table: pd.DataFrame, several: int = FOLDS) -> pd.Series:
+def folds(table: pd.DataFrame) -> pd.Series:
     """Return the fold of each row: families (modules) stay whole, the largest are dealt first, to the smallest fold."""
     sizes = table.drop_duplicates(["network", "image_size"])["module"].value_counts().sort_index().sort_values(
         ascending=False, kind="stable")
-    loads, place = np.zeros(several), {}
+    loads, place = np.zeros(FOLDS), {}
     for module, size in sizes.items():
         place[module] = int(np.argmin(loads))
         loads[place[module]] += size
     return table["module"].map(place)
 
 
-def cases(table: pd.DataFrame, captures: Rows, device: str,
-          chip: Chip | None = None) -> dict[Condition, tuple[pd.DataFrame, Cases]]:
+def fold_of(parts: Iterable[pd.DataFrame]) -> dict[str, int]:
+    """Return in which fold each family of several tables lies, one fold in all of them."""
+    joined = pd.concat(parts, ignore_index=True)
+    return dict(zip(joined["module"], folds(joined), strict=True))
+
+
+def cases(table: pd.DataFrame, captures: Rows, device: str, chip: Chip | None = None) -> Measured:
     """Return the networks of a card under each condition with at least LEAST of them, and what is fitted to them.
 
     ``chip``: its rates (default: those that its vendor states).
     """
-    chip, several = chip or Chip.of(load_devices()[device], "fp16"), {}
-    has_rows = np.array([key in captures for key in zip(table["network"], table["image_size"], strict=True)])
-    own = table[(table["device"] == device) & has_rows]
-    for condition, rows_of in own.groupby(condition_columns(own)):
-        part = rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
+    chip, conditions = chip or Chip.of(load_devices()[device], "fp16"), {}
+    captured_rows = [key in captures for key in zip(table["network"], table["image_size"], strict=True)]
+    table = table[(table["device"] == device) & np.array(captured_rows)]
+    for values, rows_of in table.groupby(["mode", "precision", "layout", "compiled", "torch"]):
+        condition, part = Condition(*values), rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
         recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
         if len(part) >= LEAST and condition.precision != "fp32" and recent:
             frames = [captures[key] for key in zip(part["network"], part["image_size"], strict=True)]
-            several[condition] = (part, cases_of(part, frames, chip, condition))
-    return several
+            conditions[condition] = (part, cases_of(part, frames, chip, condition))
+    return conditions
 
 
 def cases_of(part: pd.DataFrame, frames: Sequence[pd.DataFrame], chip: Chip, condition: Condition) -> Cases:
@@ -83,43 +85,37 @@ def cases_of(part: pd.DataFrame, frames: Sequence[pd.DataFrame], chip: Chip, con
     return Cases(terms, np.log(part["latency_ms"].to_numpy()), levels, part["module"].to_numpy(str))
 
 
-def fold_of(parts: Iterable[pd.DataFrame], fold: Callable[[pd.DataFrame], pd.Series] = folds) -> dict[str, int]:
-    """Return in which fold each family of several tables lies, one fold in all of them."""
-    joined = pd.concat(parts, ignore_index=True)
-    return dict(zip(joined["module"], fold(joined), strict=True))
-
-
-def left_out(several: Mapping[Condition, tuple[pd.DataFrame, Cases]], fold: Callable[[pd.DataFrame], pd.Series],
-             iterations: int = training.ITERATIONS) -> dict[Condition, np.ndarray]:
+def left_out(conditions: Measured) -> dict[Condition, np.ndarray]:
     """Return the log ms that is predicted of each network without its family, by condition."""
-    place = fold_of([part for part, _ in several.values()], fold)
-    numbers = {condition: part["module"].map(place).to_numpy() for condition, (part, _) in several.items()}
-    fitted = {condition.name: one for condition, (_, one) in several.items()}
-    predicted = {condition: np.full(len(part), np.nan) for condition, (part, _) in several.items()}
+    place = fold_of([part for part, _ in conditions.values()])
+    fold = {condition: part["module"].map(place).to_numpy() for condition, (part, _) in conditions.items()}
+    predicted = {condition: np.full(len(part), np.nan) for condition, (part, _) in conditions.items()}
     for number in sorted(set(place.values())):
-        weights = training.fit(fitted, {one.name: numbers[one] != number for one in several}, iterations)
-        for condition, (_, one) in several.items():
-            test = numbers[condition] == number
-            predicted[condition][test] = training.predict(one, weights)[test]
+        weights = _fit(conditions, {condition: folds != number for condition, folds in fold.items()})
+        for condition, (_, measured) in conditions.items():
+            test = fold[condition] == number
+            predicted[condition][test] = training.predict(measured, weights)[test]
     return predicted
 
 
-def of_left_out(device: str, several: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
-                source: str, licence: str, iterations: int = training.ITERATIONS) -> Composed:
+def _fit(conditions: Measured, keep: Mapping[Condition, np.ndarray]) -> training.Weights:
+    return training.fit({condition.name: measured for condition, (_, measured) in conditions.items()},
+                        {condition.name: mask for condition, mask in keep.items()})
+
+
+def fit(device: str, conditions: Measured, predicted: Mapping[Condition, np.ndarray], source: str, licence: str) -> Composed:
     """Fit the composed model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
-    weights = training.fit({condition.name: one for condition, (_, one) in several.items()},
-                           {condition.name: np.full(len(part), True) for condition, (part, _) in several.items()}, iterations)
-    conditions = {}
-    for condition, (part, one) in several.items():
-        half = half_interval(one.log_ms - predicted[condition])
-        conditions[condition] = scored(weights.of(one.levels), half, part, predicted[condition], one.log_ms)
-    return Composed(device, conditions, source, licence)
+    weights, fitted = _fit(conditions, {condition: np.full(len(part), True) for condition, (part, _) in conditions.items()}), {}
+    for condition, (part, measured) in conditions.items():
+        half = half_interval(measured.log_ms - predicted[condition])
+        fitted[condition] = scored(weights.of(measured.levels), half, part, predicted[condition], measured.log_ms)
+    return Composed(device, fitted, source, licence)
 
 
 def scored(weights: np.ndarray, half: float, part: pd.DataFrame, log_predicted: np.ndarray, log_ms: np.ndarray,
            basis: str = "many") -> Fitted:
     """Return weights with their interval, and what ``part`` (networks whose families were left out) says of them."""
-    scores = {**held_out.scores(log_predicted, log_ms), "families": float(part["module"].nunique())}
+    scores = {**score(np.exp(log_ms), np.exp(log_predicted), interval=False), "families": part["module"].nunique()}
     return Fitted(weights, half, scores, (int(part["batch_size"].min()), int(part["batch_size"].max())), basis)
 
 
@@ -134,24 +130,25 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], p
     Tables of which timm merged parallel branches before (``--reparam``) do not say so, but their numbers of parameters do:
     their networks are named so in the table that is returned. Rows whose number is near that of neither are left out of it.
     """
-    keys = list(zip(table["network"], table["image_size"], strict=True))
+    keys, stated = list(zip(table["network"], table["image_size"], strict=True)), table["parameters_m"].to_numpy(float)
     merged_keys = [(name + MERGED, size) for name, size in keys]
-    several, reasons = rows.of_several(keys, _network)
-    own, stated = _parameters_m(keys, several), table["parameters_m"].to_numpy(float)
-    unlike = np.abs(stated - own) > ROUNDED
-    again, of_merged = rows.of_several([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
-    other = _parameters_m(merged_keys, again)
-    merged = unlike & (np.abs(stated - other) < np.abs(stated - own))
-    nearer = np.where(merged, other, own)
-    neither = np.abs(stated - nearer) > np.maximum(ROUNDED, ALIKE * nearer)
-    merged, reasons = merged & ~neither, reasons | of_merged
+    captures, reasons = rows.of_several(keys, _network)
+    usual_m = _parameters_m(keys, captures)
+    unlike = np.abs(stated - usual_m) > ROUNDED
+    merged_captures, merged_reasons = rows.of_several([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
+    merged_m = _parameters_m(merged_keys, merged_captures)
+    merged = unlike & (np.abs(stated - merged_m) < np.abs(stated - usual_m))
+    nearer_m = np.where(merged, merged_m, usual_m)
+    neither = np.abs(stated - nearer_m) > np.maximum(ROUNDED, ALIKE * nearer_m)
+    captures, reasons = captures | merged_captures, reasons | merged_reasons
     for place in np.flatnonzero(neither):
-        also = f", with merged branches with {other[place]:.2f} M" if np.isfinite(other[place]) else ""
+        also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
         reasons[f"{' '.join(map(str, keys[place]))} of {stated[place]:.2f} M parameters"] = \
-            f"timm builds it with {own[place]:.2f} M{also}"
-    named = table.assign(network=table["network"].where(~merged, table["network"] + MERGED))[~neither].reset_index(drop=True)
-    used, captures = set(zip(named["network"], named["image_size"], strict=True)), several | again
-    return named, {key: captures[key] for key in captures if key in used}, reasons
+            f"timm builds it with {usual_m[place]:.2f} M{also}"
+    names = table["network"].where(~(merged & ~neither), table["network"] + MERGED)
+    named = table.assign(network=names)[~neither].reset_index(drop=True)
+    used = set(zip(named["network"], named["image_size"], strict=True))
+    return named, {key: frame for key, frame in captures.items() if key in used}, reasons
 
 
 def _network(name: str, size: int) -> Network:
@@ -160,8 +157,7 @@ def _network(name: str, size: int) -> Network:
 
 def _parameters_m(keys: Sequence[tuple[str, int]], captures: Rows) -> np.ndarray:
     """Return the million parameters of each network, NaN where it was not captured."""
-    several = {key: rows.parameters(own) / 1e6 for key, own in captures.items()}
-    return np.array([several.get(key, np.nan) for key in keys])
+    return np.array([rows.parameters(captures[key]) / 1e6 if key in captures else np.nan for key in keys])
 
 
 def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
@@ -171,23 +167,18 @@ def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[
 
 
 def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
-    """Train and save the composed model of every card of a table, and how wrong they and their gains are on families left out.
+    """Train and save the composed model of every card of a table, beside it its predictions of families left out.
 
-    Returns the scores of each condition (``held_out.COLUMNS``). Raises InputError for a card with fewer than LEAST networks.
+    Returns the scores of each condition. Raises InputError for a card with fewer than LEAST networks.
     """
     cards = {device: cases(table, captures, device) for device in sorted(table["device"].unique())}
-    if few := [device for device, several in cards.items() if not several]:
+    if few := [device for device, conditions in cards.items() if not conditions]:
         raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
-    lines, of_gains = [], []
-    for device, several in cards.items():
-        predicted = left_out(several, folds)
-        of_left_out(device, several, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
-        place = fold_of([part for part, _ in several.values()])
-        lines.append(held_out.table(device, several, predicted, place, captures))
-        of_gains.append(card_gains.table(device, {
-            condition: part.assign(log_ms=one.log_ms, log_predicted=predicted[condition])
-            for condition, (part, one) in several.items()}, place))
-    scores = pd.concat(lines, ignore_index=True)
-    held_out.save(scores)
-    card_gains.save(pd.concat(of_gains, ignore_index=True))
-    return scores[scores["group"] == held_out.ALL].drop(columns=["group", "name"])
+    tables_of = []
+    for device, conditions in cards.items():
+        predicted = left_out(conditions)
+        path = fit(device, conditions, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
+        fold = fold_of([part for part, _ in conditions.values()])
+        tables_of.append(families.table(device, conditions, predicted, fold, captures, *SOURCE))
+        held_out.save(tables_of[-1], path)
+    return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

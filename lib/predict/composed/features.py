@@ -6,10 +6,12 @@ card and one size says something of others, and nothing without bounds. Times ar
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from pydantic import Field
 
 from lib.config.definitions import VendorDevice
 from lib.predict.composed.kinds import COMPUTING, KINDS
@@ -57,11 +59,17 @@ def version(text: str) -> tuple[int, ...]:
 class Condition:
     """How a network runs: mode (infer, train), precision (amp_fp16, amp_bf16, bf16), layout (nchw, nhwc), compiled, torch."""
 
-    mode: str
-    precision: str
-    layout: str
+    mode: Literal["infer", "train"]
+    precision: Literal["amp_fp16", "amp_bf16", "bf16"]
+    layout: Literal["nchw", "nhwc"]
     compiled: bool
-    torch: str
+    torch: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
+
+    @classmethod
+    def from_name(cls, name: str) -> "Condition":
+        """Return the condition of a ``name``."""
+        way, precision, layout, release = name.split("-")
+        return cls("train" if way == "train" else "infer", precision, layout, way == "compiled", release)
 
     @property
     def way(self) -> str:

@@ -8,12 +8,15 @@ launches overlap.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from lib.predict.composed.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
 from lib.predict.composed.kinds import COMPUTING, KINDS
+from lib.predict.model_file import Count, NotNegative, array, require
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
@@ -70,13 +73,18 @@ class Fitted:
     many networks a user of the card corrected the weights.
     """
 
-    weights: np.ndarray
-    half: float
-    scores: Mapping[str, float]
-    batches: tuple[int, int]
-    basis: str = "many"
-    scored: str = ""
-    corrected: int = 0
+    weights: array(float, file="<f4")
+    half: NotNegative
+    scores: dict[Literal["mape", "median", "p90", "bias", "within_10", "n", "families"], float]
+    batches: tuple[Count, Count]
+    basis: Literal["many", "few", "others"] = "many"
+    scored: Annotated[str, Field(pattern=r"^(\w+-\w+-\w+-[0-9.]+)?$")] = ""
+    corrected: Count = 0
+
+    def __post_init__(self):
+        """Refuse weights of another number, and batch sizes in disorder."""
+        require(self.weights.shape == (SIZE,), f"has {self.weights.shape} weights, not {SIZE}")
+        require(self.batches[0] <= self.batches[1], "the least batch size is above the largest")
 
     @property
     def corrected_since(self) -> int:

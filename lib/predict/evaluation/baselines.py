@@ -14,7 +14,8 @@ from lib.predict.operators import features, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import score, shapes_of
+from lib.predict.operators.validation import shapes_of
+from lib.predict.scores import score
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
 FAMILIES: dict[str, Family] = {
@@ -64,9 +65,9 @@ def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Fit a FLOP's, a byte's and a call's cost for each family, never negative (as Li et al., MICRO 2023)."""
     ops, predicted = data.rows["op"].to_numpy(), np.full(len(test), np.nan)
     for op in np.unique(ops):
-        own, same = train[ops[train] == op], ops[test] == op
-        own = own if len(own) > 3 else train  # noqa: PLR2004 - as many as there are costs
-        predicted[same] = data.work[test[same]] @ nonnegative_rates(pd.DataFrame(data.work[own]), data.measured[own])
+        alike, tested = train[ops[train] == op], ops[test] == op
+        alike = alike if len(alike) > 3 else train  # noqa: PLR2004 - as many as there are costs
+        predicted[tested] = data.work[test[tested]] @ nonnegative_rates(pd.DataFrame(data.work[alike]), data.measured[alike])
     return np.maximum(predicted, LEAST_MS)
 
 
@@ -125,15 +126,14 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(held_out.index)]
         if len(rows) < LEAST_ROWS:
             continue
-        own = rows.drop(columns=["low_ms", "high_ms"]).join(held_out).assign(family=family)
-        own["relative_error"] = own["predicted_ms"] / own["latency_ms"] - 1
-        own["predicted_gbps"] = own["bytes"] / own["predicted_ms"] / 1e6
+        predicted = rows.drop(columns=["low_ms", "high_ms"]).join(held_out).assign(family=family)
+        predicted["relative_error"] = predicted["predicted_ms"] / predicted["latency_ms"] - 1
+        predicted["predicted_gbps"] = predicted["bytes"] / predicted["predicted_ms"] / 1e6
         if baselines:
             scores += [{"family": family, **row} for row in _baseline_scores(rows.reset_index(drop=True), roof, folds)]
-        inside = own["latency_ms"].between(own["low_ms"], own["high_ms"])
-        scores.append({"family": family, "learner": "this model", "cover": float(inside.mean() * 100),
-                       **score(rows["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy())})
-        predictions.append(own)
+        scores.append({"family": family, "learner": "this model", **score(
+            *(predicted[name].to_numpy() for name in ("latency_ms", "predicted_ms", "low_ms", "high_ms")))})
+        predictions.append(predicted)
     if not predictions:
         raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")
     return pd.DataFrame(scores), pd.concat(predictions, ignore_index=True)

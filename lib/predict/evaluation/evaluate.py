@@ -11,7 +11,6 @@ import pandas as pd
 from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks, training_steps
 from lib.predict.network_training import TUNING
@@ -19,19 +18,15 @@ from lib.predict.networks.composition import PARTS, TERMS
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.validation import score
+from lib.predict.scores import OUTSIDE, score_by
 from lib.predict.training import CPU, Target
+from lib.predict.trust import held_out
 from lib.progress import track
 from lib.tables import columns
 
 _SPLIT_SHAPES = "unseen shapes, 5 folds"
 _SPLIT_NETWORKS = "networks never swept, composition learned from other families"
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
-_SHARE = 0.05  # of the time out of the training range, and the network counts as out of range
-
-
-def _cover(rows: pd.DataFrame) -> float:
-    return float(((rows["low_ms"] <= rows["latency_ms"]) & (rows["latency_ms"] <= rows["high_ms"])).mean() * 100)
 
 
 def with_memory(memory: str) -> str:
@@ -40,27 +35,18 @@ def with_memory(memory: str) -> str:
 
 
 def network_scores(table: pd.DataFrame) -> pd.DataFrame:
-    """Return scores of networks by mode, batch size and way with memory, those that validate alone; and of tensors' peaks."""
-    good = table[~table["tuning"] & (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
-    good, scores = good[~good["network"].str.fullmatch(WORKLOADS)], []
-    for (memory, mode, batch), rows in good.sort_values("memory", ascending=False).groupby(
-            ["memory", "mode", "batch_size"], sort=False):
-        scores.append({"kind": "network", "family": f"{mode}, batch {batch}, {with_memory(memory)}", "learner": "this model",
-                       "cover": _cover(rows), **score(rows["latency_ms"].to_numpy(), rows["predicted_ms"].to_numpy())})
-    for mode, rows in good[good["memory"] == "default"].groupby("mode"):
-        weights = rows["memory_mb"] - rows["peak_mb"]
-        scores.append({"kind": "memory", "family": f"{mode}, weights and tensors", "learner": "this model", "cover": np.nan,
-                       **score((weights + rows["tensors_mb"]).to_numpy(), rows["memory_mb"].to_numpy())})
-        scores.append(_resident_scores(mode, rows[rows["rss_mb"] > 0]))
-    return pd.DataFrame(scores)
-
-
-def _resident_scores(mode: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the scores of resident memory, which was predicted by other families."""
-    measured_mb = rows["rss_mb"].to_numpy()
-    inside = (rows["rss_low_mb"] <= measured_mb) & (measured_mb <= rows["rss_high_mb"])
-    return {"kind": "memory", "family": f"{mode}, resident", "learner": "this model", "cover": float(inside.mean() * 100),
-            **score(measured_mb, rows["rss_predicted_mb"].to_numpy())}
+    """Return scores of networks by mode, batch size and way with memory, those that validate alone; and of memory."""
+    networks = held_out.unseen(table).sort_values("memory", ascending=False)
+    rows = held_out.network_rows("", networks)
+    rows = rows[rows["usable"] & ~((rows["what"] == held_out.RESIDENT) & (rows["condition"] != held_out.LEARNED))]
+    timed = rows["what"] == held_out.NETWORKS
+    times, memory = rows[timed], rows[~timed].sort_values("mode", kind="stable")
+    batch = ", batch " + times["batch_size"].astype(str) + ", "
+    times = times.assign(kind="network", family=times["mode"] + batch + times["condition"].map(with_memory))
+    resident = memory["condition"].replace(held_out.LEARNED, "resident")
+    memory = memory.assign(kind="memory", family=memory["mode"] + ", " + resident)
+    scored = score_by(pd.concat([times, memory]), ["kind", "family"])
+    return scored.assign(learner="this model").reindex(columns=columns("scores"))
 
 
 def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> dict[str, Any]:
@@ -131,14 +117,14 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    own = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
+    operators = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
                                model="this model", split=_SPLIT_SHAPES)
     good = networks[~networks["tuning"] & (networks["status"] == "ok")]
     case = good["mode"] + " " + good["batch_size"].astype(str) + " " + good["memory"]
     whole = good.assign(kind="network", family=good["network"], what=case, measured_ms=good["latency_ms"],
                         predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
-                        relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > _SHARE)
-    parts = [own, whole]
+                        relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > OUTSIDE)
+    parts = [operators, whole]
     if len(steps):
         case = "train " + steps["batch_size"].astype(str)
         parts.append(steps.assign(kind="step", family=steps["workload"], what=case, low_ms=np.nan, high_ms=np.nan,

@@ -5,9 +5,9 @@ trees as they come, and the roofline.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,9 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import farthest_first, smooth_of
 from lib.predict.operators.fitting import Frames
-from lib.predict.operators.validation import score, usable
+from lib.predict.operators.parts import Part
+from lib.predict.operators.validation import usable
+from lib.predict.scores import score
 from lib.predict.transfer import siblings
 
 OPERATORS: Mapping[str, tuple[str, ...]] = {
@@ -42,9 +44,28 @@ def path(dtype: str) -> Path:
     return registry.SHIPPED / f"kernels_{dtype}_scores.csv"
 
 
+@dataclass(frozen=True)
+class Case:
+    """Rows of a device, some of them held out, and what was predicted of these (NaN: of a row that was not held out).
+
+    ``split`` are (train, test) row numbers, for the baselines; ``name`` says how they were held out.
+    """
+
+    device: str
+    name: str
+    rows: pd.DataFrame
+    held_out: pd.DataFrame
+    frames: Frames
+    split: list[tuple[np.ndarray, np.ndarray]]
+
+
 def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
     """Return the scores (COLUMNS) of a model that was just trained on a table of its GPU's rows."""
-    rows, frames, scores = usable(table), partial(inputs.frames, chip=model.chip), []
+    return _table(_own_cases(model, usable(table)))
+
+
+def _own_cases(model: CostModel, rows: pd.DataFrame) -> Iterator[Case]:
+    frames = partial(inputs.frames, chip=model.chip)
     for name, part in inputs.by_part(rows, model.chip):
         if name not in model.parts:
             continue
@@ -52,14 +73,16 @@ def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
         folds = held_out["fold"].to_numpy()
         split = [(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in np.unique(folds)]
         folded = MATRICES if model.facts.get("source") in training.GRIDS else SHAPES
-        scores += _scores(part, held_out, frames, split, (model.device, folded.format(len(split))))
+        yield Case(model.device, folded.format(len(split)), part, held_out, frames, split)
         large = part["flops"].to_numpy() > part.groupby("op")["flops"].transform("quantile", _LARGEST).to_numpy()
         trained = fitting.without_intervals(part[~large], frames, form="boosted")
-        terms, x = frames(part[large])
-        answer = pd.DataFrame({"predicted_ms": trained.predict(terms.to_numpy(), x.to_numpy())[0]}, index=part.index[large])
-        split = [(np.flatnonzero(~large), np.flatnonzero(large))]
-        scores += _scores(part, answer.reindex(part.index), frames, split, (model.device, LARGEST))
-    return pd.DataFrame(scores, columns=COLUMNS)
+        answer = _answer(trained, part[large], frames).reindex(part.index)
+        yield Case(model.device, LARGEST, part, answer, frames, [(np.flatnonzero(~large), np.flatnonzero(large))])
+
+
+def _answer(part: Part, rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
+    terms, x = frames(rows)
+    return pd.DataFrame({"predicted_ms": part.predict(terms.to_numpy(), x.to_numpy())[0]}, index=rows.index)
 
 
 def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
@@ -68,24 +91,22 @@ def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame], points
     Kernels that were throttled train none, and are scored as those of a GPU that was left out. With ``points`` also the scores
     when so many of its kernels correct the model.
     """
-    dtype, scores = model.facts["dtype"], []
+    return _with_mean(_table(_corrected(_left_out_cases(model, tables), points)))
+
+
+def _left_out_cases(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
+    dtype = model.facts["dtype"]
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
     rows = pd.concat([trained, training.of_several(tables, dtype, throttled=True)], ignore_index=True)
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if name not in model.parts:
             continue
-        terms, x = frames(part)
-        answer = pd.DataFrame({"predicted_ms": model.parts[name].predict(terms.to_numpy(), x.to_numpy())[0]}, index=part.index)
-        answer = _with_one_interval(part, model.parts[name].held_out).combine_first(answer).loc[part.index]
+        answer = _with_one_interval(part, model.parts[name].held_out).combine_first(
+            _answer(model.parts[name], part, frames)).loc[part.index]
         for device in part["hardware_id"].unique():
-            own = (part["hardware_id"] == device).to_numpy()
-            others = np.flatnonzero(~own & (part.index < len(trained)))
-            split = [(others, np.flatnonzero(own))]
-            own_answer = answer.where(pd.Series(own, part.index), axis=0)
-            scores += _scores(part, own_answer, frames, split, (device, DEVICE))
-            if points:
-                scores += _corrected(part, own_answer, frames, points, (device, DEVICE))
-    return _with_mean(pd.DataFrame(scores, columns=COLUMNS))
+            tested = (part["hardware_id"] == device).to_numpy()
+            split = [(np.flatnonzero(~tested & (part.index < len(trained))), np.flatnonzero(tested))]
+            yield Case(device, DEVICE, part, answer.where(pd.Series(tested, part.index), axis=0), frames, split)
 
 
 def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
@@ -93,45 +114,64 @@ def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFram
 
     Kernels that were throttled on one of both are not scored: they answer for no other GPU.
     """
-    several, scores = {model.device: model for model in models}, []
-    for device, model in several.items():
-        sibling = next((other for other in siblings(load_devices()[device]) if other in several), None)
+    return _with_mean(_table(_corrected(_sibling_cases({model.device: model for model in models}, tables), points)))
+
+
+def _sibling_cases(models: Mapping[str, CostModel], tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
+    for device, model in models.items():
+        sibling = next((other for other in siblings(load_devices()[device]) if other in models), None)
         if sibling is None:
             continue
         dtype = model.facts["dtype"]
-        rows = training.of_several({one: tables[one] for one in (sibling, device)}, dtype)
+        rows = training.of_several({name: tables[name] for name in (sibling, device)}, dtype)
         frames = training.frames_of((sibling, device), dtype)
         for _, part in inputs.by_part(rows, model.chip):
-            own = part["hardware_id"] == device
-            if own.all() or not own.any():  # kernels of one of both were throttled
+            tested = part["hardware_id"] == device
+            if tested.all() or not tested.any():  # kernels of one of both were throttled
                 continue
-            answer = several[sibling].on(load_devices()[device], dtype).predict(part[own]).reindex(part.index)
-            split = [(np.flatnonzero(~own), np.flatnonzero(own))]
-            scores += _scores(part, answer[["predicted_ms"]], frames, split, (device, SIBLING))
-            if points:
-                scores += _corrected(part, answer, frames, points, (device, SIBLING))
-    return _with_mean(pd.DataFrame(scores, columns=COLUMNS))
+            answer = models[sibling].on(load_devices()[device], dtype).predict(part[tested]).reindex(part.index)
+            split = [(np.flatnonzero(~tested), np.flatnonzero(tested))]
+            yield Case(device, SIBLING, part, answer[["predicted_ms"]], frames, split)
 
 
-def _corrected(rows: pd.DataFrame, answer: pd.DataFrame, frames: Frames, points: int,
-               named: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the scores of predictions (NaN: of other GPUs) that ``points`` measured rows correct, on the rest.
+def _corrected(cases: Iterable[Case], points: int) -> Iterator[Case]:
+    """Yield each case, and where ``points`` is not 0 and more rows were held out, the case that so many measured rows correct.
 
-    The points are those farthest from one another; the baselines are trained on them alone. Nothing where no more rows are.
+    The points are those farthest from one another; the baselines are trained on them alone.
     """
-    _, x = frames(rows)
-    own = np.flatnonzero(answer["predicted_ms"].notna())
-    if len(own) <= points:
-        return
-    names = smooth_of(x)
-    smooth, predicted = x[names].to_numpy()[own], answer["predicted_ms"].to_numpy()[own]
-    chosen = farthest_first(smooth, points)
-    rest = np.setdiff1d(np.arange(len(own)), chosen)
-    ratio = np.log(rows["latency_ms"].to_numpy()[own[chosen]] / predicted[chosen])
-    factor = Correction.of(names, smooth[chosen], ratio, lengths=True)
-    corrected = pd.DataFrame({"predicted_ms": np.full(len(rows), np.nan)}, index=rows.index)
-    corrected.iloc[own[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
-    yield from _scores(rows, corrected, frames, [(own[chosen], own[rest])], (named[0], CORRECTED.format(named[1], points)))
+    for case in cases:
+        yield case
+        tested = np.flatnonzero(case.held_out["predicted_ms"].notna())
+        if not 0 < points < len(tested):
+            continue
+        _, x = case.frames(case.rows)
+        names = smooth_of(x)
+        smooth, predicted = x[names].to_numpy()[tested], case.held_out["predicted_ms"].to_numpy()[tested]
+        chosen = farthest_first(smooth, points)
+        rest = np.setdiff1d(np.arange(len(tested)), chosen)
+        ratio = np.log(case.rows["latency_ms"].to_numpy()[tested[chosen]] / predicted[chosen])
+        factor = Correction.fit(names, smooth[chosen], ratio, lengths=True)
+        corrected = pd.DataFrame({"predicted_ms": np.full(len(case.rows), np.nan)}, index=case.rows.index)
+        corrected.iloc[tested[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
+        split = [(tested[chosen], tested[rest])]
+        yield replace(case, name=CORRECTED.format(case.name, points), held_out=corrected, split=split)
+
+
+def _table(cases: Iterable[Case]) -> pd.DataFrame:
+    """Return the scores (COLUMNS) of the model and of the baselines on the rows that were held out, by operator."""
+    lines = []
+    for case in cases:
+        answers = {"this model": case.held_out["predicted_ms"].to_numpy(), **_baselines(case)}
+        measured, tested = case.rows["latency_ms"].to_numpy(), case.held_out["predicted_ms"].notna().to_numpy()
+        for operator, ops in OPERATORS.items():
+            chosen = case.rows["op"].isin(ops).to_numpy() & tested
+            for learner, predicted in answers.items() if chosen.any() else ():
+                ends = _INTERVALS if learner == "this model" and "low_ms" in case.held_out else {}
+                cover = {name: score(measured[chosen], predicted[chosen], *case.held_out.loc[chosen, list(pair)].to_numpy().T,
+                                     interval=False)["cover"] for name, pair in ends.items()}
+                lines.append({"device": case.device, "split": case.name, "operator": operator, "learner": learner,
+                              **score(measured[chosen], predicted[chosen]), **cover})
+    return pd.DataFrame(lines, columns=COLUMNS)
 
 
 def _with_mean(table: pd.DataFrame) -> pd.DataFrame:
@@ -145,39 +185,17 @@ def _with_mean(table: pd.DataFrame) -> pd.DataFrame:
 def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
     """Return held-out predictions with ``one_low_ms, one_high_ms`` beside the families' intervals: of all of them together."""
     predicted, fold = (held_out[name].to_numpy() for name in ("predicted_ms", "fold"))
-    one = fitting.held_out(held_out, predicted, np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted), fold)
-    return held_out.assign(one_low_ms=one["low_ms"], one_high_ms=one["high_ms"])
+    error = np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted)
+    together = fitting.held_out(held_out, predicted, error, fold)
+    return held_out.assign(one_low_ms=together["low_ms"], one_high_ms=together["high_ms"])
 
 
-def _scores(rows: pd.DataFrame, held_out: pd.DataFrame, frames: Frames, split: list[tuple[np.ndarray, np.ndarray]],
-            named: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the scores of a model's predictions of held-out rows (NaN: not held out), and of the baselines on the same.
-
-    ``named`` are the device and the split.
-    """
-    several = {"this model": held_out["predicted_ms"].to_numpy(), **_baselines(rows, frames, split)}
-    measured, tested = rows["latency_ms"].to_numpy(), held_out["predicted_ms"].notna().to_numpy()
-    covered = {name: np.full(len(rows), np.nan) for name in _INTERVALS}
-    if "low_ms" in held_out and held_out["low_ms"][tested].notna().all():
-        covered = {name: rows["latency_ms"].between(held_out[low], held_out[high]).to_numpy() * 100.0
-                   for name, (low, high) in _INTERVALS.items()}
-    for operator, ops in OPERATORS.items():
-        own = rows["op"].isin(ops).to_numpy() & tested
-        if not own.any():
-            continue
-        for learner, predicted in several.items():
-            bias = float((predicted[own] / measured[own] - 1).mean() * 100)
-            cover = {name: float(inside[own].mean()) if learner == "this model" else np.nan for name, inside in covered.items()}
-            yield {"device": named[0], "split": named[1], "operator": operator, "learner": learner, "bias": bias,
-                   **cover, **score(measured[own], predicted[own])}
-
-
-def _baselines(rows: pd.DataFrame, frames: Frames, split: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+def _baselines(case: Case) -> dict[str, np.ndarray]:
     """Return predicted ms of held-out rows by each baseline."""
-    (_, x), work = frames(rows), _work(rows)
-    data = Baselines(rows, x, work[:, :2].max(axis=1), work)
-    predicted = {name: np.full(len(rows), np.nan) for name in _BASELINES}
-    for train, test in split:
+    (_, x), work = case.frames(case.rows), _work(case.rows)
+    data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
+    predicted = {name: np.full(len(case.rows), np.nan) for name in _BASELINES}
+    for train, test in case.split:
         for name, learner in _BASELINES.items():
             predicted[name][test] = BASELINES[learner](data, train, test)
     return predicted
@@ -186,7 +204,7 @@ def _baselines(rows: pd.DataFrame, frames: Frames, split: list[tuple[np.ndarray,
 def _work(rows: pd.DataFrame) -> np.ndarray:
     """Return what the line is of (n, 3): computing and moving at a chip's ceilings, in ms, and a call."""
     dtype, vendors = str(rows["dtype"].iloc[0]), load_devices()
-    own = [vendors[one.removeprefix("published:")] for one in rows["hardware_id"]]
-    compute_ms = rows["flops"] / np.array([vendor.peak_gflops[dtype] * 1e6 for vendor in own])
-    move_ms = rows["bytes"] / np.array([vendor.peak_gbps * 1e6 for vendor in own])
+    of_rows = [vendors[hardware_id.removeprefix("published:")] for hardware_id in rows["hardware_id"]]
+    compute_ms = rows["flops"] / np.array([vendor.peak_gflops[dtype] * 1e6 for vendor in of_rows])
+    move_ms = rows["bytes"] / np.array([vendor.peak_gbps * 1e6 for vendor in of_rows])
     return np.column_stack([compute_ms, move_ms, np.ones(len(rows))])

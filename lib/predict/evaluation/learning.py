@@ -8,7 +8,8 @@ import pandas as pd
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import FOLDS, fit_regressor
-from lib.predict.operators.validation import score, shapes_of
+from lib.predict.operators.validation import shapes_of
+from lib.predict.scores import score
 
 _SEED = 0
 
@@ -38,9 +39,9 @@ def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
     rows = []
     for family, part in predictions.groupby("family", sort=False):
         edges = np.quantile(part["latency_ms"], np.linspace(0, 1, bins + 1))
-        own = np.clip(np.searchsorted(edges, part["latency_ms"], side="right") - 1, 0, bins - 1)
+        place = np.clip(np.searchsorted(edges, part["latency_ms"], side="right") - 1, 0, bins - 1)
         for number in range(bins):
-            error = part["relative_error"].abs().to_numpy()[own == number] * 100
+            error = part["relative_error"].abs().to_numpy()[place == number] * 100
             if len(error):
                 rows.append({"family": family, "from_ms": edges[number], "to_ms": edges[number + 1],
                              "median": float(np.median(error)), "p90": float(np.percentile(error, 90)), "n": len(error)})
@@ -53,7 +54,7 @@ def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     Of the rows of the part that most are of; the model was trained on them, which makes the level of the error too low, not the
     order.
     """
-    parts = [(name, own) for name, own in inputs.by_part(rows, model.chip) if name in model.parts]
+    parts = [(name, part) for name, part in inputs.by_part(rows, model.chip) if name in model.parts]
     name, rows = max(parts, key=lambda part: (bool(model.parts[part[0]].regressor.names), len(part[1])))
     part, measured = model.parts[name], rows["latency_ms"].to_numpy()
     terms, x = (frame.to_numpy() for frame in inputs.frames(rows, model.chip))

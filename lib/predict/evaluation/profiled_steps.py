@@ -19,8 +19,8 @@ from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.step_file import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import score
 from lib.predict.registry import Predictor
+from lib.predict.scores import score_by
 from lib.progress import track
 from lib.tables import columns
 from lib.work import networks
@@ -28,7 +28,7 @@ from lib.work import networks
 MEDIANS = {"loader_wait": "loader_wait_ms", "h2d": "h2d_ms", "forward": "forward_time_ms", "backward": "backward_time_ms",
            "optimizer": "optimizer_ms", "step": "step_time_ms"}
 SPLITS = {"workload": "a workload left out", "arch": "an architecture left out"}
-OURS, LEARNERS = step.SUM_OF_PARTS, ("mean", "linear in FLOPs and bytes", *step_learners.NAMES)
+OURS = step.SUM_OF_PARTS
 _RUN = ["hardware_id", "run_id"]
 _LEAST = 3  # architectures: where one is left out, an interval takes two
 
@@ -82,13 +82,13 @@ def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Prof
     keys = list(zip(table["workload"], table["mode"], table["batch_size"].astype(int), strict=True))
     captured = {(name, mode, batch): work.captured(networks.network(name, batch), mode, device=predictor.device_type)
                 for name, mode, batch in track(list(dict.fromkeys(keys)), "steps")}
-    own_terms = pd.DataFrame([_terms(captured[key], key[0], predictor) for key in keys])
-    return Profiles(predictor, pd.concat([table, own_terms], axis=1), [captured[key] for key in keys])
+    terms = pd.DataFrame([_terms(captured[key], key[0], predictor) for key in keys])
+    return Profiles(predictor, pd.concat([table, terms], axis=1), [captured[key] for key in keys])
 
 
 def _terms(item: Work, workload: str, predictor: Predictor) -> dict[str, float]:
-    own = steps.loading(workload, item).terms
-    return own | (steps.optimizer_terms(predictor, item)[0] if item.mode == "train" else {"operators_ms": 0.0, "calls": 0.0})
+    optimizer = steps.optimizer_terms(predictor, item)[0] if item.mode == "train" else {"operators_ms": 0.0, "calls": 0.0}
+    return steps.loading(workload, item).terms | optimizer
 
 
 def learn(profiles: Profiles, device: str, hardware_id: str) -> StepModel:
@@ -113,24 +113,17 @@ def left_out(profiles: Profiles) -> pd.DataFrame:
     composition of forward and backward has seen no workload at all.
     """
     table, items = profiles.rows("train")
-    several = []
+    cases, parts = table.assign(measured_ms=table["step"]), []
     for column in SPLITS:
-        for learner, values in {OURS: _ours(profiles, table, items, column), **_others(profiles, column)}.items():
-            several += [_row(table.iloc[number], column, learner, value) for number, value in enumerate(values)]
-    return pd.DataFrame(several)
+        sums = [{"predicted_ms": total.predicted_ms, "low_ms": total.low_ms, "high_ms": total.high_ms, **total.columns}
+                for total in _sums_of_parts(profiles, table, items, column)]
+        parts.append(cases.assign(split=column, learner=OURS, **pd.DataFrame(sums)))
+        parts += [cases.assign(split=column, learner=name, predicted_ms=values)
+                  for name, values in _from_descriptions(profiles, column).items()]
+    return pd.concat(parts, ignore_index=True).reindex(columns=columns("steps"))
 
 
-def _row(row: pd.Series, split: str, learner: str, predicted: step.Step | float) -> dict:
-    case = {**row[[*_RUN, "workload", "arch", "batch_size"]], "split": split, "learner": learner}
-    case["measured_ms"] = row["step"]
-    if isinstance(predicted, step.Step):
-        return case | {"predicted_ms": predicted.predicted_ms, "low_ms": predicted.low_ms, "high_ms": predicted.high_ms,
-                       **predicted.columns}
-    return case | {"predicted_ms": predicted, "low_ms": np.nan, "high_ms": np.nan,
-                    **dict.fromkeys(columns("steps")[11:], np.nan)}
-
-
-def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: str) -> list[step.Step]:
+def _sums_of_parts(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: str) -> list[step.Step]:
     """Return the sum of parts of each training step, its costs fitted without the step's group."""
     predicted: dict[int, step.Step] = {}
     for group in sorted(set(table[column])):
@@ -144,31 +137,26 @@ def _ours(profiles: Profiles, table: pd.DataFrame, items: list[Work], column: st
     return [predicted[number] for number in range(len(table))]
 
 
-def _others(profiles: Profiles, column: str) -> Mapping[str, np.ndarray]:
+def _from_descriptions(profiles: Profiles, column: str) -> Mapping[str, np.ndarray]:
     """Return the training steps as those predict them that know a step's description alone."""
     table, groups = profiles.table, profiles.table[column].to_numpy()
     measured, train = table["step"].to_numpy(), (table["mode"] == "train").to_numpy()
-    own_terms = step_learners.frames(profiles.works)[0]
+    described = step_learners.frames(profiles.works)[0]
     mean, line = np.full(len(table), np.nan), np.full(len(table), np.nan)
-    plain = own_terms[["flops", "bytes", "step"]]
+    plain = described[["flops", "bytes", "step"]]
     for group in sorted(set(groups)):
         test = groups == group
         mean[test] = np.exp(np.log(measured[~test & train]).mean())
         line[test] = plain[test].to_numpy() @ nonnegative_rates(plain[~test], measured[~test])
-    several = {"mean": mean, "linear in FLOPs and bytes": line} | {
+    answers = {"mean": mean, "linear in FLOPs and bytes": line} | {
         name: step_learners.left_out(name, profiles.works, measured, groups) for name in step_learners.NAMES}
-    return {name: values[train] for name, values in several.items()}
+    return {name: values[train] for name, values in answers.items()}
 
 
 def scores(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return a row a split and learner: MAPE with its interval, median, p90, within 10 %, n, and the intervals' cover."""
-    rows = []
-    for (split, learner), part in predictions.groupby(["split", "learner"], sort=False):
-        inside = part["measured_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100
-        inside = inside if part["low_ms"].notna().all() else np.nan
-        rows.append({"family": f"whole step, {SPLITS[split]}", "learner": learner, "cover": inside,
-                     **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
-    return pd.DataFrame(rows)
+    family = "whole step, " + predictions["split"].map(SPLITS)
+    return score_by(predictions.assign(family=family), ["family", "learner"], "measured_ms", "_ms")
 
 
 def learn_all(source: str) -> list[Path]:
@@ -185,8 +173,8 @@ def learn_all(source: str) -> list[Path]:
             devices.setdefault(device_of(tables[0], source), []).append(tables)
         except InputError as error:
             reasons.append(f"{backend} of {hardware_id}: {error}")
-    for device, several in devices.items():
-        runs, rows = (pd.concat(tables, ignore_index=True) for tables in zip(*several, strict=True))
+    for device, of_machines in devices.items():
+        runs, rows = (pd.concat(tables, ignore_index=True) for tables in zip(*of_machines, strict=True))
         try:
             predictor = registry.for_devices([device], "fp32", shipped)[0]
             path = steps.own_files(predictor, shipped)[0]
@@ -209,8 +197,8 @@ def published(path: Path, source: str) -> pd.DataFrame:
     """
     table, runs = store.read(path.with_suffix(".csv"), "steps"), archive.runs(source)
     wanted = runs[runs["hardware_id"].isin(table["hardware_id"]) & runs["run_id"].isin(table["run_id"])]
-    several = [steady(archive.rows(part, source)) for _, part in wanted.groupby("hardware_id")]
-    rows = pd.concat(several or [archive.rows(wanted, source)])
+    steady_rows = [steady(archive.rows(part, source)) for _, part in wanted.groupby("hardware_id")]
+    rows = pd.concat(steady_rows or [archive.rows(wanted, source)])
     medians = rows[rows["task_type"] == "train"].groupby(_RUN)["step_time_ms"].median()
     measured = medians.reindex(pd.MultiIndex.from_frame(table[_RUN]))
     if lacking := sorted({run_id for _, run_id in measured.index[measured.isna()]}):

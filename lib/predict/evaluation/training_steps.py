@@ -13,11 +13,11 @@ import pandas as pd
 from lib.measure.statistics import VERDICTS
 from lib.predict.networks import composition
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.step_learners import description
+from lib.predict.networks.step_learners import frames
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import score
+from lib.predict.scores import score_by
 
 _LEAST_WORKLOADS = 3
 LEARNERS = ("mean", "linear in FLOPs and bytes", "boosted trees", "MLP", "sum of operators")
@@ -41,7 +41,7 @@ def leave_one_out(table: pd.DataFrame, items: Mapping[tuple[str, str, int], Work
     if "train kept" not in model.compositions or rows["network"].nunique() < _LEAST_WORKLOADS:
         return pd.DataFrame(columns=["workload", "batch_size", "learner", "measured_ms", "predicted_ms", "relative_error"])
     works = [items[row.network, row.mode, int(row.batch_size)] for row in rows.itertuples()]
-    x = pd.DataFrame([description(item) for item in works])
+    _, x = frames(works)
     measured = rows["latency_ms"].to_numpy()
     plain = pd.DataFrame({"flops": [item.flops for item in works], "bytes": [item.bytes for item in works], "step": 1.0})
     fitted = Composition(**model.compositions["train kept"])
@@ -85,5 +85,4 @@ def _mlp(x: pd.DataFrame, y: np.ndarray, test: pd.DataFrame) -> np.ndarray:
 
 def scores(steps: pd.DataFrame) -> pd.DataFrame:
     """Return a row a learner: MAPE with its interval, median, p90, within 10 %, n."""
-    return pd.DataFrame([{"learner": name, **score(part["measured_ms"].to_numpy(), part["predicted_ms"].to_numpy())}
-                         for name, part in steps.groupby("learner", sort=False)])
+    return score_by(steps, ["learner"], "measured_ms", "_ms")

@@ -2,20 +2,20 @@
 
 Kinds of operators change by different factors, autocast copies the weights in each pass, and every call costs something more.
 The factors are learned through the sums of networks that were measured both ways, as those of a composition are
-(``networks.fitting``), so that the shares of a network's time tell its gain.
+(``networks.sums``), so that the shares of a network's time tell its gain.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
-from lib.predict import gain_scores
+from lib.predict.model_file import Count, NotNegative, Positive, require
 from lib.predict.networks.composition import KINDS, kinds_of
-from lib.predict.networks.fitting import LEAST_NETWORKS, folds, most_probable
+from lib.predict.networks.sums import LEAST_NETWORKS, Sum, folds
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import half_interval
 
@@ -31,19 +31,24 @@ _FACTORS = np.concatenate([np.isin(TERMS, KINDS)[:, None].astype(float), np.eye(
 class Way:
     """How passes run: their mode, the element type, and the layout of images."""
 
-    mode: str
-    dtype: str
-    layout: str
+    mode: Literal["infer", "train"]
+    dtype: Literal["fp32", "bf16"]
+    layout: Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True)
 class Gain:
     """What was learned of one way: the ratio of each of TERMS to the usual one, and half an interval in log time."""
 
-    ratios: Mapping[str, float]
-    half: float
-    networks: int
-    scores: Mapping[str, float]
+    ratios: dict[str, Positive]
+    half: NotNegative
+    networks: Count
+    scores: dict[Literal["sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n", "coverage",
+                         "every_row_mape", "every_row_n", "noise"], float]
+
+    def __post_init__(self):
+        """Refuse ratios of other terms."""
+        require(set(self.ratios) == set(TERMS), f"has ratios of {sorted(self.ratios)}, not of {sorted(TERMS)}")
 
     def of(self, terms: np.ndarray) -> tuple[float, float, float]:
         """Return by how many times a network of TERMS is faster, at least and at most."""
@@ -61,17 +66,9 @@ def terms(work: Work, operators: pd.DataFrame) -> np.ndarray:
     return np.array([*(float(cost_ms.get(kind, 0.0)) for kind in KINDS), *beside_ms]) / float(cost_ms.sum())
 
 
-def _logs(parts: np.ndarray, ratios: np.ndarray, spread: float) -> np.ndarray:
+def _sum(spread: float) -> Sum:
     expected = np.where(np.isin(TERMS, KINDS), spread, _BESIDE)
-    return most_probable(parts, _FACTORS, ratios, np.array([_COMMON, *expected]), _NOISE)
-
-
-def _left_out(rows: pd.DataFrame, spread: float) -> np.ndarray:
-    """Return the ratio of the times that is predicted of each network by the families of other folds."""
-    parts, ratios, predicted = rows[list(TERMS)].to_numpy(float), rows["ratio"].to_numpy(float), np.full(len(rows), np.nan)
-    for test in folds(rows):
-        predicted[test] = parts[test] @ np.exp(_FACTORS @ _logs(parts[~test], ratios[~test], spread))
-    return predicted
+    return Sum(_FACTORS, np.array([_COMMON, *expected]), _NOISE, np.ones(len(TERMS)))
 
 
 def fit(rows: pd.DataFrame) -> Gain:
@@ -83,29 +80,20 @@ def fit(rows: pd.DataFrame) -> Gain:
     if rows["network"].nunique() < LEAST_NETWORKS:
         raise InputError(f"a gain is learned from four networks or more, not from {rows['network'].nunique()}")
     parts, ratios = rows[list(TERMS)].to_numpy(float), rows["ratio"].to_numpy(float)
-    left_out = {spread: _left_out(rows, spread) for spread in SPREADS}
-    spread = min(SPREADS, key=lambda one: np.abs(np.log(left_out[one] / ratios)).mean())
-    half = half_interval(np.log(ratios / left_out[spread]))
-    factors = np.exp(_FACTORS @ _logs(parts, ratios, spread))
+    left_out = {spread: _sum(spread).held_out(rows, parts, ratios) for spread in SPREADS}
+    spread = min(SPREADS, key=lambda spread: np.abs(np.log(left_out[spread] / ratios)).mean())
+    half, fitted = half_interval(np.log(ratios / left_out[spread])), _sum(spread)
+    factors = fitted.rates(fitted.logs(parts, ratios))
     return Gain(dict(zip(TERMS, map(float, factors), strict=True)), half, int(rows["network"].nunique()), {})
 
 
-def held_out(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ``rows`` with ``gain, predicted, low, high`` by families left out, and ``constant``: the others' median gain.
+def left_out(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ``rows`` with ``measured, predicted, low, high``, gains predicted by the families of other folds, and ``fold``.
 
-    Learned of ``usable`` rows alone.
+    Only ``usable`` rows teach.
     """
     usable, fold, answers = rows["usable"].to_numpy(bool), np.zeros(len(rows), int), np.full((len(rows), 3), np.nan)
     for number, test in enumerate(folds(rows)):
         fitted, fold[test] = fit(rows[~test & usable]), number
-        answers[test] = [fitted.of(one) for one in rows.loc[test, list(TERMS)].to_numpy(float)]
-    constant = np.exp(gain_scores.constants(-np.log(rows["ratio"].to_numpy()), fold, usable))
-    return rows.assign(gain=1 / rows["ratio"], constant=constant,
-                       **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
-
-
-def scores(predicted: pd.DataFrame) -> dict[str, float]:
-    """Return how right gains are (``held_out``, ``gain_scores.scores``), and how many in % lie inside their intervals."""
-    logs = (np.log(predicted[name].to_numpy()) for name in ("predicted", "gain", "constant"))
-    inside = predicted["gain"].between(predicted["low"], predicted["high"])
-    return {**gain_scores.scores(*logs), "coverage": float(inside.mean() * 100)}
+        answers[test] = [fitted.of(terms) for terms in rows.loc[test, list(TERMS)].to_numpy(float)]
+    return rows.assign(measured=1 / rows["ratio"], fold=fold, **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))

@@ -1,6 +1,6 @@
 """Learning what layouts and element types gain, from the networks that a reference machine ran each way."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
-from lib.predict import registry
+from lib.predict import held_out, registry
 from lib.predict.gains import model
 from lib.predict.gains.model import TERMS, Way
 from lib.predict.gains.model_file import FOLDER, Gains
 from lib.predict.networks import composition, work
-from lib.predict.networks.fitting import LEAST_NETWORKS
+from lib.predict.networks.sums import LEAST_NETWORKS
+from lib.predict.scores import score, score_gains
 from lib.progress import track
 from lib.work import networks
 
@@ -40,17 +41,17 @@ def pairs(table: pd.DataFrame) -> pd.DataFrame:
     good = good.assign(layout=np.where(good["channels_last"].astype(bool), "channels_last", "contiguous"))
     usual = (good["dtype"] == USUAL[0]) & (good["layout"] == USUAL[1])
     both = good[~usual].merge(good.loc[usual, [*_CASE, "latency_ms", "usable"]], on=_CASE, suffixes=("", "_usual"))
-    several = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
-    return several[[*_CASE, "dtype", "layout", "ratio", "usable"]]
+    both = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
+    return both[[*_CASE, "dtype", "layout", "ratio", "usable"]]
 
 
 def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
     cost_model, rows = registry.shipped_cpu("fp32"), {}
-    for one in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
-        own = work.captured(networks.network(one.network, one.batch_size), one.mode)
-        operators = composition.predicted_operators(own, cost_model)
-        rows[one.network, one.mode, one.batch_size] = model.terms(own, operators)
+    for case in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
+        item = work.captured(networks.network(case.network, case.batch_size), case.mode)
+        operators = composition.predicted_operators(item, cost_model)
+        rows[case.network, case.mode, case.batch_size] = model.terms(item, operators)
     parts = np.array([rows[key] for key in cases[_CASE].itertuples(index=False, name=None)]).reshape(-1, len(TERMS))
     families = cases["network"].map(networks.family)
     return cases.assign(family=families, **dict(zip(TERMS, parts.T, strict=True)))
@@ -62,10 +63,10 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
     medians = pd.DataFrame([
-        {"network": visit.network, "round": visit.round, "mode": one.case.mode, "batch_size": one.case.batch_size,
-         "dtype": one.case.dtype, "layout": "channels_last" if one.case.channels_last else "contiguous",
-         "latency_ms": float(np.median(one.samples_ms))}
-        for visit in visits_file.recorded(raw) for one in visit.results if not one.reason])
+        {"network": visit.network, "round": visit.round, "mode": result.case.mode, "batch_size": result.case.batch_size,
+         "dtype": result.case.dtype, "layout": "channels_last" if result.case.channels_last else "contiguous",
+         "latency_ms": float(np.median(result.samples_ms))}
+        for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
     usual = medians[(medians["dtype"] == USUAL[0]) & (medians["layout"] == USUAL[1])]
     both = medians.merge(usual[[*_CASE, "round", "latency_ms"]], on=[*_CASE, "round"], suffixes=("", "_usual"))
     both["ratio_log"] = np.log(both["latency_ms"] / both["latency_ms_usual"])
@@ -74,30 +75,47 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(["mode", "dtype", "layout"]).mean().to_dict()
 
 
-def learned(rows: pd.DataFrame) -> Iterable[tuple[Way, model.Gain]]:
-    """Yield what is learned of each way of enough networks, with its scores on families left out, unusable rows apart."""
+def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, model.Gain, pd.DataFrame]]:
+    """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
     for way, part in rows.groupby(["mode", "dtype", "layout"]):
-        several = part.reset_index(drop=True)
-        usable = several[several["usable"]].reset_index(drop=True)
+        networks_of = part.reset_index(drop=True)
+        usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
-            predicted = model.held_out(several)
-            every = model.scores(predicted)
-            scores = model.scores(predicted[predicted["usable"]])
-            scores |= {"every_row_mape": every["mape"], "every_row_n": every["n"]}
-            yield Way(*way), replace(model.fit(usable), scores=scores)
+            predicted = model.left_out(networks_of)
+            yield Way(*way), replace(model.fit(usable), scores=scores_of(predicted)), predicted
+
+
+def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
+    """Return the scores that a model file states of one way: of usable rows, and the error with the others."""
+    scored = score_gains(predicted[predicted["usable"]])
+    every = score(predicted["measured"], predicted["predicted"], interval=False)
+    wanted = ("sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n")
+    return {**{name: scored[name] for name in wanted}, "coverage": scored["cover"], "every_row_mape": every["mape"],
+            "every_row_n": every["n"]}
+
+
+def table(machine: str, way: Way, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return the predictions of a way as rows ``held_out``."""
+    names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
+    return held_out.frame(**{name: predicted[name] for name in names}, device=machine, what=held_out.GAINS, mode=way.mode,
+                          condition=f"fp32 contiguous to {way.dtype} {way.layout}", group=predicted["family"],
+                          case=predicted["network"], left_out="families of networks", source=held_out.PROJECT)
 
 
 def ship() -> pd.DataFrame:
-    """Learn from the reference machine's networks, write the file that ships and its scores, and return these."""
+    """Learn from the reference machine's networks, write the file that ships and its held-out rows, and return the scores."""
     path = campaign()
     facts = store.read_json(path.with_name("networks.meta.json"))
-    spread = noise(path.with_name("visits.jsonl"))
-    ways = {way: replace(gain, scores={**gain.scores, **({"noise": spread[astuple(way)]} if astuple(way) in spread else {})})
-            for way, gain in learned(with_terms(pairs(store.read(path, "networks"))))}
     if "bf16_instructions" not in facts:
         raise InputError(f"the provenance of {path} does not say by which instructions bf16 was computed; measure it again")
+    spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
+    for way, gain, predicted in learned(with_terms(pairs(store.read(path, "networks")))):
+        floor = {"noise": spread[astuple(way)]} if astuple(way) in spread else {}
+        ways[way] = replace(gain, scores={**gain.scores, **floor})
+        rows.append(table(name, way, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")
-    name = path.parents[2].name
-    Gains(name, int(facts["threads"]), tuple(facts["bf16_instructions"]), ways).save(FOLDER / f"cpu-{name}.json")
+    model_path = FOLDER / f"cpu-{name}.json"
+    Gains(name, int(facts["threads"]), tuple(facts["bf16_instructions"]), ways).save(model_path)
+    held_out.save(pd.concat(rows, ignore_index=True), model_path)
     return pd.DataFrame([{**vars(way), "networks": gain.networks, **gain.scores} for way, gain in ways.items()])

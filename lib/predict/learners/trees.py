@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lib.predict.model_file import AtLeastOne, array, require
+
 _ROWS = 2048  # rows that are evaluated at once: rows x trees indices have to fit into memory
 _LEAF = -1
 _MOST_WALKING = 0.8  # of rows x trees: with fewer on their way, those that arrived are dropped
@@ -20,14 +22,24 @@ class Trees:
     begins. Features are compared in 32 bits, so boosters have to be trained on such.
     """
 
-    feature: np.ndarray
-    value: np.ndarray
-    right: np.ndarray
-    roots: np.ndarray
-    ensembles: int
+    feature: array()
+    value: array()
+    right: array()
+    roots: array()
+    ensembles: AtLeastOne
+
+    def __post_init__(self):
+        """Refuse nodes that are no trees: a child comes after its parent."""
+        require(self.feature.ndim == 1 and self.feature.shape == self.value.shape == self.right.shape,
+                f"nodes of shapes {self.feature.shape}, {self.value.shape}, {self.right.shape} are no trees")
+        require(self.roots.ndim == 1 and len(self.roots) and (self.roots >= 0).all() and
+                (self.roots < len(self.feature)).all(), "a tree begins at no node")
+        inner = np.flatnonzero(self.feature >= 0)
+        require((self.feature >= _LEAF).all() and (self.right[inner] >= 1).all() and
+                (inner + self.right[inner] < len(self.feature)).all(), "a split has no child")
 
     @classmethod
-    def of(cls, boosters: Sequence[Any]) -> "Trees":
+    def from_boosters(cls, boosters: Sequence[Any]) -> "Trees":
         """Take the trees of LightGBM boosters with numerical features and no missing values."""
         nodes: list[tuple[int, float, int]] = []
         roots = []

@@ -1,7 +1,7 @@
 """Compositions of another machine, corrected by a few networks that were measured end to end on this one.
 
-Few networks say little each: what they say is weighed against what the other machine's compositions say, by how far networks
-scatter (empirical Bayes: Efron and Morris, 1975).
+Few networks are weighed against the other machine's compositions by how far networks scatter (empirical Bayes: Efron and
+Morris, 1975).
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from lib.predict.operators.validation import COVER, score
 from lib.work.graph.ops import MODES
 
 LEAST_NETWORKS = 2
-_BETWEEN = 0.3  # spread, in log time, of the factor between machines: what is expected before anything is measured
-_MODES = 0.1  # of a mode's factor about that of its machine
-_FRESH = 0.5  # and of what fresh memory costs
-_SPREAD = 0.2  # of networks about their prediction, where the other machine has none measured
-_WEIGHT = 3.0  # of the other machine's spread: as of so many networks
+_BETWEEN = 0.3  # prior spread, in log time, of the factor between machines
+_MODES = 0.1  # of a mode's factor about its machine's
+_FRESH = 0.5  # of the page-fault cost
+_SPREAD = 0.2  # of networks about their prediction, if the other machine measured none
+_WEIGHT = 3.0  # weight of the other machine's spread, in networks
 Compositions = Mapping[str, Composition]
 
 
 def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
-    """Return the compositions of ``base`` (by mode and heap) corrected by measured networks: factor, fresh memory, interval.
+    """Return the compositions of ``base`` (by mode and heap) corrected by measured networks: factor, page faults, interval.
 
-    ``rows``: ``network, mode, memory, latency_ms, outside`` and TERMS of each. A mode with fewer than LEAST_NETWORKS networks
-    keeps its own. Intervals come from networks left out in turn, and from the base's.
+    ``rows``: ``network, mode, memory, latency_ms, outside`` and TERMS. A mode with fewer than LEAST_NETWORKS networks is not
+    corrected. Intervals come from networks left out in turn and from the base.
     """
     fitted, left_out = _fit(base, rows), left_one_out(base, rows)
     corrected = dict(base)
@@ -54,10 +54,10 @@ def left_one_out(base: Compositions, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
-    """Return compositions with one factor a mode of all rates, and one of what fresh memory costs.
+    """Return the most probable compositions with one factor per mode for all rates and one for page faults.
 
-    The most probable ones, where the log of each is expected about 0: of the machine by _BETWEEN, of a mode about the machine's
-    by _MODES, of fresh memory by _FRESH; and cases about their prediction as the base's networks are, a network counting once.
+    The log of the machine's factor has spread _BETWEEN, a mode's about it _MODES, the page faults' _FRESH. Each network counts
+    once, with the scatter of the base's networks.
     """
     own = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
     if rows.empty:
@@ -79,7 +79,7 @@ def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
 
 
 def _predicted(several: Compositions, rows: pd.DataFrame) -> np.ndarray:
-    """Return what the composition of each row's mode and heap predicts, in ms."""
+    """Return the ms that each row's composition predicts."""
     cases = rows["mode"] + " " + rows["memory"]
     rates = np.array([[several[case].rates[name] for name in TERMS] for case in cases]).reshape(-1, len(TERMS))
     return (rates * rows[list(TERMS)].to_numpy(float)).sum(axis=1)
@@ -91,7 +91,7 @@ def _spread(one: Composition) -> float:
 
 
 def _half(base: Composition, residuals: pd.DataFrame) -> float:
-    """Return half of the interval of networks that were not measured: from those left out, and the base's spread."""
+    """Return half of the interval of unseen networks, from networks left out and the base's spread."""
     error = np.log(residuals["latency_ms"] / residuals["predicted_ms"]) / (1 + residuals["outside"])
     squares = (error**2).groupby(residuals["network"]).mean()
     freedom = _WEIGHT + len(squares)

@@ -1,12 +1,13 @@
-"""Whole networks: each operator looked up or predicted, summed, with what their composition adds.
+"""Whole networks as sums of operators, with the efficiency of each kind of operator and the cost of first-touch page faults.
 
-The composition is learned from networks that were measured end to end (``fitting``): how fast each kind of operator runs among
-the others, and what memory costs that the allocator takes anew from the system in each pass.
+Both are learned from networks that were measured end to end (``fitting``).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,21 +18,21 @@ from lib.predict.operators.cost_model import CostModel
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
 KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
-MAPPED = "mapped"  # an efficiency beside those of KINDS: what a mapped MB costs of a replayed one
+MAPPED = "mapped"  # an efficiency beside those of KINDS: cost of a mapped MB over a replayed MB
 PARTS = (*(f"{kind}_ms" for kind in KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
-         "elementwise": "elements"}  # of families; the others copy, or reduce
+         "elementwise": "elements"}  # by family; all other families copy or reduce
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Composition:
-    """What a network costs beyond its operators, for one mode: non-negative rates of TERMS, and half its interval in log time.
+    """Non-negative rates of TERMS for one mode and heap, and half of the interval in log time.
 
-    ``networks`` is how many it was fitted to; with 0 the operators' own intervals stand in for its own. ``interval_of`` names
-    the heap whose networks the interval is of where its own was not measured: then it has no scores.
+    ``networks`` counts the networks it was fitted to; with 0 the operators' intervals apply. ``interval_of`` names the heap
+    that the interval comes from if this heap was not measured; it then has no scores.
     """
 
     rates: Terms
@@ -51,29 +52,56 @@ SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The predicted time of a pass or step, in ms, and the operators that it is the sum of (with ``predicted_ms``).
+class Provenance:
+    """Where the time of a pass comes from.
 
-    Shares of the time: ``outside`` of the training range, ``looked_up`` from measurements, and by ``origins``, of each other
-    device whose kernels answered. ``evidence`` says on which whole networks the time rests, where it is not such a sum.
+    ``condition``: of the whole networks that were measured on cards, where the time was learned from them; ``gain``: the gain
+    over fp32 in the default layout that was applied on a CPU. With neither, the time is a sum of operators.
+    ``origins``: shares of the time that measurements of other devices answered, by device.
+    """
+
+    origins: Mapping[str, float] = field(default_factory=dict)
+    condition: Any = None
+    gain: Any = None
+
+    @property
+    def of_networks(self) -> bool:
+        """Return whether the time was learned from whole networks that ran so."""
+        return self.condition is not None or self.gain is not None
+
+    @property
+    def borrowed(self) -> float:
+        """Return the share of the time that measurements of other devices answered."""
+        return sum(self.origins.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The predicted time of a pass or step, in ms, its interval, and where it comes from.
+
+    ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
     """
 
     predicted_ms: float
     low_ms: float
     high_ms: float
     outside: float
-    looked_up: float
-    origins: Mapping[str, float]
-    operators: pd.DataFrame
-    evidence: str = ""
+    provenance: Provenance
+    predict_operators: Callable[[], pd.DataFrame]
+
+    @cached_property
+    def operators(self) -> pd.DataFrame:
+        """Give the operators with ``predicted_ms``, see ``predicted_operators``."""
+        return self.predict_operators()
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``work`` with ``predicted_ms``, ``out_of_range``, ``looked_up``, ``half``, ``origin``, ``part``.
+    """Return the operators of ``work`` with ``predicted_ms, at_least, looked_up, out_of_range, half, origin, part``.
 
-    An operator that no family covers takes as long as its FLOPs do at the peak rate, at least: ``at_least`` where that is more.
-    ``half`` is half an interval in log time. ``measured`` maps ``key_of`` an operator to a measured time in ms. What autocast
-    runs in fp32 is answered by its bytes (and FLOPs) where the model is of 16 bits, and says so in ``origin``.
+    ``measured`` maps ``key_of`` an operator to a measured time in ms, which is taken as it is (``looked_up``). An operator that
+    no family covers takes at least the time of its FLOPs at the peak rate (``at_least``). ``half`` is half of the interval in
+    log time. Operators that autocast runs in fp32 are predicted by a 16-bit model from their bytes and FLOPs; ``origin`` says
+    so.
     """
     answer = model.predict(work.table)
     least_ms = np.where(work.table["covered"], 0.0, work.table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
@@ -88,7 +116,7 @@ def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, f
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
-    """Return the measured time in ms of every row of a ``sweep`` table, by ``key_of``."""
+    """Return the measured time in ms of each row of a ``sweep`` table, by ``key_of``."""
     return dict(zip(map(key_of, table.to_dict("records")), table["latency_ms"], strict=True))
 
 
@@ -115,9 +143,9 @@ def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
 
 
 def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
-    """Return TERMS of PARTS: ``sum_ms`` of operators that compute, ``moved_ms`` of the others, by the efficiency of each kind.
+    """Return TERMS from PARTS: ``sum_ms`` of computing kinds, ``moved_ms`` of moving ones, each times its efficiency.
 
-    Kinds without an efficiency count as they are; mapped memory without one is part of what was replayed.
+    A kind without an efficiency has 1; mapped memory without one is already part of the replayed memory.
     """
     kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in KINDS}
     sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
@@ -126,7 +154,7 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
 
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
-    """Return which shares of the operators' time lie outside of the training range, and were looked up."""
+    """Return the shares of the operators' time that lie outside of the training range and that were looked up."""
     cost = _cost_ms(operators)
     return {name: float(cost[operators[column].to_numpy(bool)].sum() / cost.sum())
             for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
@@ -137,9 +165,9 @@ def _cost_ms(operators: pd.DataFrame) -> np.ndarray:
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
-    """Predict a pass or step from its operators; the interval is that of networks unlike those of the composition.
+    """Predict a pass or step from its operators; the interval is that of networks of unseen families.
 
-    Where all that is known of an operator is how long it takes at least, the interval has no upper end: inf.
+    The interval has no upper end (inf) if only the least time of an operator is known.
     """
     operators = predicted_operators(work, model, measured)
     cost, shares, origin = _cost_ms(operators), time_shares(operators), operators["origin"].to_numpy(object)
@@ -149,4 +177,4 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     of_network = terms(parts_of(work, operators), learned)
     predicted_ms, low_ms, high_ms = composition.predict(of_network, shares["outside"], half)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, **shares, origins=origins, operators=operators)
+    return Estimate(predicted_ms, low_ms, high_ms, shares["outside"], Provenance(origins), lambda: operators)

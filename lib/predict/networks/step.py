@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
+from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate
 from lib.predict.operators.validation import conformal, score
 from lib.work.training import PHASES
@@ -22,7 +23,7 @@ SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole ste
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
 _FIXED = {"operators_ms": 1.0}  # rates that no profile changes: few runs do not tell what one operator of ours costs
-_LEAST_GROUPS = 2
+LEAST_GROUPS = 2
 _LEAST_MS = 1e-4
 Terms = Mapping[str, float]
 
@@ -96,11 +97,11 @@ class Costs:
     ``groups`` is how many workloads or architectures were left out in turn for ``half`` and ``scores``; 0: it was not measured.
     """
 
-    rates: Terms
-    half: float
-    groups: int
+    rates: dict[str, NotNegative]
+    half: NotNegative
+    groups: Count
     source: str
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
 
     def predict(self, terms: Terms, half: float = 0.0) -> Part:
         """Return the part with these terms; ``half`` stands in for an interval that was not measured."""
@@ -116,7 +117,7 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
     """
     terms, measured, groups = terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups)
     several = sorted(set(groups))
-    if len(several) < _LEAST_GROUPS:
+    if len(several) < LEAST_GROUPS:
         raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {len(several)}")
     predicted = np.zeros(len(terms))
     for group in several:

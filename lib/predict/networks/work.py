@@ -13,7 +13,6 @@ from torch import nn
 
 from lib.measure.networks import allocator
 from lib.predict.networks import stand_ins
-from lib.predict.networks.memory import peak_bytes
 from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families
 from lib.work.graph.ops import Graph, Op
@@ -51,7 +50,6 @@ class Work:
     modules: int
     replay: Future[float] | None
     weight_bytes: float
-    peak_bytes: float
     plan: allocator.Plan
     not_modelled: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
@@ -83,6 +81,20 @@ class Work:
     def flops_and_bytes(self) -> np.ndarray:
         """Return FLOPs and bytes of each distinct operator, all its calls together (n, 2)."""
         return self.table[["flops", "bytes"]].to_numpy(float) * self.table[["calls"]].to_numpy(float)
+
+    @cached_property
+    def peak_bytes(self) -> float:
+        """Give the most bytes that tensors occupy at once beyond weights and inputs.
+
+        Tensors live as long as they are used; convolutions on a CPU take temporaries beside their outputs.
+        """
+        occupied, peak, sizes = 0, 0, {}
+        for (early, late), made, dead in zip(self.plan.beside, self.plan.made, self.plan.freed, strict=True):
+            new = sum(size for _, size in made)
+            sizes |= dict(made)
+            peak = max(peak, occupied + sum(early) + sum(late), occupied + sum(late) + new)
+            occupied += new - sum(sizes[storage] for storage in dead if storage in sizes)
+        return float(peak)
 
     @property
     def fresh_bytes(self) -> float:
@@ -139,7 +151,7 @@ class Work:
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.of(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return cls(table, mode, batch_size, modules, replay, float(weights), peak_bytes(plan), plan,
+        return cls(table, mode, batch_size, modules, replay, float(weights), plan,
                    _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
 
 

@@ -8,8 +8,12 @@ is then part of its scale (automatic relevance determination).
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
+
+from lib.predict.model_file import NotNegative, Positive, require, vector
 
 _NOISE, _SIGNAL = 0.05, 0.3
 
@@ -19,16 +23,21 @@ class Correction:
     """The log factor as a smooth function of named features."""
 
     names: list[str]
-    centre: list[float]
-    scale: list[float]
-    points: list[list[float]]
-    weights: list[float]
+    centre: vector()
+    scale: vector(Positive)
+    points: Annotated[list[list[float]], Field(min_length=1)]
+    weights: vector()
     mean: float
-    signal: float  # variance
-    length: float
+    signal: NotNegative  # variance
+    length: Positive
+
+    def __post_init__(self):
+        """Refuse points, weights and scales of different sizes."""
+        require({len(self.centre), len(self.scale), *map(len, self.points)} == {len(self.names)}
+                and len(self.points) == len(self.weights), "centre, scale, points and weights are not of the same features")
 
     @classmethod
-    def of(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray, lengths: bool = False) -> "Correction":
+    def fit(cls, names: Sequence[str], x: np.ndarray, log_ratio: np.ndarray, lengths: bool = False) -> "Correction":
         """Fit features (n, len(names)) and the log of measured over predicted; without features one factor fits all.
 
         ``lengths``: each feature has one of its own.
@@ -50,17 +59,17 @@ class Correction:
                 (x - centre) / scale, log_ratio - mean)
         product, length = fitted.kernel_.k1, np.atleast_1d(fitted.kernel_.k1.k2.length_scale)
         scale, length = (scale * length, 1.0) if lengths else (scale, float(length[0]))
-        return cls(list(names), list(map(float, centre)), list(map(float, scale)), ((x - centre) / scale).round(6).tolist(),
-                   [float(value) for value in fitted.alpha_], mean, float(product.k1.constant_value), length)
+        return cls(list(names), centre, scale, ((x - centre) / scale).round(6).tolist(), fitted.alpha_, mean,
+                   float(product.k1.constant_value), length)
 
     @classmethod
     def constant(cls, log_factor: float) -> "Correction":
         """Return a correction by the same factor everywhere, of which the logarithm is given."""
-        return cls([], [], [], [[]], [0.0], log_factor, 0.0, 1.0)
+        return cls([], np.zeros(0), np.ones(0), [[]], np.zeros(1), log_factor, 0.0, 1.0)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the log factor for features (n, len(names))."""
-        z, points = (x - np.array(self.centre)) / np.array(self.scale), np.array(self.points)
+        z, points = (x - self.centre) / self.scale, np.array(self.points)
         distance = np.sqrt(np.maximum(0, (z ** 2).sum(1)[:, None] + (points ** 2).sum(1) - 2 * z @ points.T))
         near = np.sqrt(3) * distance / self.length
-        return self.mean + self.signal * ((1 + near) * np.exp(-near)) @ np.array(self.weights)
+        return self.mean + self.signal * ((1 + near) * np.exp(-near)) @ self.weights

@@ -3,20 +3,33 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import ConfigDict, Field, field_validator
 
-from lib.config.definitions import VendorDevice
+from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
-from lib.predict import model_file
 from lib.predict.analytic.scaling import Scaling
+from lib.predict.model_file import (
+    AtLeastOne,
+    Below,
+    Device,
+    Entry,
+    Format,
+    NotNegative,
+    Positive,
+    Saved,
+    Unsaved,
+    dictionary,
+)
 from lib.predict.operators import features, gradients, inputs
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import Row
-from lib.predict.operators.features_gpu import Chip, gemm_group
+from lib.predict.operators.features_gpu import gemm_group
 from lib.predict.operators.parts import Part, names_of
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
@@ -24,26 +37,66 @@ _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 _GRADIENTS = "gradients"  # the backward passes of convolutions, which no part answers for
 LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
+RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
+           "python -m lib calibrate")
+_RENAMED = {"taken_mb": "blocks_mb"}  # rates of earlier releases, by other names
+_DELETED = ("modules",)  # and those that were always 0
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # ms, half intervals in log time, out of range, origins
 
 
+class Facts(Entry):
+    """What is known of a model besides; other facts may stand there, too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    dtype: Dtype = ""
+    latency_type: Literal["kernel", "end_to_end"] = ""
+    cache: Literal["warm", "cold"] = ""
+    hardware_id: str = ""
+    software_id: str = ""
+    source: str = ""
+    licence: str = ""
+    launch_ms: NotNegative = 0.0
+    peak_gflops: Positive = 0.0
+    peak_gbps: Positive = 0.0
+    sweeps: list[Below] = []
+
+
+class Fitted(Entry):
+    """What a network adds to its operators, or what it takes of resident memory."""
+
+    rates: dict[str, NotNegative]
+    half: NotNegative
+    networks: AtLeastOne
+    scores: dict[str, float]
+    interval_of: Literal["", "default", "kept"] = ""
+
+    @field_validator("rates")
+    @classmethod
+    def _current(cls, rates: dict[str, float]) -> dict[str, float]:
+        """Take the rates of an earlier release for those of today."""
+        return {_RENAMED.get(name, name): rate for name, rate in rates.items() if rate or name not in _DELETED}
+
+
 @dataclass
-class CostModel:
+class CostModel(Saved):
     """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU.
 
     ``compositions`` (by mode and heap), ``efficiencies`` (by mode) and ``resident`` (by heap) are what was learned of networks.
     ``scaling`` is the last one of the whole, see ``scaled``; it is not saved: each part has its own, from where it was trained.
     """
 
-    device: str
-    facts: dict[str, Any]
-    parts: dict[str, Part] = field(default_factory=dict)
+    device: Device
+    facts: dictionary(Facts)
+    parts: Annotated[dict[str, Part], Field(min_length=1)] = field(default_factory=dict)
     chip: Chip | None = None
-    compositions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    efficiencies: dict[str, dict[str, float]] = field(default_factory=dict)
-    resident: dict[str, dict[str, Any]] = field(default_factory=dict)
-    scaling: Scaling | None = None
+    compositions: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    efficiencies: dict[str, dict[str, Positive]] = field(default_factory=dict)
+    resident: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    scaling: Unsaved = None
+
+    FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin, part`` for rows of a ``sweep`` table.
@@ -68,11 +121,7 @@ class CostModel:
         Raises InputError for a family or pass that the model was not trained on.
         """
         row = features.one(op, parameters, flops, moved)
-        name = f"{inputs.groups(row, self.chip)} {passes}"
-        if self._lacks(name) and gradients.convolves(row):
-            (predicted,), (half,), _, _ = self._of_gradients({column: np.array([value]) for column, value in row.items()})
-        else:
-            (predicted,), (half,), _, _ = self._answer(name, row)
+        (predicted,), (half,), _, _ = self._answers(row, self._names(row, np.array([passes])))
         return float(predicted), float(predicted * np.exp(-half)), float(predicted * np.exp(half))
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
@@ -168,23 +217,13 @@ class CostModel:
                         for case, fitted in self.compositions.items()}
         return replace(other, parts=parts, compositions=compositions, scaling=scaling)
 
-    def save(self, path: Path) -> Path:
-        """Write the model as compressed JSON: numbers, arrays in base64, ranges, intervals, scores, provenance."""
-        parts = {name: part.plain() for name, part in self.parts.items()}
-        networks = {name: getattr(self, name) for name in LEARNED}
-        return model_file.write(path, {"device": self.device, "facts": self.facts, **networks,
-                                       "chip": asdict(self.chip) if self.chip else None, "parts": parts})
-
     @classmethod
     def load(cls, path: Path) -> "CostModel":
         """Read a model back; InputError says what is wrong with a damaged file or one of another schema. Runs no code."""
-        content = model_file.read(path)
-        chip = Chip(**content.chip.model_dump()) if content.chip else None
-        parts = {}
-        for name, entry in content.parts.items():
+        model = super().load(path)
+        for name, part in model.parts.items():
             try:
-                parts[name] = Part.of_file(entry, names_of(name, _ANY_CHIP if content.device == ANY_GPU else chip))
+                part.check_names(*names_of(name, _ANY_CHIP if model.device == ANY_GPU else model.chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
-        plain = content.model_dump(mode="json", include={"facts", *LEARNED}, exclude_unset=True)
-        return cls(content.device, plain.pop("facts"), parts, chip, **plain)
+        return model

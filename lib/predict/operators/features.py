@@ -1,10 +1,9 @@
 """Features of an operator on a CPU: its sizes, what it computes and moves, and how it falls on the library's blocks.
 
-Each function works on one operator (plain numbers) and on columns (arrays) alike, so that training and prediction see the same.
+Operators are columns: arrays by name, an entry for each operator.
 """
 
-from collections.abc import Callable, Mapping
-from math import log2
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,29 +27,21 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "kind": ("max", "avg", "adaptive_avg", "sdpa", "mha", "softmax", "log_softmax", "layer_norm", "relu", "gelu", "silu",
              "hardswish", "hardsigmoid", "hardtanh", "sigmoid", "tanh", "add", "mul", "sub", "div", "sqrt", "sum", "mean",
              "clone", "copy_", "pow")}
-Row = Mapping[str, Any]  # numbers of one operator, or columns of many
+Row = Mapping[str, Any]  # columns of operators: arrays of numbers or texts
 
 
 def _up(value, step):
     return -(-value // step) * step
 
 
-def _log(value):
-    return log2(value) if isinstance(value, int | float) else np.log2(value)
-
-
-def _larger(one, other):
-    return one * (one >= other) + other * (one < other)
+def logs(**values: Any) -> dict[str, Any]:
+    """Return the logarithms of base 2 of values, by name."""
+    return {name: np.log2(value) for name, value in values.items()}
 
 
 def _waste(value, step):
     """Return by how much rounding up to a multiple of ``step`` enlarges: 1 for what fits."""
     return _up(value, step) / value
-
-
-def _is(texts, text: str):
-    """Return 1 where ``texts`` (one, or a column) is ``text``."""
-    return (texts == text) * 1
 
 
 def _extent(size, kernel, stride, padding, dilation):
@@ -59,8 +50,7 @@ def _extent(size, kernel, stride, padding, dilation):
 
 def _sizes(p: Row) -> dict[str, Any]:
     """Return what every operator has: FLOPs, bytes, and FLOPs a byte."""
-    return {"log_flops": _log(p["flops"] + 1), "log_bytes": _log(p["bytes"] + 1),
-            "log_ai": _log((p["flops"] + 1) / (p["bytes"] + 1))}
+    return logs(log_flops=p["flops"] + 1, log_bytes=p["bytes"] + 1, log_ai=(p["flops"] + 1) / (p["bytes"] + 1))
 
 
 def _convolved(p: Row) -> dict[str, Any]:
@@ -107,51 +97,53 @@ def _convolution(p: Row) -> dict[str, Any]:
     inputs, outputs = p["size"], p["out_channels"] * pixels
     channels = way["depthwise"] * p["groups"] + (1 - way["depthwise"]) * outs
     blocks = p["batch"] * (way["depthwise"] + (1 - way["depthwise"]) * p["groups"]) * -(-channels // block)
-    return {**way, "three": three * 1, "batch": _log(p["batch"]), "ins": _log(ins), "outs": _log(outs),
-            "groups": _log(p["groups"]), "block": block, "kernel": p["kernel_h"], "window": _log(window),
+    return {**way, "three": three * 1, **logs(batch=p["batch"], ins=ins, outs=outs, groups=p["groups"]),
+            "block": block, "kernel": p["kernel_h"], "window": np.log2(window),
             "stride": p["stride_h"], "dilation": p["dilation_h"], "padded": p["padding_h"], "bias": p["bias"],
-            "layout": p["layout"], "pixels": _log(pixels), "width": width, "in_width": p["width"],
-            "input_grad": p["input_grad"], "inputs": _log(p["batch"] * inputs), "outputs": _log(p["batch"] * outputs),
-            "weights": _log(p["out_channels"] * ins * window), "gathered": _log(p["batch"] * pixels * ins * window),
-            "reach": _log(ins * window), "ins_rest": ins % LANES, "outs_rest": outs % LANES,
+            "layout": p["layout"], "pixels": np.log2(pixels), "width": width, "in_width": p["width"],
+            "input_grad": p["input_grad"],
+            **logs(inputs=p["batch"] * inputs, outputs=p["batch"] * outputs, weights=p["out_channels"] * ins * window,
+                   gathered=p["batch"] * pixels * ins * window, reach=ins * window),
+            "ins_rest": ins % LANES, "outs_rest": outs % LANES,
             "all_ins_rest": p["in_channels"] % LANES, "all_outs_rest": p["out_channels"] % LANES,
             "ins_waste": _waste(ins, block), "outs_waste": _waste(channels, block),
             "width_rest": width % LANES, "width_waste": _waste(width, 6), "width_waste_14": _waste(width, 14),
-            "width_waste_28": _waste(width, 28), "blocks": _log(blocks), "blocks_odd": blocks % 2,
-            "rows_waste": _waste(blocks * depth * height, 2), "a_sample": _log(outputs),
-            "reads_an_input": _log(window * outs / (p["stride_d"] * p["stride_h"] * p["stride_w"]))}
+            "width_waste_28": _waste(width, 28), "blocks": np.log2(blocks), "blocks_odd": blocks % 2,
+            "rows_waste": _waste(blocks * depth * height, 2),
+            **logs(a_sample=outputs, reads_an_input=window * outs / (p["stride_d"] * p["stride_h"] * p["stride_w"]))}
 
 
 def _gemm(p: Row) -> dict[str, Any]:
     m, k, n = p["gemm_m"], p["gemm_k"], p["gemm_n"]
-    return {"op": p["op"], "layout": p["layout"], "batch": _log(p["batch"]), "m": _log(m), "k": _log(k), "n": _log(n),
-            "mn": _log(m * n), "mk": _log(m * k), "kn": _log(k * n), "m_over_n": _log(m / n), "m_is_one": (m == 1) * 1,
+    return {"op": p["op"], "layout": p["layout"],
+            **logs(batch=p["batch"], m=m, k=k, n=n, mn=m * n, mk=m * k, kn=k * n, m_over_n=m / n), "m_is_one": (m == 1) * 1,
             "n_rest": n % LANES, "m_rest": m % LANES, "k_rest": k % LANES, "n_waste": _waste(n, 3 * LANES),
-            "m_waste": _waste(m, 8), "small": -_larger(_larger(-m, -n), -k)}
+            "m_waste": _waste(m, 8), "small": np.minimum(np.minimum(m, n), k)}
 
 
 def _attention(p: Row) -> dict[str, Any]:
     heads = p["batch"] * p["heads"]
-    return {"kind": p["kind"], "heads": _log(heads), "heads_odd": heads % 2, "queries": _log(p["q_len"]),
-            "keys": _log(p["kv_len"]), "head_dim": p["head_dim"], "model_width": _log(p["heads"] * p["head_dim"]),
-            "rows": _log(p["batch"] * p["q_len"]), "scores": _log(heads * p["q_len"] * p["kv_len"]),
+    return {"kind": p["kind"], "heads": np.log2(heads), "heads_odd": heads % 2, **logs(queries=p["q_len"], keys=p["kv_len"]),
+            "head_dim": p["head_dim"], **logs(model_width=p["heads"] * p["head_dim"], rows=p["batch"] * p["q_len"],
+                                              scores=heads * p["q_len"] * p["kv_len"]),
             "queries_waste": _waste(p["q_len"], 32)}
 
 
 def _window(p: Row) -> dict[str, Any]:
     planes = p["batch"] * p["in_channels"]
     size = p["depth"] * p["height"] * p["width"]
-    return {"op": p["op"], "kind": p["kind"], "layout": p["layout"], "planes": _log(planes), "size": _log(size),
+    return {"op": p["op"], "kind": p["kind"], "layout": p["layout"], **logs(planes=planes, size=size),
             "width": p["width"], "kernel": p["kernel_h"], "stride": p["stride_h"], "padding": p["padding_h"],
-            "out": p["out_height"], "inputs": _log(planes * size)}
+            "out": p["out_height"], "inputs": np.log2(planes * size)}
 
 
 def _memory(p: Row) -> dict[str, Any]:
-    rows = _larger(_larger(p["rows"], p["outer"]), p["batch"] * p["in_channels"])
-    columns = _larger(_larger(p["columns"], p["inner"]), p["elements"])
+    rows = np.maximum(np.maximum(p["rows"], p["outer"]), p["batch"] * p["in_channels"])
+    columns = np.maximum(np.maximum(p["columns"], p["inner"]), p["elements"])
     return {"op": p["op"], "kind": p["kind"], "layout": p["layout"], "broadcast": p["broadcast"], "inplace": p["inplace"],
-            "training": p["training"], "rows": _log(rows), "columns": _log(columns), "channels": _log(p["in_channels"]),
-            "batch": _log(p["batch"]), "inner": _log(p["inner"]), "pieces": p["pieces"],
+            "training": p["training"],
+            **logs(rows=rows, columns=columns, channels=p["in_channels"], batch=p["batch"], inner=p["inner"]),
+            "pieces": p["pieces"],
             "columns_rest": columns % LANES, "rows_odd": rows % 2}
 
 
@@ -184,7 +176,7 @@ def _gemm_terms(p: Row) -> dict[str, Any]:
 
 def _attention_terms(p: Row) -> dict[str, Any]:
     heads = p["batch"] * p["heads"]
-    whole = _is(p["kind"], "mha")  # a whole layer, projections included
+    whole = (p["kind"] == "mha") * 1  # a whole layer, projections included
     width = p["heads"] * p["head_dim"]
     return {"projections": whole * p["batch"] * (2 * p["q_len"] + 2 * p["kv_len"]) * width * width,
             "weights": whole * 4 * width * width, "layer": whole,
@@ -222,25 +214,25 @@ def columns(table: pd.DataFrame) -> Row:
             **{name: table[name].to_numpy(float) for name in ("flops", "bytes")}}
 
 
-def one(op: str, parameters: Row, flops: float, moved: float) -> Row:
-    """Return one operator as what features are made of; ``parameters`` are those of its family.
+def one(op: str, parameters: Mapping[str, Any], flops: float, moved: float) -> Row:
+    """Return one operator as columns of length 1; ``parameters`` are those of its family, ``moved`` its compulsory bytes.
 
-    ``moved`` are its compulsory bytes. Raises InputError for a family without features.
+    Raises InputError for a family without features.
     """
     if op not in GROUP_OF:
         raise InputError(f"no features for {op}; there are: {choices(GROUP_OF)}")
-    return {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
+    values = {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
+    return {name: np.array([values[name]], object if name in TEXTS else float) for name in (*_ABSENT, *TEXTS, "flops", "bytes")}
 
 
-def code(column: str, value: Any) -> Any:
-    """Turn a text (or an array of texts) into its index in TEXTS; -1 for one that is not there, or for none."""
-    index = _INDEX[column]
-    return index.get(value, -1) if isinstance(value, str | float) else np.array([index.get(text, -1) for text in value], float)
+def code(column: str, texts: Iterable[str]) -> np.ndarray:
+    """Return the index of each text in TEXTS; -1 for one that is not there, or for none."""
+    return np.array([_INDEX[column].get(text, -1) for text in texts], float)
 
 
-def groups(row: Row) -> Any:
-    """Return the group of one operator, or of each row."""
-    return GROUP_OF[row["op"]] if isinstance(row["op"], str) else np.array([GROUP_OF[op] for op in row["op"]])
+def groups(row: Row) -> np.ndarray:
+    """Return the group of each operator."""
+    return np.array([GROUP_OF[op] for op in row["op"]])
 
 
 def terms(row: Row, group: str) -> Row:

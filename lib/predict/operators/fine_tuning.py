@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.operators import inputs
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
 from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
@@ -63,10 +63,10 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
     names = smooth_of(part.features)
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
     for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
-        factor[test] = Correction.of(names, smooth[train], ratio[train], lengths)(smooth[test])
+        factor[test] = Correction.fit(names, smooth[train], ratio[train], lengths)(smooth[test])
     base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
-    return replace(part, correction=Correction.of(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
+    return replace(part, correction=Correction.fit(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
                    rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
 
 

@@ -14,10 +14,10 @@ import pandas as pd
 from lib.errors import InputError
 from lib.predict.operators import features, inputs, parts
 from lib.predict.operators.augmentation import crossed
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.parts import FAMILY, Interval, Part
-from lib.predict.operators.regressors import Boosted, Ensemble, Rates, Regressor, Student, nonnegative_rates, weights
+from lib.predict.operators.regressors import Boosted, Rates, Regressor, Student, nonnegative_rates, weights
 from lib.predict.operators.validation import conformal, score, shapes_of, usable
 from lib.progress import track
 
@@ -60,9 +60,9 @@ def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, form:
     if form == "rates":
         return Rates(list(terms), nonnegative_rates(terms, measured_ms))
     if form == "boosted":
-        return Boosted.of(terms, x, measured_ms, weights(rows))
-    teacher = Ensemble.of(terms, x, measured_ms, weights(rows), quick)
-    return Student.of(teacher, terms, x, quick, None if quick else lambda count: frames(crossed(rows, count)))
+        return Boosted.fit(terms, x, measured_ms, weights(rows))
+    return Student.distilled(terms, x, measured_ms, weights(rows), quick,
+                             None if quick else lambda count: frames(crossed(rows, count)))
 
 
 def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,

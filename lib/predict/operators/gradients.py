@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from lib.predict.operators import features_gpu
+from lib.predict.operators.chip import CONVOLUTIONS, Chip, extents
 from lib.predict.operators.features import Row
-from lib.predict.operators.features_gpu import CONVOLUTIONS, Chip
 
 _AXES = ("depth", "height", "width")
 
@@ -43,7 +43,7 @@ def _at(row: Row, places: np.ndarray) -> Row:
 def _sizes(row: Row) -> tuple[Any, Any, Any, Any]:
     """Return the values of the input, of the output and of the weights, and the taps of a window."""
     pixels, outputs, taps = 1, 1, 1
-    for axis, out in zip(_AXES, features_gpu.extents(row), strict=True):
+    for axis, out in zip(_AXES, extents(row), strict=True):
         pixels, outputs, taps = pixels * row[axis], outputs * out, taps * row[f"kernel_{axis[0]}"]
     return (row["batch"] * row["in_channels"] * pixels, row["batch"] * row["out_channels"] * outputs,
             row["out_channels"] * row["in_channels"] / row["groups"] * taps, taps)
@@ -55,7 +55,7 @@ def _share(row: Row) -> Any:
 
 def _of_input(row: Row, chip: Chip) -> Row:
     inputs, outputs, weights, _ = _sizes(row)
-    axes = dict(zip(_AXES, features_gpu.extents(row), strict=True))
+    axes = dict(zip(_AXES, extents(row), strict=True))
     steps = {f"stride_{axis[0]}": np.ones_like(row["batch"]) for axis in _AXES}
     same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in _AXES}
     return {**row, **axes, **steps, **same, "in_channels": row["out_channels"], "out_channels": row["in_channels"],

@@ -1,25 +1,25 @@
 """A part of a cost model: the regressor of one group of families and one pass, where it holds, and how wrong it was."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from lib.errors import choices
-from lib.predict import model_file
 from lib.predict.analytic.scaling import Scaling
-from lib.predict.operators import inputs, regressors
+from lib.predict.model_file import Count, Limits, NotNegative, Unsaved, require
+from lib.predict.operators import inputs
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features import TEXTS, code
-from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.regressors import Regressor
+from lib.predict.operators.regressors import Boosted, Rates, Student
 
 FAMILY = "op"  # the feature that tells families apart
 _PASSES = ("forward", "backward")
-_SAVED = ("features", "ranges", "kinds", "edges_ms", "halves", "rows", "scores", "origin")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,12 @@ class Interval:
     """Half intervals in log time by bin of the predicted time: ``halves`` are one more than the bins' edges."""
 
     edges_ms: list[float]
-    halves: list[float]
+    halves: list[NotNegative]
+
+    def __post_init__(self):
+        """Refuse bins that do not grow, or intervals of other bins."""
+        require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
+                f"{len(self.halves)} intervals do not fit edges {self.edges_ms}, which have to grow")
 
     def half(self, predicted_ms: np.ndarray) -> np.ndarray:
         """Return half of the nominal 90 % interval of each prediction."""
@@ -45,24 +50,31 @@ class Part:
     ``held_out`` are the predictions of training rows by the fold that left them out, with their intervals; they are not saved.
     """
 
-    regressor: Regressor
+    regressor: Annotated[Rates | Boosted | Student, Field(discriminator="form")]
     features: list[str]
-    ranges: dict[str, tuple[float, float]]
-    kinds: list[list[str]]
+    ranges: dict[str, Limits]
+    kinds: list[tuple[str, str, str]]
     edges_ms: list[float]
-    halves: list[float]
-    rows: int
+    halves: list[NotNegative]
+    rows: Count
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
     origin: str = ""
     families: dict[str, Interval] = field(default_factory=dict)
     scaling: Scaling | None = None
-    held_out: pd.DataFrame | None = None
+    held_out: Unsaved = None
+
+    def __post_init__(self):
+        """Refuse ranges, regressors and corrections of features that there are none of."""
+        Interval(self.edges_ms, self.halves)
+        used = {*self.regressor.names, *self.ranges, *(self.correction.names if self.correction else ()),
+                *([FAMILY] if self.families else [])}
+        require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
 
     @cached_property
     def codes(self) -> np.ndarray:
         """Give the codes of family, kind and layout of the training rows."""
-        return np.array([inputs.code_of(kind) for kind in self.kinds])
+        return inputs.codes_of(self.kinds)
 
     @cached_property
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +87,7 @@ class Part:
         """Return half intervals in log time, of a family's own where it has one."""
         half = Interval(self.edges_ms, self.halves).half(predicted)
         for op, interval in self.families.items():
-            own = x[:, self.features.index(FAMILY)] == code(FAMILY, op)
+            own = x[:, self.features.index(FAMILY)] == code(FAMILY, [op])
             half[own] = interval.half(predicted[own])
         return half
 
@@ -95,24 +107,10 @@ class Part:
             predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
         return predicted, half, outside
 
-    def plain(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold."""
-        return {**{name: getattr(self, name) for name in _SAVED}, "regressor": self.regressor.plain(),
-                "correction": asdict(self.correction) if self.correction else None,
-                **({"scaling": asdict(self.scaling)} if self.scaling else {}),
-                **({"families": {op: asdict(own) for op, own in self.families.items()}} if self.families else {})}
-
-    @classmethod
-    def of_file(cls, entry: model_file.Part, names: tuple[list[str], list[str]]) -> "Part":
-        """Take a part from its entry in a file; ValueError where its terms and features are not those of ``names``."""
-        terms, features = names
-        if list(entry.regressor.terms) != terms or list(entry.features) not in (features, []):
-            raise ValueError("it has other terms or features than this program makes of operators")
-        saved = entry.model_dump(mode="json", include=set(_SAVED))
-        correction = Correction(**entry.correction.model_dump()) if entry.correction else None
-        scaling = Scaling(**entry.scaling.model_dump()) if entry.scaling else None
-        own = {op: Interval(list(one.edges_ms), list(one.halves)) for op, one in entry.families.items()}
-        return cls(regressors.of_file(entry.regressor), **saved, correction=correction, scaling=scaling, families=own)
+    def check_names(self, terms: list[str], features: list[str]) -> None:
+        """Raise ValueError where a part of a file has other terms or features than these; one of rates has no features."""
+        require(self.regressor.terms == terms and self.features in (features, []),
+                "it has other terms or features than this program makes of operators")
 
 
 def names_of(name: str, chip: Chip | None) -> tuple[list[str], list[str]]:

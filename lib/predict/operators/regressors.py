@@ -8,14 +8,17 @@ is a few arrays.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
-from lib.predict import model_file
 from lib.predict.learners import mlp
 from lib.predict.learners.trees import Trees
+from lib.predict.model_file import Limits, NotNegative, Positive, array, require, vector
 from lib.predict.operators.features import TEXTS
 
 LEAST_MS = 1e-4
@@ -27,6 +30,7 @@ _MANY, _LEAVES = 4_000, 63  # from so many rows on trees have so many leaves, of
 _QUICK_ROUNDS, _QUICK_EPOCHS = 250, 80
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
+_MOST_VALUES = 30  # of a name that has a column for each
 _BEYOND = 0.3  # in log time: how far an answer in range may go beyond the factors of the training rows
 _QUANTILES = (0.01, 0.99)  # of the training rows' factors: the limits of an answer out of range
 _MORE, _MOST_MORE = 3, 18_000  # augmented rows for each measured one, for distillation
@@ -51,73 +55,103 @@ def shares(terms: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return total, np.log2(parts[:, costs > 0] / total[:, None] + 1e-6)
 
 
-@dataclass
-class OneHot:
-    """Turns texts and step-like numbers into columns of zeros and ones, for the networks; trees need none of it."""
+def known_values(x: pd.DataFrame, texts_alone: bool = False) -> dict[str, list[float]]:
+    """Return the values of the columns that are names: texts, and step-like numbers unless ``texts_alone``."""
+    return {name: sorted(map(float, set(x[name]))) for name in x
+            if (name in TEXTS or (name in _STEPS and not texts_alone)) and x[name].nunique() <= _MOST_VALUES}
 
-    known: dict[str, list[float]]
 
-    @classmethod
-    def of(cls, x: pd.DataFrame) -> "OneHot":
-        """Take down the values of the columns that are names."""
-        return cls({name: sorted(float(value) for value in set(x[name])) for name in x
-                    if (name in TEXTS or name in _STEPS) and x[name].nunique() <= 30})
-
-    def __call__(self, names: list[str], x: np.ndarray) -> np.ndarray:
-        """Return ``x`` (n, names) with a column for each known value; texts themselves are left out."""
-        plain = [column for column, name in enumerate(names) if name not in TEXTS]
-        columns = [x[:, plain]]
-        for name, values in self.known.items():
-            columns.append((x[:, names.index(name), None] == np.array(values)).astype(float))
-        return np.concatenate(columns, axis=1)
+def one_hot(known: dict[str, list[float]], names: list[str], x: np.ndarray) -> np.ndarray:
+    """Return ``x`` (n, names) with a column of zeros and ones for each known value; texts themselves are left out."""
+    columns = [x[:, [column for column, name in enumerate(names) if name not in TEXTS]]]
+    columns += [(x[:, names.index(name), None] == np.array(values)).astype(float) for name, values in known.items()]
+    return np.concatenate(columns, axis=1)
 
 
 @dataclass
-class Rates:
-    """Physical rates alone: the time is the sum of the terms at their costs in ms, without bound or bend."""
+class Regressor:
+    """Physical rates, the costs of terms in ms, and by what factor the time departs from their sum."""
 
     terms: list[str]
-    costs: np.ndarray
+    costs: vector(NotNegative)
 
-    names: list[str] = field(default_factory=list)  # of features: none
+    def __post_init__(self):
+        """Refuse costs that are not those of the terms."""
+        require(len(self.terms) == len(self.costs) > 0, f"{len(self.terms)} terms have {len(self.costs)} costs")
+
+    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
+        """Return log factors (n) for the terms' shares, features (n, names) and whether each row is out of range."""
+        raise NotImplementedError
 
     def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
-        """Return times in ms for terms (n, terms)."""
-        return shares(terms, self.costs)[0]
-
-    def plain(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold."""
-        return {"form": "rates", "terms": self.terms, "costs": self.costs.tolist()}
+        """Return times in ms for terms (n, terms), features (n, names) and whether each row is out of range (n)."""
+        total, share = shares(terms, self.costs)
+        return total * np.exp(self.factors(share, x, outside))
 
 
 @dataclass
-class Boosted:
-    """Rates and trees of one group: what answers for a GPU, whose tiles and waves make many sharp steps."""
+class Rates(Regressor):
+    """Physical rates alone: the time is the sum of the terms, without bound or bend."""
 
-    terms: list[str]
-    names: list[str]  # of the features that varied in training
-    costs: np.ndarray
+    form: Literal["rates"] = field(default="rates", kw_only=True)
+    names: ClassVar[list[str]] = []  # of features: none
+
+    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
+        """Return 0 for each row."""
+        return np.zeros(len(share))
+
+
+@dataclass
+class _Learned(Regressor):
+    """What learns from features: ``names`` are those that varied in training, ``known`` the values of names in training."""
+
+    names: list[str]
+    known: dict[str, list[float]]
+
+    def __post_init__(self):
+        """Refuse known values of no feature."""
+        super().__post_init__()
+        require(set(self.known) <= set(self.names), "known values of no feature")
+
+
+@dataclass
+class Boosted(_Learned):
+    """Rates and trees of one group: what answers for a GPU, whose tiles and waves make many sharp steps.
+
+    ``quantiles`` of the training rows' log factor are the limits of an answer out of range.
+    """
+
+    quantiles: Limits
     trees: Trees
-    known: dict[str, list[float]]  # the values of texts in training
-    quantiles: tuple[float, float]  # of the training rows' log factor: the limits of an answer out of range
+    form: Literal["boosted"] = field(default="boosted", kw_only=True)
+
+    def __post_init__(self):
+        """Refuse trees that split on other columns than those of the features and shares."""
+        super().__post_init__()
+        width = len(self.names) + int((self.costs > 0).sum())
+        require(self.trees.feature.max() < width, f"trees split on column {self.trees.feature.max()} of {width}")
 
     @classmethod
-    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _ROUNDS,
-           bags: int = 1, **options: Any) -> "Boosted":
+    def fit(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _ROUNDS,
+            bags: int = 1, **options: Any) -> "Boosted":
         """Train on terms, features and times (or watts); ``options`` of LightGBM go before those of TREES."""
+        import lightgbm
+
         x = x.loc[:, (x != x.iloc[0]).any()]
         costs = nonnegative_rates(terms, measured_ms)
         total, share = shares(terms.to_numpy(), costs)
         answer = np.log(measured_ms / total)
-        trees = _boosted(np.concatenate([x.to_numpy(float), share], axis=1), answer, weight, rounds, bags, **options)
-        return cls(list(terms), list(x), costs, trees, OneHot.of(x[[name for name in x if name in TEXTS]]).known,
-                   tuple(map(float, np.quantile(answer, _QUANTILES))))
+        wide = np.concatenate([x.to_numpy(float), share], axis=1)
+        data = lightgbm.Dataset(wide.astype(np.float32), answer, weight=weight, free_raw_data=False)
+        size = {"num_leaves": _LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
+        boosters = [lightgbm.train({**TREES, **size, **options, "seed": seed}, data, rounds) for seed in range(bags)]
+        return cls(list(terms), costs, list(x), known_values(x, texts_alone=True),
+                   tuple(map(float, np.quantile(answer, _QUANTILES))), Trees.from_boosters(boosters))
 
     def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
-        """Return log factors (n) for the terms' shares, features (n, names) and whether each row is out of range.
+        """Return log factors; out of range they stay within quantiles of the training rows.
 
-        Trees are bounded everywhere; out of range they stay within quantiles of the training rows. A text that no training row
-        had has no branch in them: the rates answer alone.
+        A text that no training row had has no branch in the trees: the rates answer alone.
         """
         factor = self.trees(np.concatenate([x, share], axis=1))
         factor = np.where(outside, np.clip(factor, *self.quantiles), factor)
@@ -125,116 +159,62 @@ class Boosted:
             factor = np.where(np.isin(x[:, self.names.index(name)], values), factor, 0.0)
         return factor
 
-    def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
-        """Return times in ms for terms (n, terms), features (n, names) and whether each row is out of range (n)."""
-        total, share = shares(terms, self.costs)
-        return total * np.exp(self.factors(share, x, outside))
-
-    def plain(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold: numbers, and arrays in base64."""
-        trees = {name: model_file.Array.plain(getattr(self.trees, name)) for name in ("feature", "value", "right", "roots")}
-        return {"form": "boosted", "terms": self.terms, "names": self.names, "costs": self.costs.tolist(), "known": self.known,
-                "quantiles": list(self.quantiles), "trees": {**trees, "ensembles": self.trees.ensembles}}
-
-
-def _boosted(x: np.ndarray, answer: np.ndarray, weight: np.ndarray, rounds: int, bags: int,
-             **options: Any) -> Trees:
-    import lightgbm
-
-    data = lightgbm.Dataset(x.astype(np.float32), answer, weight=weight, free_raw_data=False)
-    size = {"num_leaves": _LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-    return Trees.of([lightgbm.train({**TREES, **size, **options, "seed": seed}, data, rounds) for seed in range(bags)])
-
 
 @dataclass
-class Ensemble:
-    """Trees and networks together: the teacher from which a student is distilled; it is not saved."""
+class Student(_Learned):
+    """Rates, and one small network of standardised inputs; its log factors lie within ``bounds``, in range and out of it."""
 
-    boosted: Boosted
-    nets: mlp.Nets
-    onehot: OneHot
-    bounds: tuple[float, float]  # of the log factor
+    bounds: Limits
+    centre: vector()
+    scale: vector(Positive)
+    layers: Annotated[list[tuple[array(file="<f4"), array(file="<f4")]], Field(min_length=2)]  # weights, biases: see mlp.Nets
+    form: Literal["student"] = field(default="student", kw_only=True)
 
-    @classmethod
-    def of(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, quick: bool) -> "Ensemble":
-        """Train on terms, features and times; ``quick`` trains less in a fifth of the time."""
-        boosted = Boosted.of(terms, x, measured_ms, weight, *((_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)))
-        total, share = shares(terms.to_numpy(), boosted.costs)
-        x, answer = x[boosted.names], np.log(measured_ms / total)
-        onehot = OneHot.of(x)
-        trained = mlp.train(np.concatenate([onehot(list(x), x.to_numpy(float)), share], axis=1), answer, weight,
-                             epochs=_QUICK_EPOCHS if quick else mlp.EPOCHS)
-        return cls(boosted, trained, onehot, (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND))
+    def __post_init__(self):
+        """Refuse layers that do not follow one another, or whose inputs are not those that the features make."""
+        sizes, inputs = [(weights.shape, biases.shape) for weights, biases in self.layers], len(self.centre)
+        require(all(len(shape) == 3 for shape, _ in sizes), f"layers of shapes {sizes} are no networks")
+        nets, widths = sizes[0][0][0], [inputs, *(shape[2] for shape, _ in sizes)]
+        expected = [((nets, before, after), (nets, 1, after)) for before, after in pairwise(widths)]
+        require(nets >= 1 and len(self.scale) == inputs and sizes == expected and widths[-1] == 1,
+                f"layers of shapes {sizes} do not follow one another from {inputs} inputs to 1")
+        super().__post_init__()
+        width = one_hot(self.known, self.names, np.zeros((1, len(self.names)))).shape[1] + int((self.costs > 0).sum())
+        require(inputs == width, f"its networks take {inputs} inputs, its features make {width}")
 
-    def factors(self, share: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return log factors (n) for the terms' shares and features (n, names)."""
-        trees = self.boosted.factors(share, x, np.zeros(len(x), bool))
-        wide = np.concatenate([self.onehot(self.boosted.names, x), share], axis=1)
-        return (trees + np.clip(self.nets(wide), *self.bounds)) / 2
+    @cached_property
+    def _nets(self) -> mlp.Nets:
+        return mlp.Nets(self.centre, self.scale, self.layers)
 
-
-@dataclass
-class Student:
-    """Rates, and one small network distilled from an ensemble; its answers are bounded in range and out of it."""
-
-    terms: list[str]
-    names: list[str]
-    costs: np.ndarray
-    nets: mlp.Nets
-    onehot: OneHot
-    bounds: tuple[float, float]
+    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
+        """Return the log factors of the networks."""
+        return np.clip(self._nets(np.concatenate([one_hot(self.known, self.names, x), share], axis=1)), *self.bounds)
 
     @classmethod
-    def of(cls, teacher: Ensemble, terms: pd.DataFrame, x: pd.DataFrame, quick: bool = False,
-           more: More | None = None) -> "Student":
-        """Distil the teacher's answers on terms and features, and on the augmented ones that ``more`` gives."""
-        names, costs = teacher.boosted.names, teacher.boosted.costs
+    def distilled(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, quick: bool = False,
+                  more: More | None = None) -> "Student":
+        """Train trees and networks, and distil their mean on terms and features, and on the augmented ones of ``more``.
+
+        ``quick`` trains less in a fifth of the time.
+        """
+        epochs = _QUICK_EPOCHS if quick else mlp.EPOCHS
+        boosted = Boosted.fit(terms, x, measured_ms, weight, *((_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)))
+        names, costs, known = boosted.names, boosted.costs, known_values(x[boosted.names])
+
+        def inputs(terms: pd.DataFrame, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            values, share = x[names].to_numpy(float), shares(terms.to_numpy(float), costs)[1]
+            return values, share, np.concatenate([one_hot(known, names, values), share], axis=1)
+
+        answer = np.log(measured_ms / shares(terms.to_numpy(), costs)[0])
+        bounds = (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND)
+        teacher = mlp.train(inputs(terms, x)[2], answer, weight, epochs=epochs)
         if more:
             more_terms, more_x = more(min(_MORE * len(x), _MOST_MORE))
             terms, x = pd.concat([terms, more_terms]), pd.concat([x, more_x])
-        values = x[names].to_numpy(float)
-        _, share = shares(terms.to_numpy(float), costs)
-        answer = teacher.factors(share, values)
-        wide = np.concatenate([teacher.onehot(names, values), share], axis=1)
-        student = mlp.train(wide, answer, np.ones(len(answer)), seeds=(0,), epochs=_QUICK_EPOCHS if quick else mlp.EPOCHS,
-                             width=_WIDTH)
-        return cls(list(terms), names, costs, student, teacher.onehot, teacher.bounds)
-
-    def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
-        """Return times in ms for terms (n, terms) and features (n, names)."""
-        total, share = shares(terms, self.costs)
-        wide = np.concatenate([self.onehot(self.names, x), share], axis=1)
-        return total * np.exp(np.clip(self.nets(wide), *self.bounds))
-
-    def plain(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold: numbers, and arrays of 32-bit floats in base64."""
-        return {"form": "student", "terms": self.terms, "names": self.names, "costs": self.costs.tolist(),
-                "known": self.onehot.known, "bounds": list(self.bounds), "centre": self.nets.centre.tolist(),
-                "scale": self.nets.scale.tolist(),
-                "layers": [[model_file.Array.plain(one.astype("<f4")) for one in layer] for layer in self.nets.layers]}
-
-
-Regressor = Rates | Boosted | Student
-
-
-def of_file(entry: model_file.Rates | model_file.Boosted | model_file.Student) -> Regressor:
-    """Take a regressor from its entry in a file; ValueError where its networks or trees are not of its features' width."""
-    terms, costs = list(entry.terms), np.array(entry.costs)
-    if entry.form == "rates":
-        return Rates(terms, costs)
-    names, known = list(entry.names), {name: list(values) for name, values in entry.known.items()}
-    shares_of = int((costs > 0).sum())
-    if entry.form == "boosted":
-        trees = {name: getattr(entry.trees, name).array() for name in ("feature", "value", "right", "roots")}
-        if trees["feature"].max() >= len(names) + shares_of:
-            raise ValueError(f"trees split on column {trees['feature'].max()} of {len(names) + shares_of}")
-        return Boosted(terms, names, costs, Trees(**trees, ensembles=entry.trees.ensembles), known, entry.quantiles)
-    onehot = OneHot(known)
-    width = onehot(names, np.zeros((1, len(names)))).shape[1] + shares_of
-    if len(entry.centre) != width:
-        raise ValueError(f"its networks take {len(entry.centre)} inputs, its features make {width}")
-    layers = [(weights.array(), biases.array()) for weights, biases in entry.layers]
-    return Student(terms, names, costs, mlp.Nets(np.array(entry.centre), np.array(entry.scale), layers), onehot, entry.bounds)
+        values, share, wide = inputs(terms, x)
+        answer = (boosted.factors(share, values, np.zeros(len(x), bool)) + np.clip(teacher(wide), *bounds)) / 2
+        nets = mlp.train(wide, answer, np.ones(len(answer)), seeds=(0,), epochs=epochs, width=_WIDTH)
+        return cls(list(terms), costs, names, known, bounds, nets.centre, nets.scale, nets.layers)
 
 
 def weights(table: pd.DataFrame) -> np.ndarray:

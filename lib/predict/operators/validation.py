@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.measure.statistics import VERDICTS, bootstrap
+from lib.measure.statistics import VERDICTS
 from lib.predict.operators import features
+from lib.predict.scores import score  # noqa: F401 - the scorer of all trainers
 
 COVER = 0.9
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
@@ -60,14 +61,6 @@ def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[l
 def half_interval(error: np.ndarray) -> float:
     """Return half the width of one COVER interval for all, from errors on unseen groups, see ``conformal``."""
     return conformal(error, np.zeros(len(error)), bins=1)[1][0]
-
-
-def score(measured: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return MAPE with a bootstrap interval, median and p90 of the absolute error in %, the share within 10 %, and n."""
-    error = np.abs(predicted / measured - 1) * 100
-    low, high = bootstrap(error, np.mean)
-    return {"mape": float(error.mean()), "mape_low": float(low), "mape_high": float(high), "median": float(np.median(error)),
-            "p90": float(np.percentile(error, 90)), "within_10": float((error <= 10).mean() * 100), "n": len(error)}
 
 
 def worse(before: Mapping[str, float], after: Mapping[str, float]) -> bool:

@@ -1,5 +1,5 @@
-"""Power of GPU kernels while they repeat: physical rates of utilisation first, trees after, as operator times are predicted.
+"""Power of GPU kernels while they repeat: physical rates of utilisation, then boosted trees.
 
-``features`` what the power of GEMMs depends on, ``attention`` that of attention, ``kinds`` what sets the two apart; ``model``
-the model and its file, ``training`` how those that ship are trained and scored, ``energy`` what a network's GEMMs take.
+``features`` what the power of GEMMs depends on; ``model`` the model and its file; ``training`` its training and scores;
+``energy`` the joules of a network's GEMMs.
 """

@@ -8,10 +8,10 @@ import numpy as np
 from lib.predict.networks.composition import Estimate
 from lib.predict.power.features import OPS
 from lib.predict.power.model import PowerModel
+from lib.predict.scores import OUTSIDE
 
 _NOTHING = {"energy_j": math.nan, "energy_low_j": math.nan, "energy_high_j": math.nan, "energy_share": math.nan,
             "energy_source": None}
-_SHARE = 0.05  # of the GEMMs' time out of the training range, and the source says so
 
 
 def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> dict[str, Any]:
@@ -36,4 +36,4 @@ def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> 
     bounds = {"energy_j": joules, "energy_low_j": joules * np.exp(-half), "energy_high_j": joules * np.exp(half)}
     return {**{name: float(values.sum() / batch_size) for name, values in bounds.items()},
             "energy_share": float(spent_ms.sum()) / total_ms,
-            "energy_source": "modelled" + (f", {outside:.0%} out of range" if outside > _SHARE else "")}
+            "energy_source": "modelled" + (f", {outside:.0%} out of range" if outside > OUTSIDE else "")}

@@ -1,11 +1,9 @@
-"""One table of how wrong predictions were on what no model saw: by device, kind of network or operator, mode and condition.
+"""How wrong predictions were on what no model had seen: scores by device, kind of network or operator, mode and condition.
 
-Nothing is measured or fitted here. Errors are those that lie in model files, and are computed from held-out predictions that
-lie beside them and beside the reference machines.
+Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs and power have those of their model files.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +16,47 @@ from lib.errors import choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
-from lib.predict.composed import card_gains
-from lib.predict.composed import held_out as families
+from lib.predict.composed import families
 from lib.predict.composed import model_file as composed_file
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model_file import Composed
 from lib.predict.gains import model_file as cpu_gains
+from lib.predict.held_out import (
+    ALL,
+    CORRECTED_CARDS,
+    FAMILIES,
+    GAINS,
+    NETWORKS,
+    NEW_CARDS,
+    NOISE,
+    OPERATORS,
+    PROJECT,
+    RESIDENT,
+    STEPS,
+    TENSORS,
+    frame,
+    load,
+)
 from lib.predict.networks import step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import model as power_model
+from lib.predict.scores import OUTSIDE, score_draws
 
-COLUMNS = ("device", "what", "kind", "mode", "condition", "mape_pct", "median_pct", "bias_pct", "coverage_pct", "n", "left_out",
-           "source")
-NETWORKS, FINAL, OPERATORS, STEPS, POWER, TENSORS, RESIDENT, NOISE = (
-    "networks", "networks, final set", "operators", "training steps", "power", "memory of tensors", "resident memory", "labels")
-GAINS = "gains of a change"
-FAMILIES, EVERY_NETWORK = "networks of one family", "networks, unusable rows too"
-NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
+NUMBERS = {"mape_pct": "mape", "median_pct": "median", "bias_pct": "bias", "coverage_pct": "cover"}
+OF_FAMILIES = {"family_mape_pct": "family_mape", "family_low_pct": "family_mape_low", "family_high_pct": "family_mape_high",
+               "family_coverage_pct": "family_cover", "families": "family_n"}
+COLUMNS = ("device", "what", "kind", "mode", "condition", *NUMBERS, "n", *OF_FAMILIES, "left_out", "source")
+_KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
+FINAL, POWER, EVERY_NETWORK = "networks, final set", "power", "networks, unusable rows too"
 FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of range"}  # those whose answer was flagged so
-ALL, OWN = families.ALL, "measured by this project"
+LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
-_SHARE = 0.05  # of the time out of the training range, and a network is flagged
-_NETWORKS = ("network", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms", "low_ms",
-             "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
-_PREDICTED = {"rss_predicted_mb": "predicted_ms", "rss_low_mb": "low_ms", "rss_high_mb": "high_ms"}  # where it was learned
-_SCORES = ("mape", "median", "bias", "n", "coverage")
+_NETWORKS = ("network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms",
+             "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
+_RESIDENT = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")  # of machines where it was learned
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
+_RETRAIN = "train the model again that it is of"
 Row = dict[str, Any]
 
 
@@ -56,43 +68,48 @@ def table(reference: str = "") -> pd.DataFrame:
     models = [registry.load(path) for (device, _), path in registry.model_files(shipped=True).items()
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     folders = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
-    machines = [one for name, folder in folders.items() for one in of_machine(name, folder)]
-    labels = [one for name, folder in folders.items() for one in _of_labels(name, folder)]
-    cards = [Composed.load(path) for path in composed_file.files_of_cards().values()]
-    rows = [*(one for card in cards for one in of_card(card)), *_of_new_cards(), *_of_families(), *of_final_set(), *machines,
-            *(one for model in models for one in of_operators(model)), *_of_power(), *_of_steps(), *_of_gains(), *labels]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    cards = {device: Composed.load(path) for device, path in composed_file.files_of_cards().items()}
+    lines = [*(line for card in cards.values() for line in of_card(card)),
+             *_of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE), *of_final_set(),
+             *(line for name, folder in folders.items() for line in of_machine(name, folder)),
+             *(line for model in models for line in of_operators(model)), *_of_power(), *_scored(_steps()),
+             *_of_cards(cards, GAINS), *_scored(_gains_of_cpu()),
+             *(line for name, folder in folders.items() for line in _of_labels(name, folder))]
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+def _scored(views: Iterable[pd.DataFrame]) -> Iterator[Row]:
+    """Yield the scores (COLUMNS) of rows ``held_out``, those together that are alike in _KEYS."""
+    for rows in views:
+        for scored in score_draws(rows, _KEYS).to_dict("records"):
+            yield row(*(scored[key] for key in _KEYS[:5]), scored, scored["left_out"], scored["source"])
 
 
 def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
-    """Yield the rows of a card's composed model: families left out, all of them and by kind; ``only`` under one condition.
+    """Yield the scores of a card's composed model: families left out, all of them and by kind; ``only`` under one condition.
 
-    Where ``composed.held_out`` wrote no rows of the card, the scores of its file stand alone.
+    A condition that a user's networks corrected has the scores of the model file alone.
     """
+    left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
+                "others": f"each of {choices(card.siblings)}, and families of timm"}
     for condition, fitted in card.conditions.items():
         if only not in (None, condition):
             continue
-        of_kinds = families.of_kinds(card.device, condition) if fitted.basis == "many" else {}
         device, scored = composed_file.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
-        left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
-                    "others": f"each of {choices(card.siblings)}, and families of timm"}[fitted.basis]
-        coverage = _coverage_of_cards(scored) if fitted.basis == "others" else np.nan
-        for scores in of_kinds.values() or [{"name": ALL, "coverage": coverage, **fitted.scores}]:
-            yield row(device, NETWORKS, scores["name"], condition.mode, condition_of_card(scored), scores, left_out,
-                      card.source)
+        lines = families.scores(device, NETWORKS)
+        wanted = (lines["condition"] == scored) & (fitted.basis != "few")
+        for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
+            stated = {name: value for name, value in line.items() if not pd.isna(value)}
+            yield row(device, NETWORKS, line["kind"], condition.mode, condition_of_card(scored), {**fitted.scores, **stated},
+                      left_out[fitted.basis], card.source)
 
 
-def _coverage_of_cards(condition: str) -> float:
-    """Return how much of each card left out lies in the interval of the other cards, in %, mean over networks."""
-    path = composed_file.FOLDER / composed_file.CURVE
-    return _coverages(path, path.stat().st_mtime_ns).get(condition, np.nan) if path.is_file() else np.nan
-
-
-@cache
-def _coverages(path: Path, _: int) -> dict[str, float]:
-    table = _records(path, "device", "condition", "networks", *_SCORES)
-    return {condition: float(np.average(rows["coverage"], weights=rows["n"]))
-            for condition, rows in table[table["networks"] == 0].groupby("condition")}
+def _of_cards(cards: Iterable[str], *wanted: str) -> Iterator[Row]:
+    """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
+    for line in (line for device in cards for what in wanted for line in families.scores(device, what).to_dict("records")):
+        condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
+            f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
+        yield row(line["device"], line["what"], line["kind"], line["mode"], condition, line, line["left_out"], "timm")
 
 
 def _of_labels(name: str, folder: Path) -> Iterator[Row]:
@@ -106,33 +123,17 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
     for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
         error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
         yield row(name, NOISE, ALL, mode, condition_of_cpu(memory, int(batch)),
-                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted", OWN)
-
-
-def _of_families() -> Iterator[Row]:
-    """Yield each family's scores on cards, and how far networks differ that were measured there again, with another torch."""
-    for scores in families.read().to_dict("records"):
-        mode, condition = _mode_of(scores["condition"]), condition_of_card(scores["condition"])
-        if scores["group"] == families.FAMILY:
-            yield row(scores["device"], FAMILIES, scores["name"], mode, condition, scores, "families of timm", "timm")
-        elif scores["group"] == families.AGAIN:
-            yield row(scores["device"], NOISE, ALL, mode, condition, scores, f"none: {scores['name']} against it", "timm")
-
-
-def _of_new_cards() -> Iterator[Row]:
-    """Yield how wrong a card is that was left out, without and with some of its own networks."""
-    path = composed_file.FOLDER / composed_file.CURVE
-    for scores in _records(path, "device", "condition", "networks", *_SCORES).to_dict("records"):
-        what, kind = (CORRECTED_CARDS, f"{scores['networks']} of its networks") if scores["networks"] else (NEW_CARDS, ALL)
-        yield row(scores["device"], what, kind, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
-                  "the card and families of timm", "timm")
+                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted", PROJECT)
 
 
 def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
-    for scores in _records(composed_file.FOLDER / "final.csv", "date", "device", "condition", *_SCORES).to_dict("records"):
-        yield row(scores["device"], FINAL, ALL, _mode_of(scores["condition"]), condition_of_card(scores["condition"]), scores,
-                  f"final families, opened {scores['date']}", "timm")
+    path = composed_file.FOLDER / "final.csv"
+    needed = ("date", "device", "condition", "mape", "median", "bias", "n", "coverage")
+    for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
+        mode = "train" if scored["condition"].startswith("train") else "infer"
+        yield row(scored["device"], FINAL, ALL, mode, condition_of_card(scored["condition"]),
+                  {**scored, "cover": scored["coverage"]}, f"final families, opened {scored['date']}", "timm")
 
 
 def condition_of_card(name: str) -> str:
@@ -141,13 +142,9 @@ def condition_of_card(name: str) -> str:
     return ", ".join([way] * (way != "train") + [precision, layout, f"torch {version}"])
 
 
-def _mode_of(name: str) -> str:
-    return "train" if name.startswith("train") else "infer"
-
-
-def _records(path: Path, *names: str) -> pd.DataFrame:
-    """Return a CSV that has these columns, without rows where it is not there; InputError where it lacks some."""
-    return csv_files.with_columns(path, names, "train the model again that it is of")
+def condition_of_cpu(memory: str, batch: int = 0) -> str:
+    """Return the condition of networks on a CPU; ``memory`` is of ALLOCATORS, batch 0: several."""
+    return f"batch {batch or 'sizes together'}, {ALLOCATORS[memory]}"
 
 
 def machine_networks(folder: Path) -> pd.DataFrame:
@@ -155,70 +152,84 @@ def machine_networks(folder: Path) -> pd.DataFrame:
 
     Rows that ran, whatever their spread; without rows where the machine has none.
     """
-    networks = _records(folder / "predictions" / "networks.csv", *_NETWORKS)
-    kinds = dict(_records(folder / "predictions" / "kinds.csv", "network", "kind").to_numpy())
-    if networks.empty:
-        return networks.assign(kind="")
-    ran = (networks["status"] == "ok") & ~networks["tuning"].astype(bool) & ~networks["network"].isin(definitions.workloads())
-    return networks[ran].assign(kind=networks["network"].map(kinds).fillna(""))
+    networks = csv_files.with_columns(folder / "predictions" / "networks.csv", _NETWORKS, _RETRAIN)
+    kinds = csv_files.with_columns(folder / "predictions" / "kinds.csv", ("network", "kind"), _RETRAIN)
+    return unseen(networks).assign(kind=lambda table: table["network"].map(dict(kinds.to_numpy())).fillna(""))
+
+
+def unseen(networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the predicted networks of a machine that ran and that no composition was tuned on."""
+    tuned = networks["tuning"].astype(bool) | networks["network"].isin(definitions.workloads())
+    return networks[(networks["status"] == "ok") & ~tuned]
+
+
+def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return networks of a machine (``unseen``) as rows ``held_out``, and the memory that they took.
+
+    Memory is predicted as what tensors take, weights included, which is judged on tensors and on what the process occupies, and
+    as what was learned of other families.
+    """
+    table = networks.assign(group=networks["family"], case=networks["network"], usable=networks["verdict"] != VERDICTS[-1],
+                            left_out="families of torchvision", device=device, source=PROJECT)
+    names = ["device", "mode", "group", "case", "batch_size", "usable", "left_out", "source"]
+    times = frame(**table[names], what=NETWORKS, kind=networks.get("kind", ""), condition=networks["memory"],
+                  measured=networks["latency_ms"], predicted=networks["predicted_ms"], low=networks["low_ms"],
+                  high=networks["high_ms"], out_of_range=networks["outside"] > OUTSIDE)
+    table = table[table["usable"] & (table["memory"] == "default")]
+    tensors_mb = table["memory_mb"] - table["peak_mb"] + table["tensors_mb"]
+    counted = {**table[names], "kind": ALL, "condition": "weights and tensors", "predicted": table["memory_mb"],
+               "left_out": "none: nothing of it is fitted"}
+    parts = [times, frame(**counted, what=TENSORS, measured=tensors_mb),
+             frame(**counted, what=RESIDENT, measured=table["rss_mb"])]
+    if {*_RESIDENT} <= {*table}:
+        ends = dict(zip(("predicted", "low", "high"), (table[name] for name in _RESIDENT), strict=True))
+        parts.append(frame(**table[names], **ends, what=RESIDENT, kind=ALL, condition=LEARNED, measured=table["rss_mb"]))
+    return pd.concat(parts, ignore_index=True)
 
 
 def of_machine(name: str, folder: Path) -> Iterator[Row]:
-    """Yield the rows of a reference machine's CPU: whole networks, their memory, and operators."""
+    """Yield the scores of a reference machine's CPU: whole networks, their memory, and operators."""
     yield from of_its_networks(name, folder)
-    yield from _of_shapes(name, folder, OWN)
+    path = folder / "predictions" / "predictions.parquet"
+    if path.is_file():
+        yield from _scored([_operators(name, store.read(path, "predictions"))])
 
 
 def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
-    """Yield the rows of networks on a machine's CPU by allocator, mode, batch size and kind, and of their memory."""
-    networks = machine_networks(folder)
-    usable = networks[networks["verdict"] != VERDICTS[-1]] if len(networks) else networks
-    source = OWN
-    for rows, what in ((usable, NETWORKS), (networks, EVERY_NETWORK)):
-        for (memory, mode, batch), case in rows.groupby(["memory", "mode", "batch_size"]) if len(rows) else ():
-            condition = condition_of_cpu(memory, int(batch))
-            for kind, part in _by_kind(case) if what == NETWORKS else ((ALL, case),):
-                yield row(name, what, kind, mode, condition, _with_coverage(part), "families of torchvision", source)
-    flagged = usable[usable["outside"] > _SHARE] if len(usable) else usable
-    for (memory, mode), part in flagged.groupby(["memory", "mode"]) if len(flagged) else ():
-        yield row(name, FLAGGED[NETWORKS], ALL, mode, condition_of_cpu(memory), _with_coverage(part),
-                  "families of torchvision", source)
-    yield from _of_memory(name, usable, source)
+    """Yield the scores of networks on a machine's CPU by allocator, mode, batch size and kind, and of their memory."""
+    yield from _scored(_network_views(network_rows(name, machine_networks(folder))))
 
 
-def condition_of_cpu(memory: str, batch: int = 0) -> str:
-    """Return the condition of networks on a CPU; ``memory`` is of ALLOCATORS, batch 0: several."""
-    return f"batch {batch or 'sizes together'}, {ALLOCATORS[memory]}"
+def _network_views(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield networks together and by kind, with unusable ones, and those that were flagged; and what they took of memory."""
+    networks, usable = rows[rows["what"] == NETWORKS], rows[rows["usable"] & (rows["what"] == NETWORKS)]
+    for view in (usable.assign(kind=ALL), usable[usable["kind"] != ""], networks.assign(kind=ALL, what=EVERY_NETWORK)):
+        yield view.assign(condition=list(map(condition_of_cpu, view["condition"], view["batch_size"])))
+    flagged = usable[usable["out_of_range"].astype(bool)]
+    yield flagged.assign(kind=ALL, what=FLAGGED[NETWORKS], condition=flagged["condition"].map(condition_of_cpu))
+    yield rows[rows["what"] != NETWORKS]
 
 
-def _by_kind(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    yield ALL, rows
-    yield from rows[rows["kind"] != ""].groupby("kind")
-
-
-def _of_memory(name: str, networks: pd.DataFrame, source: str) -> Iterator[Row]:
-    """Yield how right the peak of tensors is, weights included, and how right it is as what the process comes to occupy."""
-    rows = networks[networks["memory"] == "default"] if len(networks) else networks
-    for mode, part in rows.groupby("mode") if len(rows) else ():
-        weights_mb = part["memory_mb"] - part["peak_mb"]
-        yield row(name, TENSORS, ALL, mode, "weights and tensors", errors(part["memory_mb"], weights_mb + part["tensors_mb"]),
-                  "none: nothing of it is fitted", source)
-        yield row(name, RESIDENT, ALL, mode, "weights and tensors", errors(part["memory_mb"], part["rss_mb"]),
-                  "none: nothing of it is fitted", source)
-        if {*_PREDICTED} <= {*part}:
-            learned = _with_coverage(part.drop(columns=list(_PREDICTED.values())).rename(columns=_PREDICTED), "rss_mb")
-            yield row(name, RESIDENT, ALL, mode, "learned", learned, "families of torchvision", source)
+def _operators(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Return operators of shapes that were left out of a machine's own model, those flagged as outside apart."""
+    table = table[(table["kind"] == "operator") & table["low_ms"].notna()]
+    passes = pd.Series(np.where(table["family"].str.endswith("backward"), "backward", "forward"), table.index)
+    kinds = [family.removesuffix(f" {which}") for family, which in zip(table["family"], passes, strict=True)]
+    return frame(device=name, what=np.where(table["out_of_range"], FLAGGED[OPERATORS], OPERATORS), kind=kinds, mode=passes,
+                 condition="fp32", case=table["what"], measured=table["measured_ms"], predicted=table["predicted_ms"],
+                 low=table["low_ms"], high=table["high_ms"], out_of_range=table["out_of_range"], left_out="shapes, in folds",
+                 source=PROJECT)
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
-    """Yield the rows of a model's own parts, those that are not of another device."""
+    """Yield the scores of a model's own parts, those that are not of another device."""
     for name, part in model.parts.items():
         if part.scores and not part.origin:
             yield of_part(model, name)
 
 
 def of_part(model: CostModel, name: str) -> Row:
-    """Return the row of one part of a model; of one that another GPU's kernels trained, the errors on GPUs left out."""
+    """Return the scores of one part of a model; of one that another GPU's kernels trained, the errors on GPUs left out."""
     part, (group, _, passes) = model.parts[name], name.partition(" ")
     trained_on = part.origin or model.device
     of_others = model.device == ANY_GPU or (model.chip is not None and trained_on.partition(" ")[0] != model.device)
@@ -232,72 +243,42 @@ def of_part(model: CostModel, name: str) -> Row:
 
 
 def _of_power() -> Iterator[Row]:
-    for kind, path in power_model.model_files():
-        model = power_model.of_device(*registry.key_of(path), kind)
-        yield row(model.device, POWER, kind.part.removesuffix(" power"), "infer", model.facts["dtype"], model.part.scores,
-                   " or ".join(kind.groupings), model.facts.get("source", ""))
+    for path in power_model.model_files():
+        model = power_model.of_device(*registry.key_of(path))
+        yield row(model.device, POWER, "gemm", "infer", model.facts["dtype"], model.part.scores,
+                   "(N, K)", model.facts.get("source", ""))
 
 
-def _of_gains() -> Iterator[Row]:
-    """Yield how wrong the factor is by which a change makes networks faster, of families left out, on cards and on a CPU."""
-    for scores in card_gains.read().to_dict("records"):
-        ends = [scores[when].replace("-", ", ") for when in ("before", "after")]
-        left_out = "families of timm" if scores["device"] != composed_file.ANY else "the card and families of timm"
-        yield row(scores["device"], GAINS, ALL, _mode_of(scores["before"]), f"{' to '.join(ends)}; torch {scores['torch']}",
-                  scores, left_out, "timm")
-    shipped = cpu_gains.shipped()
-    for way, gain in shipped.ways.items():
-        yield row(shipped.machine, GAINS, ALL, way.mode, f"fp32 contiguous to {way.dtype} {way.layout}", gain.scores,
-                  "families of networks", OWN)
+def _gains_of_cpu() -> Iterator[pd.DataFrame]:
+    """Yield gains of layouts and element types, of families left out."""
+    for path in sorted(cpu_gains.FOLDER.glob("*.json")):
+        rows = load(path)
+        yield rows[rows["usable"].astype(bool)].assign(kind=ALL)
 
 
-def _of_steps() -> Iterator[Row]:
-    """Yield the rows of profiled training steps by the sum of their parts, each group left out."""
+def _steps() -> Iterator[pd.DataFrame]:
+    """Yield profiled training steps by the sum of their parts, each group left out."""
     for path in sorted((registry.SHIPPED / steps.FOLDER).glob("*.csv")):
-        rows = _records(path, "learner", "split", "measured_ms", "predicted_ms", "low_ms", "high_ms")
-        for split, part in rows[rows["learner"] == step.SUM_OF_PARTS].groupby("split"):
-            yield row(path.stem.removeprefix(transfer_cpu.CPU), STEPS, ALL, "train", "whole steps, fp32",
-                      _with_coverage(part, "measured_ms"), _STEP_SPLITS[split], "profiles of W1 to W7")
+        table = store.read(path, "steps")
+        table = table[table["learner"] == step.SUM_OF_PARTS]
+        group = table["workload"].where(table["split"] == "workload", table["arch"])
+        yield frame(device=path.stem.removeprefix(transfer_cpu.CPU), what=STEPS, kind=ALL, mode="train", group=group,
+                    condition="whole steps, fp32", case=table["run_id"], batch_size=table["batch_size"],
+                    left_out=table["split"].map(_STEP_SPLITS), measured=table["measured_ms"], predicted=table["predicted_ms"],
+                    low=table["low_ms"], high=table["high_ms"], source="profiles of W1 to W7")
 
 
-def _of_shapes(name: str, folder: Path, source: str) -> Iterator[Row]:
-    """Yield how right a machine's own model is on shapes left out, by family of operators; those flagged as outside apart."""
-    path = folder / "predictions" / "predictions.parquet"
-    rows = store.read(path, "predictions") if path.is_file() else pd.DataFrame()
-    rows = rows[(rows["kind"] == "operator") & rows["low_ms"].notna()] if len(rows) else rows
-    for (flagged, family), part in rows.groupby(["out_of_range", "family"]) if len(rows) else ():
-        passes = "backward" if family.endswith("backward") else "forward"
-        yield row(name, FLAGGED[OPERATORS] if flagged else OPERATORS, family.removesuffix(f" {passes}"), passes, "fp32",
-                  _with_coverage(part, "measured_ms"), "shapes, in folds", source)
-
-
-def _with_coverage(rows: pd.DataFrame, measured: str = "latency_ms") -> Row:
-    inside = rows[measured].between(rows["low_ms"], rows["high_ms"])
-    return {**errors(rows["predicted_ms"], rows[measured]), "coverage": inside.mean() * 100}
-
-
-def errors(predicted: pd.Series, measured: pd.Series) -> Row:
-    """Return MAPE, median and bias in %, and n."""
-    error = (predicted / measured.where(measured > 0) - 1).dropna() * 100
-    return {"mape": error.abs().mean(), "median": error.abs().median(), "bias": error.mean(), "n": len(error)}
-
-
-def row(device: str, what: str, kind: str, mode: str, condition: str, scores: Mapping[str, Any], left_out: str,
+def row(device: str, what: str, kind: str, mode: str, condition: str, scored: Mapping[str, Any], left_out: str,
         source: str) -> Row:
-    """Return a row (COLUMNS) of ``scores``: mape, n, and median, bias and coverage where they are known, in %."""
-    numbers = {f"{name}_pct": float(scores.get(name, np.nan)) for name in ("mape", "median", "bias", "coverage")}
+    """Return a row (COLUMNS) of scores: mape, n, and others where they are known, in %; of families each has one vote."""
+    numbers = {shown: float(scored.get(name, np.nan)) for shown, name in (NUMBERS | OF_FAMILIES).items()}
     return {"device": device, "what": what, "kind": kind, "mode": mode, "condition": condition, **numbers,
-            "n": int(scores["n"]), "left_out": left_out, "source": source}
+            "n": int(scored["n"]), "left_out": left_out, "source": source}
 
 
-def case_of(scored: Mapping[str, Any]) -> str:
-    """Return device, mode and condition of a row as one text."""
-    return f"{scored['device']}, {scored['mode']}, {scored['condition']}"
-
-
-def cases(rows: pd.DataFrame) -> pd.Series:
-    """Return the case of each row, see ``case_of``."""
-    return pd.Series([case_of(one) for one in rows.to_dict("records")], rows.index, dtype=object)
+def case_of(scored: Mapping[str, Any]) -> Any:
+    """Return device, mode and condition of a row as one text, or those of a table of rows."""
+    return scored["device"] + ", " + scored["mode"] + ", " + scored["condition"]
 
 
 def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
@@ -306,8 +287,8 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
     ``conditions`` says of how many. Networks of all kinds together are left out where each kind has a row.
     """
     case = ["device", "what", "kind", "mode"]
-    several = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
-    apart = several.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
-    several = several[~(apart & (several["kind"] == ALL))]
-    number = several.groupby(case)["condition"].transform("size")
-    return several.assign(conditions=number).drop_duplicates(case, ignore_index=True)
+    rows = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
+    with_kinds = rows.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
+    rows = rows[~(with_kinds & (rows["kind"] == ALL))]
+    number = rows.groupby(case)["condition"].transform("size")
+    return rows.assign(conditions=number).drop_duplicates(case, ignore_index=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
-from lib.predict.composed.features import Condition
 from lib.predict.networks import kinds
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
@@ -17,7 +16,7 @@ from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import held_out
 from lib.predict.trust.held_out import Row
 
-NUMBERS = ("mape_pct", "median_pct", "bias_pct", "coverage_pct", "n")
+NUMBERS = (*held_out.NUMBERS, "n")
 COLUMNS = (*(f"held_out_{name}" for name in NUMBERS), "held_out")
 _FEW = 10  # networks of a kind, below which those of all kinds are quoted, too
 _PARTS, _LITTLE = 3, 0.05  # of a model that are named; the share of the time below which one is not
@@ -36,13 +35,9 @@ class Quote:
         return {**{f"held_out_{name}": self.numbers.get(name, math.nan) for name in NUMBERS}, COLUMNS[-1]: self.words}
 
 
-def quote(predictor: Predictor, work: Work, passes: Estimate, condition: Condition | None = None,
-          memory: str = "default") -> Quote:
-    """Return what was held out that is most like an answer.
-
-    ``condition``: that of the card's composed model, where it answered; ``memory``: the allocator's of a CPU's passes.
-    """
-    if condition:
+def quote(predictor: Predictor, work: Work, passes: Estimate, memory: str = "default") -> Quote:
+    """Return what was held out that is most like an answer; ``memory``: the allocator's of a CPU's passes."""
+    if condition := passes.provenance.condition:
         composed = predictor.composed.under(condition)
         fitted = composed.conditions[condition]
         about = "no network was measured on it so; " if fitted.basis == "others" else ""
@@ -61,8 +56,8 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
     of_all = of_kinds[held_out.ALL]
     if kind not in of_kinds:
         return _quoted(of_all, f"{about}{f'no {kind} network was held out; ' if len(of_kinds) > 1 else ''}")
-    own = of_kinds[kind]
-    return _quoted(own, about, f" (few; all kinds: {_errors(of_all)})" if own["n"] < _FEW else "")
+    of_kind = of_kinds[kind]
+    return _quoted(of_kind, about, f" (few; all kinds: {_errors(of_all)})" if of_kind["n"] < _FEW else "")
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:

@@ -1,62 +1,101 @@
-"""Queues of jobs bound to devices, and when each device is expected to be done with its own."""
+"""Queues of jobs bound to devices, with the time when each device is expected to finish its queue."""
 
 import heapq
 from collections import deque
+from collections.abc import Callable, Iterable
 from math import inf
+from typing import Any
 
 from lib.schedule.state import State
 
+Entry = tuple[Any, ...]  # the smallest first
+
+
+class LazyHeap:
+    """A heap whose outdated entries are dropped as they are met; the caller says which are ``valid``."""
+
+    def __init__(self, entries: Iterable[Entry] = ()):
+        self._entries = list(entries)
+        heapq.heapify(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, entry: Entry) -> None:
+        """Add an entry."""
+        heapq.heappush(self._entries, entry)
+
+    def first(self, valid: Callable[[Entry], bool]) -> Entry | None:
+        """Return the smallest valid entry, without removing it."""
+        entries = self._entries
+        while entries and not valid(entries[0]):
+            heapq.heappop(entries)
+        return entries[0] if entries else None
+
+    def take(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
+        """Remove and return the smallest valid entries."""
+        taken: list[Entry] = []
+        while self._entries and len(taken) < count:
+            entry = heapq.heappop(self._entries)
+            if valid(entry):
+                taken.append(entry)
+        return taken
+
+    def smallest(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
+        """Return the smallest valid entries, without removing them."""
+        taken = self.take(count, valid)
+        for entry in taken:
+            self.push(entry)
+        return taken
+
 
 class Queues:
-    """A queue for each device; ``end_s`` says when it is expected to be done, ``load_s`` how long its queue takes.
+    """One queue of ``jobs`` for each device.
 
-    The device of a type that is done first is found in a heap; entries that no longer hold are dropped when they are met.
+    ``end_s`` (devices) is when a device is expected to finish, ``load_s`` how long its queue takes; ``blocked`` holds the free
+    devices whose next job waits for host cores.
     """
 
     def __init__(self, state: State):
-        self.of: list[deque[int]] = [deque() for _ in state.type_of]
+        self.jobs: list[deque[int]] = [deque() for _ in state.type_of]
         self.end_s, self.load_s = [state.now_s] * len(state.type_of), [0.0] * len(state.type_of)
-        self._type_of = state.type_of
+        self.blocked: set[int] = set()
+        self._type_of, self._types = state.type_of, len(state.counts)
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the heaps from ``end_s`` as it is."""
-        self._first: list[list[tuple[float, int]]] = [[] for _ in range(max(self._type_of) + 1)]
+        """Build the heaps from ``end_s``."""
+        ends: list[list[Entry]] = [[] for _ in range(self._types)]
         for device, device_type in enumerate(self._type_of):
-            self._first[device_type].append((self.end_s[device], device))
-        for heap in self._first:
-            heapq.heapify(heap)
+            ends[device_type].append((self.end_s[device], device))
+        self._ends = [LazyHeap(entries) for entries in ends]
 
-    def first(self, device_type: int) -> tuple[float, int] | None:
-        """Return when the first device of a type is expected to be done, and which it is; None where there is none."""
-        heap = self._first[device_type] if device_type < len(self._first) else []
-        while heap and heap[0][0] != self.end_s[heap[0][1]]:
-            heapq.heappop(heap)
-        return heap[0] if heap else None
+    def _is_current(self, entry: Entry) -> bool:
+        return entry[0] == self.end_s[entry[1]]
 
     def expect(self, device: int, end_s: float) -> None:
-        """Note when a device will be done."""
+        """Note when a device is expected to finish."""
         if self.end_s[device] != end_s:
             self.end_s[device] = end_s
-            heapq.heappush(self._first[self._type_of[device]], (end_s, device))
+            self._ends[self._type_of[device]].push((end_s, device))
 
     def put(self, job: int, device: int, seconds: float, end_s: float) -> None:
-        """Put a job at the end of a queue that is then done at ``end_s``."""
-        self.of[device].append(job)
+        """Put a job at the end of a queue, which then finishes at ``end_s``."""
+        self.jobs[device].append(job)
         self.load_s[device] += seconds
         self.expect(device, end_s)
 
     def pop(self, device: int, seconds: float) -> int:
         """Take the first job, which takes ``seconds``, off a queue."""
-        job = self.of[device].popleft()
-        self.load_s[device] = self.load_s[device] - seconds if self.of[device] else 0.0  # no rounding error outlives a queue
+        job = self.jobs[device].popleft()
+        self.load_s[device] = self.load_s[device] - seconds if self.jobs[device] else 0.0  # no rounding error outlives a queue
         return job
 
-    def best(self, state: State, seconds: list[float]) -> tuple[float, int, int]:
-        """Return when a job that takes ``seconds`` on each type (inf: cannot run) would end first, on which type and device."""
+    def earliest(self, state: State, seconds: list[float]) -> tuple[float, int, int]:
+        """Return when, on which type and on which device a job ends first; it takes ``seconds`` (types), inf: cannot run."""
         best = inf, -1, -1
         for device_type, time in enumerate(seconds):
-            if time < inf and (first := self.first(device_type)):
+            if time < inf and (first := self._ends[device_type].first(self._is_current)):
                 end = max(first[0], state.now_s) + time
                 if end < best[0]:
                     best = end, device_type, first[1]

@@ -1,9 +1,9 @@
-"""A file of jobs, run here or on a cluster: jobs.csv -> what to call, where it can run, how long it should take; its record."""
+"""A file of jobs, run here or on a cluster: what to call, where it can run, how long it should take, and the run's record."""
 
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,75 +15,112 @@ from lib.config.notebooks import parsed
 from lib.errors import InputError, choices
 from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
-from lib.schedule.durations import Durations
+from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.runtime import executor, interference, probe, run_record
+from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.runtime import executor, interference, run_record
+from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, Slot, Spawn, device_type_of
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, device_type_of
 from lib.schedule.simulation.events import simulate
-from lib.schedule.state import Policy
 
 _TASKS = "lib.schedule.runtime.tasks"
-_BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what lies in a run's folder before its journal
+_PROBE_S = 0.8
+_GUESS_S = 10.0
+_BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what a run's folder holds before its journal
 
 
 @dataclass(frozen=True)
-class PreparedJobs:
-    """Jobs, slots and how their workers are spawned, the predicted seconds (jobs, types), the policy with its name.
+class Probes:
+    """By (workload, device type): ``times`` (setup_s, step_s), or in ``failed`` the reason why there are none."""
 
-    ``contention`` is what is known of how jobs slow each other down there, ``notes`` say what could not be probed.
+    times: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def notes(self, workload_id: str = "") -> list[str]:
+        """Return where a workload (empty: each) could not be probed, and why, one line each."""
+        return [f"{name} could not be probed on {device_type}: {reason}" for (name, device_type), reason in self.failed.items()
+                if workload_id in ("", name)]
+
+
+def _probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, alone: bool) -> Probes:
+    """Return the set-up and the step, in s, of each workload on each device type, or why there are none.
+
+    ``alone``: one slot at a time, because contention is known and added later; else all slots of a type work at once, as in
+    the run. Results stay in ``folder``; a failed probe is tried again by the next call.
     """
+    names, probes = tuple(dict.fromkeys(workloads)), Probes()
+    specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}) for name in names]
+    for number, device_type in enumerate(fleet.types if names else ()):
+        slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:1 if alone else None])
+        part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{'-alone' if alone else ''}"
+        jobs, guess_s = replace(Jobs.plain(len(names)), ids=names), np.full((len(names), 1), _GUESS_S)
+        prepared = PreparedJobs(specs, jobs, slots, fleet_of(slots), guess_s, registry.policy("first-come"), spawn=site.spawn)
+        _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
+        for row in ends.itertuples():
+            if row.status == "done":
+                probes.times[row.job_id, device_type] = row.result
+            else:
+                probes.failed[row.job_id, device_type] = row.reason
+    return probes
 
-    specs: tuple[Spec, ...]
-    jobs: Jobs
-    slots: tuple[Slot, ...]
-    fleet: Fleet
-    predicted_s: np.ndarray
-    policy: Policy
-    name: str
-    spawn: Spawn = ProcessWorker
-    contention: Contention | None = None
-    notes: tuple[str, ...] = ()
 
-    @property
-    def problem(self) -> Problem:
-        """Return them as a problem whose predictions are exact."""
-        return Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
+def _of_notebook(spec: Spec, durations: Durations, device_type: str) -> Duration:
+    """Return how long the notebook of a job should take."""
+    return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
+
+
+def predicted_s(specs: Sequence[Spec], probes: Probes, site: Site, fleet: Fleet, durations: Durations) -> np.ndarray:
+    """Return predicted seconds (jobs, types), inf where a job cannot run or its workload could not be probed.
+
+    Raises InputError, with the reasons, for a job whose workload could not be probed where it can run.
+    """
+    table = np.full((len(specs), len(fleet.types)), np.inf)
+    for job, spec in enumerate(specs):
+        for number, device_type in enumerate(fleet.types):
+            if "workload_id" not in spec.arguments:
+                table[job, number] = _of_notebook(spec, durations, device_type).seconds
+            elif times := probes.times.get((spec.arguments["workload_id"], device_type)):
+                table[job, number] = times["setup_s"] + times["step_s"] * spec.arguments["steps"]
+    table = np.where(site.able, table, np.inf)
+    for job in np.flatnonzero(np.isinf(table).all(axis=1)):
+        why = choices(probes.notes(specs[job].arguments["workload_id"]))
+        raise InputError(f"no slot can run job {specs[job].job_id!r}: {why}; the same call again probes anew what failed")
+    return table
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
-    """Read ``jobs.csv`` (table ``jobs``); a job has a workload_id with steps, or a notebook (``notebook_of``).
+    """Read ``jobs.csv`` (table ``jobs``); a job has a workload_id with steps, or a notebook (``_notebook``).
 
-    Raises InputError naming the row that is wrong.
+    Their outputs go into the folder ``out``. Raises InputError.
     """
-    table, specs = problem_files.read_jobs(path), []
+    table, specs, out = problem_files.read_jobs(path), [], out.resolve()
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
+        name = files.safe_name(row.job_id)
         if row.notebook:
-            notebook = table.loc[row.Index, "notebook"] = notebook_of(row.notebook, path, row.job_id)
-            target = out.resolve() / "notebooks" / f"{files.safe_name(row.job_id)}.ipynb"
-            given = parsed(notebook, row.parameters, f"{path}: parameters of {row.job_id!r}")
-            specs.append(Spec(row.job_id, f"{_TASKS}:notebook", {"path": notebook, "parameters": given, "out": str(target)}))
-            continue
-        if row.parameters:
+            notebook = table.loc[row.Index, "notebook"] = _notebook(row.notebook, path, row.job_id)
+            parameters = parsed(notebook, row.parameters, f"{path}: parameters of {row.job_id!r}")
+            call, arguments = "notebook", {"path": notebook, "parameters": parameters,
+                                           "out": str(out / "notebooks" / f"{name}.ipynb")}
+        elif row.parameters:
             raise InputError(f"{path}: job {row.job_id!r} has parameters; only a notebook takes them")
-        if pd.isna(row.steps):
+        elif pd.isna(row.steps):
             raise InputError(f"{path}: steps of {row.job_id!r} is empty: a workload needs a whole number, 1 or more")
-        weights = out.resolve() / "weights" / files.safe_name(row.job_id)
-        specs.append(Spec(row.job_id, f"{_TASKS}:workload",
-                          {"workload_id": workload(row.workload_id).id, "steps": int(row.steps), "folder": str(weights)}))
+        else:
+            call, arguments = "workload", {"workload_id": workload(row.workload_id).id, "steps": int(row.steps),
+                                           "folder": str(out / "weights" / name)}
+        specs.append(Spec(row.job_id, f"{_TASKS}:{call}", arguments))
     return tuple(specs), problem_files.jobs_of(table)
 
 
-def notebook_of(text: str, path: Path, job_id: str) -> str:
-    """Return the notebook that a job executes: a file in the folder of its file of jobs ``path``, or in the repository.
+def _notebook(text: str, path: Path, job_id: str) -> str:
+    """Return the notebook of a job: a file in the folder of the file of jobs ``path``, or else in the repository.
 
-    It is looked for in this order, and given relative to the repository where it lies in there. Raises InputError for one that
-    lies in neither.
+    A path in the repository is relative to it. Raises InputError for a notebook that lies in neither.
     """
     for folder in (path.parent.resolve(), paths.ROOT):
         try:
@@ -97,83 +134,80 @@ def notebook_of(text: str, path: Path, job_id: str) -> str:
                      f"{paths.ROOT}, where it is looked for")
 
 
-def job_class_of(spec: Spec) -> str:
-    """Return by what jobs are alike: their workload, or their notebook."""
+def _class_of(spec: Spec) -> str:
     return spec.arguments.get("workload_id") or spec.arguments["path"]
 
 
-def _known_contention(classes: Sequence[str], site: Site) -> Contention | None:
-    """Return what was measured on this machine of how jobs slow each other down; None if nothing was, or they run elsewhere.
+def _probed(classes: Sequence[str], workloads: Sequence[str], site: Site, out: Path) -> tuple[Contention | None, Probes]:
+    """Return how jobs slow each other down here, if it was measured, and the probes of workloads.
 
-    ``classes`` are in the order in which the jobs number them.
+    ``classes`` are the jobs' classes in the order of their numbers. On a cluster contention is unknown.
     """
     from lib.measure import machine
 
+    fleet = fleet_of(site.slots)
     table = interference.newest(machine.ids()["hardware_id"]) if site.spawn is ProcessWorker else None
-    return None if table is None else Contention.of_table(table, classes, fleet_of(site.slots).types)
+    contention = None if table is None else Contention.from_table(table, tuple(dict.fromkeys(classes)), fleet.types)
+    return contention, _probe(workloads, site, fleet, out, contention is not None)
 
 
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
             site_of: Callable[[Jobs, int], Site] = local_site) -> PreparedJobs:
-    """Read a file of jobs, probe its workloads on the site where they shall run, and return what can be run.
+    """Read a file of jobs, and probe its workloads on the site where they will run.
 
     Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is probed.
     """
-    policy, (specs, jobs) = registry.aimed(name, objective), read(path, out)
+    policy, (specs, jobs), durations = registry.aimed(name, objective), read(path, out), Durations()
     site = site_of(jobs, count)
-    known, fleet = _known_contention(tuple(dict.fromkeys(map(job_class_of, specs))), site), fleet_of(site.slots)
     workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
-    probes = probe.probe(workloads, site, fleet, out, Limits(), known is not None)
-    durations = Durations()
+    contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
+    fleet = fleet_of(site.slots)
     notes = [f"{spec.job_id} on {name}: {seconds:g} s is {source}" for spec in specs if "path" in spec.arguments
-             for name in fleet.types for seconds, source in [probe.of_notebook(spec, durations, name)] if "guess" in source]
-    return PreparedJobs(specs, jobs, site.slots, fleet, probe.predicted_s(specs, probes, site, fleet, durations), policy, name,
-                        site.spawn, known, (*probes.notes(), *notes))
+             for name in fleet.types for seconds, source in [_of_notebook(spec, durations, name)] if "guess" in source]
+    return PreparedJobs(specs, jobs, site.slots, fleet, predicted_s(specs, probes, site, fleet, durations), policy, name,
+                        site.spawn, contention, (*probes.notes(), *notes))
 
 
-def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path, seed: int = 0) -> Path:
+def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -> Path:
     """Write ``jobs.csv`` of ``count`` jobs, in turn over workloads, each of half to 1.5 times ``job_s`` seconds; return it.
 
-    How many steps that takes is probed first; ``prepare`` finds the probes in ``out``. Raises InputError for a workload that
-    cannot be run here.
+    The number of steps follows from probes, which ``prepare`` finds in ``out``. Raises InputError for a workload that cannot
+    run here.
     """
-    site, names = local_site(Jobs.plain(count)), [workload(workloads[number % len(workloads)]).id for number in range(count)]
-    known, fleet = _known_contention(tuple(dict.fromkeys(names)), site), fleet_of(site.slots)
-    probes = probe.probe(names, site, fleet, out, Limits(), known is not None)
-    long_s, rows = np.random.default_rng(seed).uniform(0.5, 1.5, count) * job_s, []
+    names = [workload(workloads[number % len(workloads)]).id for number in range(count)]
+    _, probes = _probed(names, names, site := local_site(Jobs.plain(count)), out)
+    device_type, long_s, rows = fleet_of(site.slots).types[0], np.random.default_rng(0).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
-        if (name, fleet.types[0]) not in probes.times:
+        if (name, device_type) not in probes.times:
             raise InputError(choices(probes.notes(name)))
-        times = probes.times[name, fleet.types[0]]
+        times = probes.times[name, device_type]
         steps = max(1, round((long_s[number] - times["setup_s"]) / times["step_s"]))
         rows.append({"job_id": f"{name}-{number}", "workload_id": name, "steps": steps})
     return files.create(out / "jobs.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
 def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunRecord:
-    """Run prepared jobs; ``out`` holds journal and record. The same again resumes where it was.
+    """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 
-    Each job ends once, but what it does besides happens at least once (``executor.execute``). The simulation beforehand
-    includes contention where that was measured.
+    Each job ends once, but its other effects happen at least once (``executor.execute``). The simulation beforehand includes
+    contention if it was measured.
     """
     from lib.measure import machine
 
-    problem, known = prepared.problem, prepared.contention
-    simulated = simulate(problem, prepared.policy, contention=known, known=known).schedule
-    attempts, ends, notes = executor.execute(
-        prepared.specs, prepared.jobs, prepared.fleet, prepared.slots, prepared.predicted_s, prepared.policy, out, limits,
-        prepared.spawn, known)
+    problem, contention = prepared.problem, prepared.contention
+    simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention).schedule
+    attempts, ends, notes = executor.execute(prepared, out, limits)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
-             "contention": known is not None, "machine": machine.name(), "written_utc": store.utc_now()}
+             "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now()}
     record = RunRecord(attempts[attempts["status"] != "running"], simulated, ends,
-                       {spec.job_id: job_class_of(spec) for spec in prepared.specs}, facts)
+                       {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
     return record
 
 
 def _learn(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
-    """Keep how long the notebooks took that are done."""
+    """Keep the durations of the notebooks that are done."""
     notebooks = {spec.job_id: spec.arguments["path"] for spec in prepared.specs if "path" in spec.arguments}
     done = attempts[(attempts["status"] == "done") & attempts["job_id"].isin(notebooks)]
     if len(done):
@@ -185,18 +219,17 @@ def _learn(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:
 def folder_of(path: Path, out: Path | None = None) -> Path:
     """Return the folder of a run: ``out`` or, by default, ``data/schedule/<name of the file of jobs>``.
 
-    Raises InputError where it holds anything but a run (the file of jobs may lie in it as jobs.csv), and where the folder that
-    ``out`` shall be in is missing.
+    Raises InputError if it holds anything but a run (and jobs.csv), and if the parent of ``out`` is missing.
     """
     folder = out or paths.DATA / run_record.FOLDER / path.stem
     if out and not out.absolute().parent.is_dir():
         raise InputError(f"{out}: there is no folder {out.absolute().parent}; make it first, or name another")
-    with files.writing(folder):
-        others = [] if not os.path.lexists(folder) or (folder / executor.JOURNAL).exists() else sorted(
-            entry.name for entry in folder.iterdir() if not _BEFORE.fullmatch(entry.name))
     journal = folder / executor.JOURNAL
-    if journal.is_file() and not journal.stat().st_size and run_record.is_there(folder):
+    with files.writing(folder):
+        foreign = [] if not os.path.lexists(folder) or journal.exists() else sorted(
+            entry.name for entry in folder.iterdir() if not _BEFORE.fullmatch(entry.name))
+    if journal.is_file() and not journal.stat().st_size and (folder / run_record.FILE).is_file():
         raise InputError(f"{journal} is empty, although a run has ended there: it is damaged; name another folder")
-    if others:
-        raise InputError(f"{folder} holds other things than a run, such as {choices(others[:3])}; name a folder of its own")
+    if foreign:
+        raise InputError(f"{folder} holds other things than a run, such as {choices(foreign[:3])}; name a folder of its own")
     return folder

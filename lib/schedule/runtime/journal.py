@@ -1,4 +1,4 @@
-"""The journal of a run, in SQLite: written before and after each attempt, so that a killed run resumes where it was."""
+"""The journal of a run, in SQLite: written before and after each attempt, so that a killed run can resume."""
 
 import json
 import os
@@ -6,18 +6,20 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lib import files
 from lib.errors import InputError, is_no_space
+from lib.schedule.problem import PER_JOB, Jobs
 
 _VERSION = 2
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
-            sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)  # by the system: the journal itself is sound
+            sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)  # refused by the system: the journal is sound
 _TABLES = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE jobs (job_id TEXT PRIMARY KEY, spec TEXT NOT NULL);
@@ -31,59 +33,78 @@ _OPEN_TABLES = """
 CREATE TABLE submits (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL UNIQUE REFERENCES jobs, memory_mb REAL NOT NULL,
                       cpu_cores REAL NOT NULL, priority INTEGER NOT NULL, deadline_s REAL, at_s REAL NOT NULL);
 CREATE TABLE cancels (job_id TEXT PRIMARY KEY REFERENCES jobs, at_s REAL NOT NULL);
-"""  # of a list to which jobs are added while it runs
+"""  # of an open list
+_END_ATTEMPT = "UPDATE attempts SET end_s = ?, status = ?, reason = ? WHERE job_id = ? AND attempt = ?"
 
 
 class UnwritableError(InputError):
-    """The system does not let the journal be written, or its file is gone; that may pass, and no job is to blame."""
+    """The system refuses to write the journal, or its file is gone. That may pass, and no job is to blame."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A job as it is run: ``call`` is ``module:function``, which gets the worker's job and ``arguments``."""
+    """What a job runs: ``call`` is ``module:function``, which gets the worker's job and ``arguments``."""
 
     job_id: str
     call: str
     arguments: dict[str, Any]
 
     def as_text(self) -> str:
-        """Return it as JSON."""
+        """Return call and arguments as JSON."""
         return json.dumps({"call": self.call, "arguments": self.arguments}, sort_keys=True)
 
     @classmethod
-    def of_text(cls, job_id: str, text: str) -> "Spec":
+    def from_text(cls, job_id: str, text: str) -> "Spec":
         """Return the job of ``as_text``."""
         return cls(job_id, **json.loads(text))
 
 
-class Submit(NamedTuple):
-    """What a job asked for when it was submitted, at ``at_s``; ``deadline_s`` is inf where it has none."""
+@dataclass(eq=False)
+class Entry:
+    """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were needed.
+
+    ``refusal`` is the reason why it cannot be predicted and will end.
+    """
 
     spec: Spec
-    memory_mb: float
-    cpu_cores: float
-    priority: int
-    deadline_s: float
-    at_s: float
+    arrival_s: float = 0.0
+    deadline_s: float = np.inf
+    memory_mb: float = 0.0
+    cpu_cores: float = 0.0
+    job_class: int = -1
+    priority: int = 0
+    attempt: int = 0  # the latest
+    seconds: dict[str, float] = field(default_factory=dict)
+    refusal: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """Return the job's name."""
+        return self.spec.job_id
+
+    @classmethod
+    def from_jobs(cls, spec: Spec, jobs: Jobs, job: int) -> "Entry":
+        """Return the entry of the job with this number."""
+        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]))
 
 
 class Journal:
     """The journal of one run; one process writes it, from any of its threads. A job has at most one end, whatever happens.
 
-    What the disk refuses raises InputError, and all that was noted before is kept. Only its owner can read it.
+    A full disk raises InputError, and earlier entries are kept. Only the owner can read the file.
     """
 
     def __init__(self, path: Path, specs: Sequence[Spec] | None = None, again: Callable[[str], bool] = is_no_space):
-        """Open the journal at ``path``, or begin one of ``specs``; InputError where it is of other jobs, or damaged.
+        """Open the journal at ``path``, or create one of ``specs``; InputError if it is of other jobs, or damaged.
 
-        Without ``specs`` the list of jobs is open: it is what was submitted. A job that failed for a reason of which ``again``
+        Without ``specs`` the list is open: it holds the submitted jobs. A job that failed for a reason for which ``again``
         holds is tried again, as if it had never been tried.
         """
         files.folder(path.parent)
         self.path, self._lock = path, threading.RLock()
         with files.writing(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
-            path.chmod(files.PRIVATE)  # that of an older one too; SQLite gives its other files the mode of this one
+            path.chmod(files.PRIVATE)  # of an older file too; SQLite gives its other files the same mode
         with self._one_line(), ExitStack() as opened:
             self._base = opened.enter_context(closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)))
             self._base.execute("PRAGMA journal_mode=WAL")
@@ -97,7 +118,7 @@ class Journal:
         self._inode = path.stat().st_ino
 
     def _create(self, specs: Sequence[Spec] | None) -> None:
-        """Fill the journal, all in one transaction: a process killed at birth leaves an empty file, which is no journal yet."""
+        """Fill the journal in one transaction: if it is killed before the end, the file is empty, and no journal yet."""
         for statement in f"{_TABLES}{_OPEN_TABLES}".split(";"):
             self._base.execute(statement)
         self._base.execute("INSERT INTO facts VALUES ('version', ?)", (str(_VERSION),))
@@ -106,7 +127,7 @@ class Journal:
 
     def _resume(self, specs: Sequence[Spec] | None, again: Callable[[str], bool]) -> None:
         facts = dict(self._base.execute("SELECT name, value FROM facts"))
-        if facts.get("version") == "1":  # of a fixed list: nothing was submitted to it
+        if facts.get("version") == "1":  # it has a fixed list
             for statement in _OPEN_TABLES.split(";"):
                 self._base.execute(statement)
             self._base.execute("UPDATE facts SET value = ? WHERE name = 'version'", (str(_VERSION),))
@@ -129,7 +150,7 @@ class Journal:
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
-        """Turn what SQLite refuses meanwhile into an InputError that says what to do about it."""
+        """Turn SQLite's errors into an InputError that says what to do."""
         try:
             yield
         except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
@@ -155,30 +176,31 @@ class Journal:
             return self._base.execute(query).fetchall()
 
     def check_there(self) -> None:
-        """Raise InputError where the journal's file was removed or replaced: what is noted now would be lost with it."""
+        """Raise InputError if the journal's file was removed or replaced: new entries would be lost with it."""
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
             raise UnwritableError(f"{self.path} was removed while the run went on, and with it what was noted; the same call "
                                   "again begins anew")
 
-    def submit(self, submit: Submit) -> bool:
-        """Note a new job of an open list; False where it is known already, InputError where it was another job."""
+    def submit(self, entry: Entry) -> bool:
+        """Note a new job of an open list; False if it is known already, InputError if that was another job."""
         self.check_there()
-        job_id, text = submit.spec.job_id, submit.spec.as_text()
+        job_id, text = entry.job_id, entry.spec.as_text()
         with self._transaction():
             recorded = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
             if recorded and recorded != (text,):
                 raise InputError(f"the job {job_id!r} was submitted before, to do something else; give another name")
             if not recorded:
                 self._base.execute("INSERT INTO jobs VALUES (?, ?)", (job_id, text))
-                self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (job_id, *submit[1:]))
+                self._base.execute("INSERT INTO submits VALUES (NULL, ?, ?, ?, ?, ?, ?)", (
+                    job_id, entry.memory_mb, entry.cpu_cores, entry.priority, entry.deadline_s, entry.arrival_s))
         return not recorded
 
     def cancel(self, job_id: str, at_s: float) -> bool:
-        """Note that a job shall not start any more, and stop where it runs; False where it has ended, or is unknown."""
+        """Note that a job must not start again, and must stop if it runs; False if it has ended, or is unknown."""
         return self._change("INSERT OR IGNORE INTO cancels VALUES (:job_id, :value)", job_id, at_s)
 
     def reorder(self, job_id: str, priority: int) -> bool:
-        """Note another priority of a job; False where it has ended, or is unknown."""
+        """Note another priority of a job; False if it has ended, or is unknown."""
         return self._change("UPDATE submits SET priority = :value WHERE job_id = :job_id", job_id, priority)
 
     def _change(self, statement: str, job_id: str, value: float) -> bool:
@@ -191,7 +213,7 @@ class Journal:
         return bool(opens)
 
     def start(self, job_id: str, device: str, at_s: float) -> int:
-        """Note that an attempt begins; return its number, 0 where the job is cancelled or has ended, and must not begin."""
+        """Note that an attempt begins; return its number, 0 if it must not because the job is cancelled or has ended."""
         self.check_there()
         with self._transaction():
             if self._base.execute("SELECT job_id FROM cancels WHERE job_id = :job_id UNION "
@@ -204,27 +226,26 @@ class Journal:
         return number
 
     def stop(self, job_id: str, attempt: int, at_s: float, status: str, reason: str = "") -> None:
-        """Note how an attempt ended that is not the job's end (retried, moved, lost)."""
+        """Note the end of an attempt that is not the job's end (retried, moved, lost)."""
         with self._transaction():
-            self._base.execute("UPDATE attempts SET end_s = ?, status = ?, reason = ? WHERE job_id = ? AND attempt = ?",
-                               (at_s, status, reason, job_id, attempt))
+            self._base.execute(_END_ATTEMPT, (at_s, status, reason, job_id, attempt))
 
     def end(self, job_id: str, attempt: int, at_s: float, status: str, reason: str = "", result: Any = None) -> bool:
-        """Note the end of a job (done, failed, cancelled) with its result; False when it had ended before."""
+        """Note the end of a job (done, failed, cancelled) with its result; False if it had ended before."""
         self.check_there()
         with self._transaction():
             new = self._base.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)",
                                      (job_id, status, reason, json.dumps(result), attempt, at_s)).rowcount == 1
-            self._base.execute("UPDATE attempts SET end_s = ?, status = ?, reason = ? WHERE job_id = ? AND attempt = ?",
-                               (at_s, status if new else "lost", reason, job_id, attempt))
+            self._base.execute(_END_ATTEMPT, (at_s, status if new else "lost", reason, job_id, attempt))
         return new
 
-    def submitted(self) -> list[Submit]:
+    def submitted(self) -> list[Entry]:
         """Return the jobs of an open list that have not ended, in the order in which they were submitted."""
-        rows = self._rows("SELECT job_id, spec, memory_mb, cpu_cores, priority, deadline_s, at_s FROM submits JOIN jobs "
-                          "USING (job_id) WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
+        rows = self._rows("SELECT job_id, spec, at_s, deadline_s, memory_mb, cpu_cores, -1, priority, (SELECT count(*) FROM "
+                          "attempts WHERE attempts.job_id = submits.job_id) FROM submits JOIN jobs USING (job_id) "
+                          "WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
         with self._one_line():
-            return [Submit(Spec.of_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
+            return [Entry(Spec.from_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
 
     def cancelled(self) -> set[str]:
         """Return the jobs that are cancelled and have not ended."""
@@ -235,23 +256,24 @@ class Journal:
         return dict(self._rows("SELECT job_id, status FROM ends"))
 
     def tried(self) -> dict[str, int]:
-        """Return how many attempts each job has had, those left out that were moved or lost with the run."""
+        """Return how many attempts each job has had, without those that were moved or lost."""
         return dict(self._rows("SELECT job_id, count(*) FROM attempts WHERE status NOT IN ('moved', 'lost') GROUP BY job_id"))
 
     def last_s(self) -> float:
         """Return the time of the latest entry."""
-        tables = (("start_s", "attempts"), ("end_s", "attempts"), ("at_s", "submits"), ("end_s", "ends"))
-        return max(float(self._rows(f"SELECT max({column}) FROM {table}")[0][0] or 0.0) for column, table in tables)
+        return self._rows("SELECT coalesce(max(s), 0.0) FROM (SELECT start_s AS s FROM attempts UNION ALL SELECT end_s FROM "
+                          "attempts UNION ALL SELECT at_s FROM submits UNION ALL SELECT end_s FROM ends)")[0][0]
+
+    def _table(self, name: str, columns: list[str], order: str) -> pd.DataFrame:
+        return pd.DataFrame(self._rows(f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}"), columns=columns)
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        rows = self._rows("SELECT job_id, device, start_s, end_s, attempt, status, reason FROM attempts ORDER BY start_s")
-        return pd.DataFrame(rows, columns=["job_id", "device", "start_s", "end_s", "attempt", "status", "reason"])
+        return self._table("attempts", ["job_id", "device", "start_s", "end_s", "attempt", "status", "reason"], "start_s")
 
     def results(self) -> pd.DataFrame:
         """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
-        rows = self._rows("SELECT job_id, status, reason, result, attempt, end_s FROM ends ORDER BY end_s")
-        table = pd.DataFrame(rows, columns=["job_id", "status", "reason", "result", "attempt", "end_s"])
+        table = self._table("ends", ["job_id", "status", "reason", "result", "attempt", "end_s"], "end_s")
         with self._one_line():
             return table.assign(result=[json.loads(text) for text in table["result"]])
 

@@ -1,4 +1,4 @@
-"""The slots of this machine, and any slots as a fleet."""
+"""The slots of this machine, and slots as a fleet."""
 
 import json
 from dataclasses import replace
@@ -21,11 +21,11 @@ from lib.schedule.runtime.workers import (
 
 
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
-    """Return the slots of this machine's CPU, as many as ``default_slots`` says (or ``count`` of equal size), and its GPUs.
+    """Return ``count`` CPU slots of this machine (0: ``default_slots``), of equal size, and its GPUs.
 
-    Workers have this process's ``hardware_id``, but on a card of another model than its ``cuda:0``, as which they see it.
-    A slot of several cores has a thread for each that others leave free now: threads that wait for one another beside a busy
-    neighbour are slower than fewer. Raises InputError for more slots than cores.
+    Workers have this process's ``hardware_id``, except on a card of another model than its ``cuda:0``. A slot of several cores
+    has a thread for each core that is free now, because threads that wait for one another beside a busy neighbour are slower.
+    Raises InputError for more slots than cores.
     """
     from lib.measure import load, machine
 
@@ -46,35 +46,35 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
 
 
 def local_site(jobs: Jobs, count: int = 0) -> Site:
-    """Return the slots of this machine and which jobs they can take; InputError for more slots than cores, or a job too large.
+    """Return the slots of this machine and which jobs they can take; InputError for too many slots, or a job too large.
 
-    CPU slots share the host's memory equally, and a job on a GPU has that of the GPU.
+    CPU slots share the host's memory equally; a job on a GPU has the memory of the GPU.
     """
     from lib.measure import machine
 
     slots = slots_here(count)
     cpus = [slot for slot in slots if slot.cores]
-    one = Capacity("cpu", len(cpus[0].cores), machine.memory_mb("cpu") / len(cpus))
+    cpu = Capacity("cpu", len(cpus[0].cores), machine.memory_mb("cpu") / len(cpus))
     host_cores = sum(len(slot.cores) for slot in cpus)
-    capacities = [one if name == "cpu" else Capacity(name, host_cores, machine.memory_mb(name))
+    capacities = [cpu if name == "cpu" else Capacity(name, host_cores, machine.memory_mb(name))
                   for name in fleet_of(slots).types]
     return Site(slots, ProcessWorker, able(jobs, capacities, "this machine"))
 
 
 def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
-    """Return slots as a fleet of types ``cpu`` and, each GPU being its own, ``cuda:0``, ...
+    """Return slots as a fleet of types ``cpu``, ``cuda:0``, ``cuda:1`` ...
 
-    A type has the least memory that is known of its slots. Beside GPUs, CPU slots of known cores give the host's cores, from
-    which jobs on GPUs draw theirs.
+    A type has the least known memory of its slots. Beside GPUs, CPU slots with listed cores give the host's cores, which jobs
+    on GPUs share.
     """
     names = [device_type_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(names))
     unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
-    memory = [min((slot.memory_mb for slot, of in zip(slots, names, strict=True) if of == name and slot.memory_mb >= 0),
-                  default=np.nan) for name in types]
+    memory_mb = [min((slot.memory_mb for slot, name in zip(slots, names, strict=True)
+                      if name == device_type and slot.memory_mb >= 0), default=np.nan) for device_type in types]
     fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
-                  np.array(memory), unknown, unknown, unknown, np.zeros(len(types)), unknown)
+                  np.array(memory_mb), unknown, unknown, unknown, np.zeros(len(types)), unknown)
     if not cores or len(types) == 1:
         return fleet
-    own = np.array([len(cores[0]) if name == "cpu" else np.nan for name in types])
-    return replace(fleet, cpu_cores=own, host_cores=float(sum(map(len, cores))))
+    return replace(fleet, cpu_cores=np.where(np.array(types) == "cpu", len(cores[0]), np.nan),
+                   host_cores=float(sum(map(len, cores))))

@@ -1,6 +1,6 @@
 """A Ray cluster of one or many nodes: its slots, and the actors that are their workers.
 
-Every node has this project at the same path, with the same environment; what is measured is where it is here.
+Every node has this project at the same path, with the same environment and folders of outputs.
 """
 
 import os
@@ -29,9 +29,9 @@ _JOIN = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, log
 _IN_FOLDER_BYTES = len("/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.99")
 _INNER = "r"  # the folder that Ray is given, in one of ours
 _LOOPBACK = "127.0.0.1"
-_LOCAL = {"RAY_AUTH_MODE": "token",  # who reaches a cluster without a token runs code there, as other users of this host could
-          "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # as Ray does there, listen on the loopback interface alone
-_GROUPS = ("put", "take")  # of the actor's methods; each has a thread of its own: messages stay in order
+_LOCAL = {"RAY_AUTH_MODE": "token",  # without a token, other users of this host could run code on the cluster
+          "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # listen on the loopback interface only
+_GROUPS = ("put", "take")  # of the actor's methods; each has its own thread, so messages stay in order
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Node:
     host: str
     cpus: int
     gpus: int
-    gpu: str  # cuda:<what Ray calls the accelerator>
+    gpu: str  # cuda:<Ray's name of the accelerator>
     memory_mb: float
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What a slot takes of its node, and what it offers to a job."""
+    """The part of a node that a slot takes, and what it offers to a job."""
 
     node: Node
     number: int
@@ -69,7 +69,7 @@ class RayWorker:
         here = NodeAffinitySchedulingStrategy(share.node.id, soft=False)
         self._actor = actor.options(num_cpus=0 if gpu else share.capacity.cores, num_gpus=int(gpu), scheduling_strategy=here,
                                     runtime_env={"env_vars": environment}).remote()
-        device = "cuda:0" if gpu else slot.name  # of the GPUs, Ray shows it the one that it gave it
+        device = "cuda:0" if gpu else slot.name  # Ray shows it only the GPU that it was given
         self._actor.run.remote(device, (), slot.threads, limits.beat_s, slot.warm_up)
         self.pipe, self._bell = Pipe(duplex=False)
         self._reply = self._request()
@@ -87,14 +87,14 @@ class RayWorker:
             return
 
     def messages(self) -> list[tuple[Any, ...]]:
-        """Return the messages since the last call; an actor that does not answer is dead, or shut down lest it goes on."""
-        while self.pipe.poll():  # first: the bell rings when all is there, maybe a moment later
+        """Return the messages since the last call; an actor that does not answer is shut down."""
+        while self.pipe.poll():  # first: the bell may ring a moment after the reply is there
             self.pipe.recv_bytes()
         if not self._reply.done():
             return []
         try:
             messages = self._reply.result()
-        except Exception as error:  # whatever became of it, no more comes from it
+        except Exception as error:  # whatever happened, no more messages come
             self.shut_down()
             return [("died", _reason(error))]
         self._reply = self._request()
@@ -112,10 +112,10 @@ class RayWorker:
 
 
 def short_folder() -> tempfile.TemporaryDirectory:
-    """Make a temporary folder of a path so short that Ray's sockets can lie in it; InputError where none can be made.
+    """Make a temporary folder with a path short enough for Ray's sockets; InputError if that is impossible.
 
-    It is in the usual temporary folder (RAY_TMPDIR or TMPDIR), or else in one of the system's. Only its owner can enter it, and
-    Ray is given a folder within, for it opens its own to everybody.
+    It is in RAY_TMPDIR or TMPDIR, or else in a temporary folder of the system. Only its owner can enter it. Ray gets a folder
+    inside, because it opens its own to everybody.
     """
     parent = files.short_folder(len(os.path.join("ray-abcdefgh", _INNER)) + _IN_FOLDER_BYTES, os.environ.get("RAY_TMPDIR", ""),
                                 "RAY_TMPDIR")
@@ -123,7 +123,7 @@ def short_folder() -> tempfile.TemporaryDirectory:
 
 
 def _reason(error: Exception) -> str:
-    """Return in one line why an actor is no more, of the paragraphs that Ray has on it."""
+    """Return in one line why an actor ended, from Ray's paragraphs."""
     text = " ".join(str(error).split())
     if "node has died" in text or "not schedulable" in text:
         return "its node is gone"
@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
 
 
 class Cluster:
-    """A Ray cluster, joined or, without an address, started on this machine, for as long as this is open."""
+    """A Ray cluster: joined at an address or else started on this machine, until this object is closed."""
 
     def __init__(self, address: str = ""):
         self.address = address
@@ -152,7 +152,7 @@ class Cluster:
             self._folder.cleanup()
 
     def join(self) -> None:
-        """Join it, or start it; InputError where it cannot be joined."""
+        """Join or start the cluster; InputError if that fails."""
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         if not self.address:
             os.environ.update(_LOCAL)
@@ -164,7 +164,7 @@ class Cluster:
             _check_address(self.address)
             how: dict[str, Any] = {"address": self.address}
         else:
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # lest Ray writes one into the home folder
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
             self._folder = short_folder()
             how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(cores_here()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
@@ -180,24 +180,24 @@ class Cluster:
                              "new process")
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that are alive, the head first; hosts with several are numbered."""
+        """Return the nodes that are alive, the head first; further nodes of a host are numbered."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeName"], node["NodeID"]))
         seen: Counter[str] = Counter()
         nodes = []
         for node in alive:
-            has, name = node["Resources"], node["NodeName"]
+            resources, name = node["Resources"], node["NodeName"]
             seen[name] += 1
-            gpu = next((key.partition(":")[2] for key in has if key.startswith("accelerator_type:")), "")
-            nodes.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(has.get("CPU", 0)),
-                              int(has.get("GPU", 0)), f"cuda:{gpu}" if gpu else "cuda", has.get("memory", np.inf) / 1e6))
+            gpu = next((f"cuda:{key.partition(':')[2]}" for key in resources if key.startswith("accelerator_type:")), "cuda")
+            nodes.append(Node(node["NodeID"], name if seen[name] == 1 else f"{name}#{seen[name]}", int(resources.get("CPU", 0)),
+                              int(resources.get("GPU", 0)), gpu, resources.get("memory", np.inf) / 1e6))
         return nodes
 
     def site(self, jobs: Jobs, count: int = 0, warm_up: str = WARM_UP) -> Site:
-        """Return, once joined, the slots: each node's CPUs by ``default_slots`` (or ``count`` a node), and its GPUs.
+        """Return the slots: ``count`` CPU slots per node (0: ``default_slots``), and all GPUs.
 
-        A slot has its share of its node's memory. Slots are of one type where the same jobs can run, and GPUs where Ray calls
-        them the same. Raises InputError for more slots than CPUs, and a job that no slot can take.
+        A slot has its share of its node's memory. Slots that can run the same jobs are of one type; GPUs need the same name,
+        too. Raises InputError for more slots than CPUs, and for a job that no slot can take.
         """
         if not self._ray:
             self.join()
@@ -205,20 +205,22 @@ class Cluster:
         if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
         fits = able(jobs, [share.capacity for share in shares], "the cluster").T
-        types: dict[tuple[str, bytes], str] = {}  # device type and which jobs can run -> name of the type
+        types: dict[tuple[str, bytes], str] = {}  # device type and the jobs that fit -> name of the type
         slots = []
         for share, jobs_fit in zip(shares, fits, strict=True):
-            has = share.capacity
-            alike, first = (has.device_type, jobs_fit.tobytes()), all(one != has.device_type for one, _ in types)
-            own = has.device_type if first else f"{has.device_type}:{has.cores}c{has.memory_mb:.0f}mb"
-            name = f"{types.setdefault(alike, own)}[{share.node.host}/{share.number}]"
-            slots.append(Slot(name, (), has.cores if has.device_type == "cpu" else 1, warm_up))
+            capacity = share.capacity
+            device_type, key = capacity.device_type, (capacity.device_type, jobs_fit.tobytes())
+            if key not in types:
+                first = device_type not in types.values()
+                types[key] = device_type if first else f"{device_type}:{capacity.cores}c{capacity.memory_mb:.0f}mb"
+            name = f"{types[key]}[{share.node.host}/{share.number}]"
+            slots.append(Slot(name, (), capacity.cores if device_type == "cpu" else 1, warm_up))
             self._shares[name] = share
-        able_types = np.column_stack([np.frombuffer(which, bool) for _, which in types])
+        able_types = np.column_stack([np.frombuffer(jobs_fit, bool) for _, jobs_fit in types])
         return Site(tuple(slots), self.spawn, able_types, "probe-ray")
 
     def spawn(self, slot: Slot, limits: Limits) -> RayWorker:
-        """Start a worker on a slot's node; SlotLost where that is gone."""
+        """Start a worker on a slot's node; SlotLost if that is gone."""
         share = self._shares[slot.name]
         if share.node.id not in {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}:
             raise SlotLost(f"node {share.node.host} is gone")
@@ -228,13 +230,13 @@ class Cluster:
 def _shares(node: Node, count: int) -> list[_Share]:
     if count < 0 or count > node.cpus > 0:
         raise InputError(f"{count} slots a node, but {node.host} has {node.cpus} CPUs: it must be 1 to {node.cpus}")
-    cut = (count or default_slots(node.cpus)) if node.cpus else 0
-    cpu, gpu = Capacity("cpu", node.cpus // max(1, cut), node.memory_mb / max(1, cut)), Capacity(node.gpu, node.cpus, np.inf)
-    return [*(_Share(node, number, cpu) for number in range(cut)), *(_Share(node, number, gpu) for number in range(node.gpus))]
+    cpus = (count or default_slots(node.cpus)) if node.cpus else 0
+    cpu, gpu = Capacity("cpu", node.cpus // max(1, cpus), node.memory_mb / max(1, cpus)), Capacity(node.gpu, node.cpus, np.inf)
+    return [_Share(node, number, capacity) for capacity, slots in ((cpu, cpus), (gpu, node.gpus)) for number in range(slots)]
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address at which no cluster can be joined; Ray itself would wait for minutes."""
+    """Refuse an address at which no cluster can be joined, for which Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or not port.isdecimal() or "/" in host:

@@ -1,4 +1,4 @@
-"""The record of a real run: its schedule, the one that was simulated beforehand, and how each job ended."""
+"""The record of a real run: its schedule, the schedule simulated beforehand, and how each job ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import files, store
 from lib.config.base import Positive, Strict, load
 from lib.errors import choices
 from lib.measure import archive
@@ -15,8 +15,8 @@ from lib.schedule.simulation import trace
 from lib.tables import columns
 
 FOLDER = "schedule"
-_FILE = "ran.json"
-PATTERN = f"{FOLDER}/**/{_FILE}"  # below a machine's folder
+FILE = "ran.json"
+PATTERN = f"{FOLDER}/**/{FILE}"  # below a machine's folder
 
 
 class _End(Strict):
@@ -38,7 +38,7 @@ class _Facts(Strict):
 
 
 class _Content(Strict):
-    """What ``ran.json`` holds."""
+    """The content of ``ran.json``."""
 
     ends: list[_End]
     kinds: dict[str, str]
@@ -50,10 +50,10 @@ _ENDS = tuple(_End.model_fields)
 
 @dataclass(frozen=True)
 class RunRecord:
-    """``schedule`` (every attempt) and ``simulated`` are tables ``schedule``; ``ends`` has a row a job.
+    """``schedule`` (every attempt) and ``simulated`` are tables ``schedule``; ``ends`` has one row per job.
 
     ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, whether contention was known,
-    machine, when it was written.
+    machine, time of writing.
     """
 
     schedule: pd.DataFrame
@@ -73,44 +73,37 @@ class RunRecord:
         return float(self.simulated["end_s"].max() - self.simulated["start_s"].min())
 
     def side_by_side(self) -> dict[str, pd.DataFrame]:
-        """Return both schedules with a title each, the measured one from its first start on: workers were ready then."""
-        first = self.schedule["start_s"].min()
-        measured = self.schedule.assign(start_s=self.schedule["start_s"] - first, end_s=self.schedule["end_s"] - first)
+        """Return both schedules by title, the measured one from its first start on: workers were ready then."""
+        measured = self.schedule.assign(**self.schedule[["start_s", "end_s"]] - self.schedule["start_s"].min())
         return {f"simulated beforehand: {self.simulated_s:,.1f} s": self.simulated,
                 f"measured: {self.makespan_s:,.1f} s": measured}
 
     def jobs(self) -> pd.DataFrame:
-        """Return a row a done job: ``job_id, job_class, device, predicted_s, actual_s`` (of the attempt that counted)."""
-        actual = self.schedule[self.schedule["status"] == "done"].set_index("job_id")
-        predicted = self.simulated[self.simulated["status"] == "done"].set_index("job_id")
-        predicted_s = (predicted["end_s"] - predicted["start_s"]).reindex(actual.index)
-        table = pd.DataFrame({"device": actual["device"], "predicted_s": predicted_s,
+        """Return one row per done job: ``job_id, job_class, device, predicted_s, actual_s`` (of the attempt that counted)."""
+        actual, predicted = (table[table["status"] == "done"].set_index("job_id") for table in (self.schedule, self.simulated))
+        table = pd.DataFrame({"device": actual["device"],
+                              "predicted_s": (predicted["end_s"] - predicted["start_s"]).reindex(actual.index),
                               "actual_s": actual["end_s"] - actual["start_s"]}).reset_index()
         return table.assign(job_class=table["job_id"].map(self.job_classes))
-
-
-def is_there(folder: Path) -> bool:
-    """Return whether a folder holds the record of a run that ended."""
-    return (folder / _FILE).is_file()
 
 
 def write(record: RunRecord, folder: Path) -> None:
     """Write ``schedule.csv``, ``simulated.csv``, ``trace.json`` (Chrome trace) and the rest."""
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):
         store.write(table[columns("schedule")], folder / f"{name}.csv", "schedule", derived=True)
-    trace.write(record.schedule, folder / "trace.json", record.facts["policy"])
+    files.replace(folder / "trace.json", trace.encoded(record.schedule, record.facts["policy"]))
     content = {"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
-    store.write_json(content, folder / _FILE)
+    store.write_json(content, folder / FILE)
 
 
 def ends(path: Path) -> _Content:
-    """Read how the jobs of a run ended; InputError for a file that does not say so."""
+    """Read how the jobs of a run ended; InputError for another file."""
     return load(_Content, path)
 
 
 def read(folder: Path) -> RunRecord:
-    """Read a record back; InputError where there is none, or it is none."""
-    content = ends(folder / _FILE)
+    """Read a record; InputError if there is none, or it is damaged."""
+    content = ends(folder / FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
                      pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds,
                      dict(content.facts))
@@ -133,6 +126,6 @@ def text(record: RunRecord) -> str:
     lines += [f"  {note}" for note in record.facts["notes"]]
     again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
     if len(again):
-        which = choices(f"{row.job_id} on {row.device} ({row.status})" for row in again.itertuples())
-        lines.append(f"  attempts that did not count: {which}")
+        attempts = choices(f"{row.job_id} on {row.device} ({row.status})" for row in again.itertuples())
+        lines.append(f"  attempts that did not count: {attempts}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Tasks: train a workload for a number of steps, run a notebook. Each is given the worker's job first."""
+"""Tasks: train a workload for a number of steps, or run a notebook. The first argument of each is the worker's job."""
 
 import tempfile
 import time
@@ -15,13 +15,13 @@ from lib.execution import execute_notebook
 from lib.schedule.runtime.worker_process import Job
 
 WEIGHTS = "weights.pt"
-_STATE = "state.pt"  # of a job that is not done: from it the next attempt goes on
+_STATE = "state.pt"  # of a job that is not done: the next attempt resumes from it
 _WARM_STEPS = 2
-_KEEP_S, _KEEP_SHARE = 10.0, 20.0  # between states that are kept: so long, and so many times what the last one took
+_KEEP_S, _KEEP_SHARE = 10.0, 20.0  # least time between checkpoints, in s and in multiples of the time to write one
 
 
 class _Steps:
-    """So many batches; before each the job may stop, and ``between`` is told how many are done."""
+    """A number of batches; before each the job may stop, and ``between`` is called with the number of steps done."""
 
     def __init__(self, job: Job, batches: Iterator[Any], steps: int, between: Callable[[int], None] = lambda done: None):
         self._job, self._batches, self._steps, self._between = job, batches, steps, between
@@ -37,7 +37,7 @@ class _Steps:
 
 
 def _device(job: Job) -> str:
-    """Return the device of a job's slot; some cores of the CPU are ``cpu``."""
+    """Return the device of a job's slot; a slot of CPU cores is ``cpu``."""
     return job.device if job.device.startswith(("cuda", "mps")) else "cpu"
 
 
@@ -54,7 +54,7 @@ def warm_up() -> None:
 
 @cache
 def _opened(workload_id: str) -> tuple[Any, Any]:
-    """Open a workload's data once a worker; return its task and its whole training split."""
+    """Open a workload's data, once per worker; return its task and its whole training split."""
     from lib.config import definitions
     from lib.work import datasets, workloads
 
@@ -64,7 +64,7 @@ def _opened(workload_id: str) -> tuple[Any, Any]:
 
 
 def _order(samples: int, batch_size: int, first: int) -> Iterator[list[int]]:
-    """Yield the samples of batch ``first`` and all that follow: full batches, each epoch in a random order of its own."""
+    """Yield the samples of batch ``first`` and all later ones: full batches, in a new random order each epoch."""
     import torch
 
     batches = samples // batch_size
@@ -75,7 +75,7 @@ def _order(samples: int, batch_size: int, first: int) -> Iterator[list[int]]:
 
 
 def _trainer(job: Job, workload_id: str, first: int = 0) -> tuple[Any, Iterator[Any]]:
-    """Build a workload's model anew; return its trainer, and its batches from number ``first`` on, without an end."""
+    """Build a workload's model; return its trainer, and its endless batches from number ``first`` on."""
     import torch
 
     from lib.measure import machine
@@ -92,37 +92,43 @@ def _trainer(job: Job, workload_id: str, first: int = 0) -> tuple[Any, Iterator[
 
 
 class _Checkpoint:
-    """The state of a job in its folder: kept now and then, so that the next attempt goes on from it; in the end the weights."""
+    """The state of a job in its folder, kept now and then for the next attempt, and in the end its weights."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._kept_s, self._took_s = time.monotonic(), 0.0
 
-    def read(self) -> dict[str, Any] | None:
-        """Return the state that was kept, None where there is none; InputError for a damaged one."""
+    def resume(self, trainer_at: Callable[[int], tuple[Any, Iterator[Any]]]) -> tuple[int, Any, Iterator[Any]]:
+        """Return the steps done, the trainer and its batches from there on; InputError for a damaged state."""
+        import torch
+
         from lib.work import weights
 
-        return weights.load(self.folder / _STATE) if (self.folder / _STATE).is_file() else None
+        if not (self.folder / _STATE).is_file():
+            return 0, *trainer_at(0)
+        state = weights.load(self.folder / _STATE)
+        trainer, batches = trainer_at(state["steps"])
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["random"])
+        return state["steps"], trainer, batches
 
-    def keep(self, trainer: Any, steps: int) -> None:
-        """Keep the state after so many steps."""
+    def keep_when_due(self, trainer: Any, steps: int) -> None:
+        """Keep the state after so many steps, unless one was kept a moment ago."""
         import torch
 
         from lib.work import weights
 
         begin = time.monotonic()
+        if begin - self._kept_s < max(_KEEP_S, _KEEP_SHARE * self._took_s):
+            return
         weights.save({"steps": steps, "model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict(),
                       "random": torch.get_rng_state()}, self.folder / _STATE)
         self._kept_s = time.monotonic()
         self._took_s = self._kept_s - begin
 
-    def keep_when_due(self, trainer: Any, steps: int) -> None:
-        """Keep the state, unless that was done a moment ago."""
-        if time.monotonic() - self._kept_s >= max(_KEEP_S, _KEEP_SHARE * self._took_s):
-            self.keep(trainer, steps)
-
     def end(self, trainer: Any) -> Path:
-        """Write the weights; the state is no longer wanted."""
+        """Write the weights, and remove the state."""
         from lib.work import weights
 
         path = weights.save(trainer.model.state_dict(), self.folder / WEIGHTS)
@@ -131,32 +137,24 @@ class _Checkpoint:
 
 
 def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, Any]:
-    """Train a workload for ``steps`` steps, over all its data; its weights are in ``folder`` in the end.
+    """Train a workload for ``steps`` steps, over all its data; in the end its weights are in ``folder``.
 
-    An attempt that was cut short goes on where its state was last kept. Returns the steps, those of this attempt with the
-    seconds and the mean loss of a sample that they took, and the file of the weights.
+    An attempt resumes from the state that an earlier one kept. Returns the steps, those of this attempt (``trained``) with
+    their seconds and mean loss of a sample, and the file of the weights.
     """
-    import torch
-
     checkpoint = _Checkpoint(Path(folder))
-    state = checkpoint.read()
-    before = state["steps"] if state else 0
-    trainer, batches = _trainer(job, workload_id, before)
-    if state:
-        trainer.model.load_state_dict(state["model"])
-        trainer.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["random"])
+    before, trainer, batches = checkpoint.resume(lambda first: _trainer(job, workload_id, first))
     begin = time.perf_counter()
     loss = trainer.train(_Steps(job, batches, steps - before, lambda done: checkpoint.keep_when_due(trainer, before + done)))
     seconds = time.perf_counter() - begin
-    weights = checkpoint.end(trainer)
-    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": str(weights)}
+    weights = str(checkpoint.end(trainer))
+    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": weights}
 
 
 def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
-    """Return how long a step of a workload takes here, and how long it takes to set it up and keep its weights, both in s.
+    """Return the seconds of a step of a workload here (``step_s``), and of its set-up and writing its weights (``setup_s``).
 
-    The second of two set-ups counts: the first also loads libraries and data, once a worker.
+    The second of two set-ups counts: the first also loads libraries and data, once per worker.
     """
     _trainer(job, workload_id)
     begin = time.perf_counter()
@@ -176,7 +174,7 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
 
 @cache
 def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
-    """Return a trainer and its batches that stay for the life of a worker, warmed up."""
+    """Return a trainer, warmed up, and its batches; both live as long as the worker."""
     job = Job(device, (), threads)
     trainer, batches = _trainer(job, workload_id)
     trainer.train(_Steps(job, batches, _WARM_STEPS))
@@ -186,7 +184,7 @@ def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, A
 def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict[str, Any]:
     """Train a workload for ``seconds`` from ``at_s`` on (CLOCK_MONOTONIC, which all processes of a host share).
 
-    Returns ``step_s``, the median of the steps that ended in that time (the first, if none did), and their number ``n``.
+    Returns ``step_s``, the median of the steps that ended in that time (or the first step), and their number ``n``.
     """
     trainer, batches = _cached_trainer(workload_id, job.device, job.threads)
     time.sleep(max(0.0, at_s - time.monotonic()))
@@ -200,9 +198,9 @@ def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
-    """Execute a notebook on the job's device, in the folder of ``out``, and keep it there; return where.
+    """Execute a notebook in the folder of ``out``; return the path of the executed copy.
 
-    Its parameter ``device``, where it has one that is not given, is the job's.
+    Its parameter ``device``, if it has one that is not given, is the job's device.
     """
     target = Path(out).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
-"""A worker: one long-lived process a device or CPU slot, which runs one task after another. Imports nothing heavy itself.
+"""A worker: one long-lived process per device or CPU slot, which runs one task after another. Imports nothing heavy.
 
 Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
 ``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``,
-``("refused", token, reason)``: its input is wrong, and would be at every attempt; ``("report", token, content)`` meanwhile.
+``("refused", token, reason)``: wrong input, as it would be at every attempt; ``("report", token, content)`` meanwhile.
 """
 
 import gc
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure.worker import pin
@@ -34,22 +34,22 @@ def function(text: str) -> Callable[..., Any]:
 
 
 class Stopped(Exception):  # noqa: N818 - no error
-    """Raised in a task by ``Job.check`` when it shall stop."""
+    """Raised in a task by ``Job.check`` when it must stop."""
 
 
 class Job:
-    """What a task's function is given first: the device, its cores, whether it shall stop, and who hears of it meanwhile."""
+    """The first argument of a task: its device and cores, a request to stop, and a way to report."""
 
     def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len):
         self.device, self.cores, self.threads, self._send = device, cores, threads, send
         self._stop = threading.Event()
 
     def report(self, content: dict[str, Any]) -> None:
-        """Tell whoever leads the worker how it goes, such as ``{"metrics": {...}}``; TypeError for what JSON cannot hold."""
+        """Report progress, such as ``{"metrics": {...}}``, to the leading process; TypeError for what JSON cannot hold."""
         self._send(json.loads(json.dumps(content)))
 
     def check(self) -> None:
-        """Raise Stopped when the job shall stop; call it between steps."""
+        """Raise Stopped if the job must stop; call it between steps."""
         if self._stop.is_set():
             raise Stopped
 
@@ -58,46 +58,32 @@ class Job:
         self._stop.set()
 
 
-class Pipe(Protocol):
-    """How a worker exchanges messages with the process that leads it, such as a Connection."""
+class _Leader:
+    """The leading process as the worker sees it: ``requests`` wait for their turn, a stop reaches its job at once.
 
-    def recv(self) -> tuple[Any, ...]:
-        """Wait for the next message; EOFError when the leading process is gone."""
+    When the leading process is gone, this one ends.
+    """
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send one message; OSError when the leading process is gone."""
-
-
-class _Sender:
-    """Sends messages one at a time; when the leading process is gone, this one ends."""
-
-    def __init__(self, pipe: Pipe):
-        self._pipe, self._lock = pipe, threading.Lock()
+    def __init__(self, pipe: Any):
+        self._pipe, self._lock, self.requests = pipe, threading.Lock(), queue.Queue()
+        self._current: tuple[str, Job | None] = "", None
+        self._stops: set[str] = set()
 
     def send(self, *message: Any) -> None:
-        """Send one message."""
+        """Send one message, from any thread."""
         with self._lock:
             try:
                 self._pipe.send(message)
             except (OSError, ValueError):
                 os._exit(0)
 
-
-class _Received:
-    """Messages from the leading process: ``requests`` wait for their turn, a stop reaches the job that runs, or is to begin."""
-
-    def __init__(self, pipe: Pipe):
-        self._pipe, self.requests = pipe, queue.Queue()
-        self._current: tuple[str, Job | None] = "", None
-        self._stops: set[str] = set()
-
     def listen(self) -> None:
-        """Take messages for ever; this process ends with the leading one."""
+        """Take messages for ever."""
         while True:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                os._exit(0)  # what runs here is for nobody any more
+                os._exit(0)
             if message[0] == "stop":
                 self._stops.add(message[1])  # first: its job may be about to begin
                 token, job = self._current
@@ -107,41 +93,42 @@ class _Received:
                 self.requests.put(message)
 
     def begin(self, token: str, job: Job) -> None:
-        """Let stops of a job reach it, also one that came before it."""
+        """Let stops of a job reach it, also one that came before it began."""
         self._current = token, job
         if token in self._stops:
             job.stop()
         self._stops.clear()  # of jobs that have ended
 
 
-def serve(pipe: Pipe, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
+def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: float, warm_up: str = "",
           output: Connection | None = None) -> None:
-    """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called before the first.
+    """Run tasks until an ``end`` message, or until the leading process is gone; ``warm_up`` is called first.
 
-    What is printed goes to ``output``, if there is one.
+    ``pipe`` exchanges messages with that process by ``recv`` and ``send``, as a Connection does: EOFError or OSError when it is
+    gone. Printed text goes to ``output``, if there is one.
     """
-    mark = redirect(output) if output else lambda what, token: None
+    mark = redirect(output) if output else lambda event, token: None
     pin(cores)
-    sender, received, over = _Sender(pipe), _Received(pipe), threading.Event()
+    leader, over = _Leader(pipe), threading.Event()
 
     def beat() -> None:
         while not over.wait(beat_s):
-            sender.send("heartbeat")
+            leader.send("heartbeat")
 
-    threading.Thread(target=received.listen, daemon=True).start()
+    threading.Thread(target=leader.listen, daemon=True).start()
     threading.Thread(target=beat, daemon=True).start()
     if warm_up:
         function(warm_up)()
-    sender.send("ready", os.getpid())
-    while (message := received.requests.get())[0] != "end":
+    leader.send("ready", os.getpid())
+    while (message := leader.requests.get())[0] != "end":
         _, token, call, arguments = message
-        job = Job(device, cores, threads, partial(sender.send, "report", token))
-        received.begin(token, job)
+        job = Job(device, cores, threads, partial(leader.send, "report", token))
+        leader.begin(token, job)
         mark("begin", token)
         outcome = _outcome(token, call, arguments, job)
         _free()
         mark("end", token)
-        sender.send(*outcome)
+        leader.send(*outcome)
     over.set()
 
 
@@ -157,12 +144,12 @@ def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tupl
     except InputError as error:
         passing = type(error) is not InputError or is_no_space(str(error))  # such as a lock that another process holds
         return "failed" if passing else "refused", token, str(error)
-    except Exception as error:  # whatever a job does wrong is its own end, not the worker's
+    except Exception as error:  # an error of a job ends the job, not the worker
         return "failed", token, "out of memory" if is_out_of_memory(error) else one_line(error)
 
 
 def _free() -> None:
-    """Give the memory of a card back that a task held, also one that failed; not what it keeps on purpose."""
+    """Free the GPU memory of a task that ended or failed, except what it caches on purpose."""
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         gc.collect()
@@ -170,7 +157,7 @@ def _free() -> None:
 
 
 class ActorWorker:
-    """A worker that is called, as an actor is, instead of written to: its pipe is two queues. Each method runs in a thread."""
+    """A worker that is called as an actor: its pipe is two queues, and each method runs in its own thread."""
 
     def __init__(self):
         self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -181,7 +168,7 @@ class ActorWorker:
         """Run tasks as ``serve`` does with these arguments."""
         try:
             serve(self, *arguments)
-        except Exception as error:  # a process would end; an actor has to say so
+        except Exception as error:  # a process would end; an actor must report it
             self.send(("died", f"the worker ended: {one_line(error)}"))
 
     def put(self, message: tuple[Any, ...]) -> None:
@@ -189,7 +176,7 @@ class ActorWorker:
         self._received.put(message)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """Wait until there is a message; return all that there are."""
+        """Wait for a message; return all that there are."""
         messages = [self._sent.get()]
         while not self._sent.empty():
             messages.append(self._sent.get())

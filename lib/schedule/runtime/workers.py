@@ -1,4 +1,4 @@
-"""Slots and the workers that run tasks on them: a process on this machine, or whatever else offers the same interface."""
+"""Slots and the workers that run tasks on them: processes on this machine, or anything with the same interface."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
 from lib.schedule.runtime.output import Output
 
-MOST_SLOTS = 16  # of a host's CPU by default: each is a process with torch, and jobs share memory and its bandwidth
+_MOST_SLOTS = 16  # of a host's CPU by default: each is a process with torch, and jobs share memory and its bandwidth
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A device, or some cores of the CPU, that runs one job at a time; ``warm_up`` is called by a worker before its first.
+    """A device, or some cores of the CPU, that runs one job at a time; a worker calls ``warm_up`` before its first job.
 
-    ``memory_mb`` is NaN where it is not known. ``card`` is what CUDA_VISIBLE_DEVICES shall be for a GPU's worker, such as its
-    UUID; where it is empty it follows from the slot's name. ``gpus`` are those of the whole machine as JSON, for the
-    ``hardware_id`` of its worker; where it is empty, those that the worker sees count.
+    ``memory_mb`` is NaN if unknown. ``card`` is the CUDA_VISIBLE_DEVICES of a GPU's worker, such as a UUID; if empty, it
+    follows from the slot's name. ``gpus`` are those of the whole machine as JSON, for the ``hardware_id`` of the worker; if
+    empty, the GPUs that the worker sees.
     """
 
     name: str
@@ -37,15 +37,16 @@ class Slot:
 
 
 def device_type_of(slot: str) -> str:
-    """Return the device type of a slot by its name: ``cpu`` of ``cpu[0-3]``; a GPU is a type of its own."""
+    """Return the device type in a slot's name: ``cpu`` of ``cpu[0-3]``; each GPU of a machine is a type."""
     return slot.partition("[")[0]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When something counts as failed, in seconds: no heartbeat, no start, no end; and how often a job is tried.
+    """Seconds after which something counts as failed, and how often a job is tried.
 
-    A job may take ``late`` times its predicted time, but at least ``least_s``.
+    These are: no heartbeat (``silent_s``), no start (``ready_s``), no stop (``grace_s``). A job may take ``late`` times its
+    predicted time, but at least ``least_s``.
     """
 
     beat_s: float = 0.5
@@ -64,15 +65,15 @@ def cores_here() -> list[int]:
 
 
 def default_slots(cores: int) -> int:
-    """Return into how many CPU slots of equal size a host is divided by default: one a core, but at most ``MOST_SLOTS``."""
-    return cores // -(-cores // MOST_SLOTS)
+    """Return the default number of CPU slots of a host: one per core, but at most ``_MOST_SLOTS``, of equal size."""
+    return cores // -(-cores // _MOST_SLOTS)
 
 
 def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
     """Return the card of a GPU's slot as CUDA_VISIBLE_DEVICES names it, empty for a slot that is no GPU.
 
-    The slot ``cuda:N`` is the N-th card that the variable leaves to this process, or number N where it is not set. Raises
-    SlotLost where it leaves fewer.
+    The slot ``cuda:N`` is the N-th card of the variable in this process, or number N if it is not set. Raises SlotLost if it
+    lists fewer cards.
     """
     name, _, number = device_type_of(slot.name).partition(":")
     if slot.card or name != "cuda" or not number.isdecimal():
@@ -84,27 +85,27 @@ def card_of(slot: Slot, environment: Mapping[str, str]) -> str:
 
 
 class SlotLost(Exception):  # noqa: N818 - the run goes on without the slot
-    """Raised where a worker is wanted for a slot that is gone for good."""
+    """Raised when a worker is needed for a slot that is gone for good."""
 
 
 class Worker(Protocol):
-    """The worker interface: what runs tasks on one slot, by the messages of ``worker_process``.
+    """Runs tasks on one slot; its messages are those of ``worker_process``.
 
-    A worker that has a ``pipe``, a Connection, makes it readable when there are messages.
+    If it has a ``pipe``, a Connection, that becomes readable when there are messages.
     """
 
     def messages(self) -> list[tuple[Any, ...]]:
         """Return the messages since the last call; ``("died", reason)`` when it died."""
 
     def send(self, *message: Any) -> None:
-        """Send it a message; one that died is noticed by its messages."""
+        """Send a message; a dead worker is noticed by its messages."""
 
     def shut_down(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
 
 
 class ProcessWorker:
-    """A worker process on this machine (``lib.measure.worker``); one of a GPU sees its card alone, as ``cuda:0``."""
+    """A worker process on this machine (``lib.measure.worker``); the worker of a GPU sees only its card, as ``cuda:0``."""
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
@@ -123,35 +124,28 @@ class ProcessWorker:
         return self._output.merged(received) if self._output else received
 
     def send(self, *message: Any) -> None:
-        """Send it a message; one that died is noticed by its messages."""
+        """Send a message; a dead worker is noticed by its messages."""
         self.process.send(message)
 
     def shut_down(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
         self.process.shut_down()
         if self._output:
             self._output.close()
 
 
 def logged(slot: Slot, limits: Limits) -> ProcessWorker:
-    """Spawn a worker process whose standard output and error come as reports of its attempts: ``{"log": [n, line]}``."""
+    """Spawn a worker process whose printed lines come as reports of its attempts: ``{"log": [n, line]}``."""
     return ProcessWorker(slot, limits, Output())
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a slot offers to a job: cores, and memory in 10^6 bytes (inf: not known).
-
-    Slots share the cores and the memory of their host, so that what runs on all of them at once fits it together.
-    """
+    """What a slot offers to a job: its share of the host's cores and memory, in 10^6 bytes (inf: unknown)."""
 
     device_type: str
     cores: int
     memory_mb: float
-
-    def able(self, jobs: Jobs) -> np.ndarray:
-        """Return whether each job has the memory and the cores that it asks for here."""
-        return (jobs.memory_mb <= self.memory_mb) & (jobs.cpu_cores <= self.cores)
 
     def __str__(self) -> str:
         memory = "memory that is not known" if np.isinf(self.memory_mb) else f"{self.memory_mb:,.0f} MB"
@@ -159,10 +153,10 @@ class Capacity:
 
 
 def able(jobs: Jobs, capacities: Sequence[Capacity], where: str) -> np.ndarray:
-    """Return (jobs, capacities): what can run in which slot of a place; InputError for a job that can run in none of them."""
-    fits = np.column_stack([capacity.able(jobs) for capacity in capacities])
-    if not fits.any(axis=1).all():
-        job = int(np.argmin(fits.any(axis=1)))
+    """Return (jobs, capacities): which job fits which slot; InputError, which names the place, for a job that fits none."""
+    fits = np.column_stack([(jobs.memory_mb <= capacity.memory_mb) & (jobs.cpu_cores <= capacity.cores)
+                            for capacity in capacities])
+    for job in np.flatnonzero(~fits.any(axis=1)):
         raise InputError(f"no slot of {where} can run job {jobs.ids[job]!r}: it needs {jobs.memory_mb[job]:,.0f} MB and "
                          f"{jobs.cpu_cores[job]:g} cores; there are: {choices(dict.fromkeys(map(str, capacities)))} (slots "
                          "share their host's memory and cores: fewer --slots are larger)")
@@ -174,9 +168,9 @@ Spawn = Callable[[Slot, Limits], Worker]  # raises SlotLost
 
 @dataclass(frozen=True)
 class Site:
-    """Where jobs can run: slots, how their workers are spawned, which jobs their types can take (jobs, types).
+    """Where jobs can run: slots, how their workers are spawned, and which jobs their types can take (jobs, types).
 
-    ``probes`` begins the name of the folder in which probes of workloads are kept.
+    ``probes`` is the prefix of the folders of probes.
     """
 
     slots: tuple[Slot, ...]

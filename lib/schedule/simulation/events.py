@@ -10,20 +10,20 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.schedule.contention import Contention
-from lib.schedule.problem import Problem, feasible
-from lib.schedule.state import Finished, Policy, Predict, Restart, Start, State, Wait
+from lib.schedule.problem import Problem
+from lib.schedule.state import CoreBudget, Policy, Predict, Restart, State, Wait
 
 _ARRIVE, _END, _WAKE = 0, 1, 2
 ATTEMPTS = 3
 
 
 class PolicyError(InputError):
-    """A policy wants what cannot be done, or left jobs for ever."""
+    """A policy wants what cannot be done, or leaves jobs waiting for ever."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong: the chance that an attempt fails somewhere on its way, and how often a job is tried."""
+    """The chance that an attempt fails somewhere on its way, and how often a job is tried."""
 
     chance: float = 0.0
     attempts: int = ATTEMPTS
@@ -32,214 +32,194 @@ class Faults:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What happened: the ``schedule`` (a row an attempt), seconds of each decision (empty: not timed), and the problem.
+    """The ``schedule`` of a problem, one row per attempt, and the seconds of each decision (empty: not timed).
 
-    ``refine_s`` is the part of each decision in which the policy planned anew (``state.refining``).
+    ``refine_s`` is the part of each decision in which the policy planned again (``state.refining``).
     """
 
     schedule: pd.DataFrame
-    decide_s: np.ndarray
     problem: Problem
+    decide_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
     refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
-    def plain_s(self) -> np.ndarray:
-        """Return the seconds of each decision without planning anew."""
-        return self.decide_s - self.refine_s if len(self.refine_s) else self.decide_s
-
-    @property
     def done(self) -> pd.DataFrame:
-        """Return the attempts that ended well, one a job."""
+        """Return the attempts that ended well, one per job."""
         return self.schedule[self.schedule["status"] == "done"]
-
-
-@dataclass
-class _Log:
-    rows: list[tuple[int, int, float, float, int, str]] = field(default_factory=list)
-    decide_s: list[float] = field(default_factory=list)
-    refine_s: list[float] = field(default_factory=list)
-
-    def outcome(self, problem: Problem) -> Outcome:
-        """Return the log as tables."""
-        columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        return Outcome(table(problem, *columns), np.array(self.decide_s), problem, np.array(self.refine_s))
 
 
 def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
           attempt: Sequence[int], status: Sequence[str]) -> pd.DataFrame:
-    """Return attempts as the schedule of an Outcome, jobs and devices by number and by name."""
+    """Return attempts as the schedule of an Outcome, with jobs and devices by number and by name."""
     ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
     return pd.DataFrame({"job_id": ids.take(job), "device": names.take(device), "start_s": start_s, "end_s": end_s,
                          "attempt": attempt, "status": status, "job": job, "device_index": device})
 
 
-class _Engine:
-    """The events of one run; without contention an attempt's end is known when it starts."""
+class Simulation:
+    """The events of one run; without contention the end of an attempt is known when it starts."""
 
     def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
-                 known: Contention | None, state: State | None):
+                 known_contention: Contention | None, state: State | None):
+        jobs, devices = problem.jobs, len(problem.fleet)
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
-        self.state = state or State.at_start(problem.jobs, problem.fleet)
-        there = {*self.state.waiting, *(ran.job for ran in self.state.running.values())}
-        self.state.expected = len(problem.jobs) - len(there)
-        self.state.contention = known
-        self.state.joules = problem.energy and problem.energy.joules
+        self.state = state = state or State.at_start(jobs, problem.fleet)
+        present = {*state.waiting, *(ran.job for ran in state.running.values())}
+        state.expected, state.contention = len(jobs) - len(present), known_contention
+        state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
-        self.log, self.attempts, self.failures = _Log(), [0] * len(problem.jobs), [0] * len(problem.jobs)
-        self._able, self._actual = feasible(problem), problem.actual_s.tolist()
-        self._setup, self._type_of = problem.fleet.setup_s.tolist(), problem.fleet.type_of.tolist()
+        self.rows: list[tuple[int, int, float, float, int, str]] = []
+        self.decide_s: list[float] = []
+        self.refine_s: list[float] = []
+        self._attempts, self._failures = [0] * len(jobs), [0] * len(jobs)
+        self._work_s = (problem.fleet.setup_s + problem.actual_s).tolist()
         self._draw = np.random.default_rng(faults.seed)
-        order = [job for job in np.argsort(problem.jobs.arrival_s, kind="stable").tolist() if job not in there]
-        self._events = [(float(problem.jobs.arrival_s[job]), number, _ARRIVE, int(job), 0) for number, job in enumerate(order)]
+        order = [job for job in np.argsort(jobs.arrival_s, kind="stable").tolist() if job not in present]
+        self._events = [(float(jobs.arrival_s[job]), number, _ARRIVE, job, 0) for number, job in enumerate(order)]
         self._number = len(self._events)
-        self._version = [0] * len(problem.fleet)  # of what runs on a device: ends pushed for an earlier version no longer hold
-        self._fails = [False] * len(problem.fleet)
-        self._left: dict[int, float] = {}
-        self._since = self.state.now_s
-        if there:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Let what runs at the start end when it should, or at once where it is late; the policy decides first."""
-        state = self.state
-        self._push(state.now_s, _WAKE, 0, 0)
-        for device, ran in state.running.items():
-            self.attempts[ran.job] = ran.attempt
-            work = self._setup[self._type_of[device]] + self._actual[ran.job][self._type_of[device]]
-            left = max(0.0, ran.start_s + work - state.now_s)
-            if self.contention:
-                self._left[device] = left
-            else:
-                self._push(state.now_s + left, _END, device, self._version[device])
+        self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
+        self._fails = [False] * devices
+        self._left_s: dict[int, float] = {}  # of work, by device, under contention
+        self._since = state.now_s
+        if present:  # the policy decides first; late jobs end at once
+            self._push(state.now_s, _WAKE, 0)
+            for device, ran in state.running.items():
+                self._attempts[ran.job] = ran.attempt
+                self._work(device, max(0.0, ran.start_s + self._work_s[ran.job][state.type_of[device]] - state.now_s))
 
     def run(self) -> Outcome:
-        """Let all events happen; return what happened."""
-        state, events = self.state, self._events
-        while events:
-            now = events[0][0]
-            self._advance(now)
-            while events and events[0][0] == now:
-                _, _, event, what, version = heapq.heappop(events)
-                if event == _ARRIVE:
-                    state.waiting[what] = None
-                    state.arrived.append(what)
-                    state.expected -= 1
-                elif event == _END and version == self._version[what]:
-                    self._end(what)
-            if not state.waiting and not state.running and not events:
-                break
-            begin = time.perf_counter()
-            actions = self.policy(state, self.predict)
-            self.log.decide_s.append(time.perf_counter() - begin)
-            self.log.refine_s.append(state.refined_s)
-            state.refined_s = 0.0
-            state.clear_news()
-            self._apply(actions)
-            if self.contention:
-                self._reschedule()
+        """Let all events happen; return the outcome."""
+        state = self.state
+        while self._events and self.step():
+            pass
         if state.waiting:
             names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
             raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
-        return self.log.outcome(self.problem)
+        columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
+        return Outcome(table(self.problem, *columns), self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
-    def _apply(self, actions: list) -> None:
+    def step(self) -> bool:
+        """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""
+        state, events, now = self.state, self._events, self._events[0][0]
+        self._advance(now)
+        while events and events[0][0] == now:
+            _, _, event, number, version = heapq.heappop(events)
+            if event == _ARRIVE:
+                state.arrive(number)
+                state.expected -= 1
+            elif event == _END and version == self._version[number]:
+                self._end(number)
+        if not state.waiting and not state.running and not events:
+            return False
+        self.decide()
+        return True
+
+    def decide(self) -> None:
+        """Let the policy decide, and do what it says."""
+        state, begin = self.state, time.perf_counter()
+        actions = self.policy(state, self.predict)
+        self.decide_s.append(time.perf_counter() - begin)
+        self.refine_s.append(state.refined_s)
+        state.refined_s = 0.0
+        state.clear_news()
         for action in actions:
-            if isinstance(action, Wait):
-                if action.until_s < np.inf:
-                    if action.until_s <= self.state.now_s:
-                        raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
-                    self._push(action.until_s, _WAKE, 0, 0)
-            elif isinstance(action, Restart):
-                self._restart(action)
-            else:
-                self._start(action)
+            self._apply(action)
+        if self.contention:
+            self._reschedule()
 
-    def _push(self, at_s: float, event: int, what: int, version: int) -> None:
-        heapq.heappush(self._events, (at_s, self._number, event, what, version))
+    def _apply(self, action) -> None:
+        if not isinstance(action, Wait):
+            if isinstance(action, Restart):
+                self._stop(action.job)
+            self._start(*action)
+        elif action.until_s <= self.state.now_s:
+            raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
+        elif action.until_s < np.inf:
+            self._push(action.until_s, _WAKE, 0)
+
+    def _push(self, at_s: float, event: int, device: int) -> None:
+        heapq.heappush(self._events, (at_s, self._number, event, device, self._version[device]))
         self._number += 1
 
-    def _start(self, action: Start) -> None:
-        job, device = action
-        state, device_type = self.state, self._type_of[device]
-        if job not in state.waiting or device not in state.free[device_type] or not self._able[job, device_type]:
-            why = ("it is not waiting" if job not in state.waiting else
-                   "it cannot run there" if not self._able[job, device_type] else "the device is not free")
-            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
-                              f"{why}")
-        if state.cores(job, device_type) > state.free_cores + 1e-9:
-            raise PolicyError(f"job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]} needs "
-                              f"{state.cores(job, device_type):g} cores of the host, {state.free_cores:g} are free")
-        self.attempts[job] += 1
-        state.start(job, device, self.attempts[job])
-        self._version[device] += 1
-        work = self._setup[device_type] + self._actual[job][device_type]
-        fails = self.faults.chance > 0 and self._draw.random() < self.faults.chance
-        self._fails[device] = fails
-        work *= self._draw.random() if fails else 1.0
+    def _work(self, device: int, seconds: float) -> None:
+        """Let an attempt need ``seconds`` more."""
         if self.contention:
-            self._left[device] = work
+            self._left_s[device] = seconds
         else:
-            self._push(state.now_s + work, _END, device, self._version[device])
+            self._push(self.state.now_s + seconds, _END, device)
 
-    def _restart(self, action: Restart) -> None:
-        job, target = action
+    def _start(self, job: int, device: int) -> None:
+        state, device_type = self.state, self.state.type_of[device]
+        possible = {"it is not waiting": job in state.waiting, "the device is not free": device in state.free[device_type],
+                    "it cannot run there": self.predict(job, device_type) < np.inf,
+                    "too few cores of the host are free": CoreBudget(state).has(job, device_type)}
+        if not all(possible.values()):
+            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
+                              f"{next(reason for reason, holds in possible.items() if not holds)}")
+        self._attempts[job] += 1
+        state.start(job, device, self._attempts[job])
+        self._version[device] += 1
+        fails = self._fails[device] = self.faults.chance > 0 and self._draw.random() < self.faults.chance
+        self._work(device, self._work_s[job][device_type] * (self._draw.random() if fails else 1.0))
+
+    def _stop(self, job: int) -> None:
+        """Stop a job that the policy moves."""
         device = next((device for device, ran in self.state.running.items() if ran.job == job), None)
         if device is None:
             raise PolicyError(f"the policy restarted job {self.problem.jobs.ids[job]}, which does not run")
-        ran = self.state.stop(device)
         self._version[device] += 1
-        self._left.pop(device, None)
-        self.log.rows.append((job, device, ran.start_s, self.state.now_s, ran.attempt, "moved"))
+        self._log(device, "moved")
         self.state.waiting[job] = None
-        self._start(Start(job, target))
+
+    def _log(self, device: int, status: str) -> None:
+        """Free a device; log the attempt that ran there."""
+        ran = self.state.stop(device)
+        self._left_s.pop(device, None)
+        self.rows.append((ran.job, device, ran.start_s, self.state.now_s, ran.attempt, status))
 
     def _end(self, device: int) -> None:
-        state, device_type = self.state, self._type_of[device]
-        ran = state.stop(device)
-        self._left.pop(device, None)
+        ran, state = self.state.running[device], self.state
         if not self._fails[device]:
-            state.finished.append(Finished(ran.job, device_type, state.now_s - ran.start_s))
-            state.done += 1
-            self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "done"))
+            self._log(device, "done")
+            state.finish(ran, state.now_s - ran.start_s)
             return
-        self.failures[ran.job] += 1  # a job that was moved did not fail
-        again = self.failures[ran.job] < self.faults.attempts
-        self.log.rows.append((ran.job, device, ran.start_s, state.now_s, ran.attempt, "retried" if again else "failed"))
+        self._failures[ran.job] += 1  # a job that was moved did not fail
+        again = self._failures[ran.job] < self.faults.attempts
+        self._log(device, "retried" if again else "failed")
         if again:
-            state.waiting[ran.job] = None
-            state.arrived.append(ran.job)
+            state.arrive(ran.job)
 
     # ------------------------------------------------------------------------------------------ contention
 
     def _rates(self) -> dict[int, float]:
         """Return the speed of each running device."""
-        running = self.state.running
-        job_class = self.problem.jobs.job_class
-        occupants = {device: (int(job_class[running[device].job]), self._type_of[device]) for device in self._left}
-        wanted = sum(self.state.cores(running[device].job, device_type) for device, (_, device_type) in occupants.items())
-        return self.contention.rates(occupants, wanted)
+        state, job_class = self.state, self.problem.jobs.job_class
+        jobs = {device: state.running[device].job for device in self._left_s}
+        wanted = sum(state.cores(job, state.type_of[device]) for device, job in jobs.items())
+        return self.contention.rates({device: (int(job_class[job]), state.type_of[device]) for device, job in jobs.items()},
+                                     wanted)
 
     def _advance(self, now: float) -> None:
-        if self.contention and self._left:
+        if self.contention and self._left_s:
             passed, rates = now - self._since, self._rates()
-            for device in self._left:
-                self._left[device] = max(0.0, self._left[device] - passed * rates[device])
+            for device in self._left_s:
+                self._left_s[device] = max(0.0, self._left_s[device] - passed * rates[device])
         self._since = self.state.now_s = now
 
     def _reschedule(self) -> None:
-        """Push anew when each running attempt ends, at the rates that hold from now on."""
+        """Push again when each running attempt ends, at the rates that hold from now on."""
         rates = self._rates()
-        for device, left in self._left.items():
+        for device, left_s in self._left_s.items():
             self._version[device] += 1
-            self._push(self.state.now_s + left / rates[device], _END, device, self._version[device])
+            self._push(self.state.now_s + left_s / rates[device], _END, device)
 
 
 def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
-             known: Contention | None = None, state: State | None = None) -> Outcome:
+             known_contention: Contention | None = None, state: State | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
-    Under ``contention`` the times are those of a job alone; ``known`` is what the policy knows of it. It goes on from
-    ``state``, which it changes; by default from the start, when nothing has arrived.
-    Raises PolicyError, an InputError, when the policy wants what cannot be done or leaves jobs for ever.
+    Under ``contention`` actual times are those of a job alone; the policy knows ``known_contention``. The run
+    continues from ``state``, which it changes; by default nothing has arrived. Raises PolicyError when the policy wants what
+    cannot be done or leaves jobs waiting for ever.
     """
-    return _Engine(problem, policy, faults or Faults(), contention, known, state).run()
+    return Simulation(problem, policy, faults or Faults(), contention, known_contention, state).run()

@@ -26,7 +26,7 @@ def trust(rows: pd.DataFrame):
     """Return the errors of held-out networks, a line a device and condition, the worst on top, a mark a kind; hollow: few."""
     import matplotlib.pyplot as plt
 
-    networks, final, labels = (part.assign(case=held_out.cases(part)) for part in (
+    networks, final, labels = (part.assign(case=held_out.case_of(part)) for part in (
         rows[rows["what"] == what] for what in (held_out.NETWORKS, held_out.FINAL, held_out.NOISE)))
     of_kinds = networks[(networks["kind"] != held_out.ALL) & (networks["n"] >= _MANY)]
     if of_kinds.empty:

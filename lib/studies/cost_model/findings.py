@@ -25,7 +25,7 @@ def trust_words(rows: pd.DataFrame) -> str:
     networks = networks[networks["n"] >= _MANY]
     if networks.empty:
         raise MissingError(f"kinds of {_MANY} networks or more")
-    networks = networks.assign(case=networks["kind"] + " networks on " + held_out.cases(networks))
+    networks = networks.assign(case=networks["kind"] + " networks on " + held_out.case_of(networks))
     *least, most = [*networks.head(_NAMED).to_dict("records"), networks.iloc[-1].to_dict()]
     text = (f"To be trusted least, of the kinds with {_MANY} networks or more: "
             + "; ".join(f"{row['case']}: mean error {row['mape_pct']:.0f} %, bias {row['bias_pct']:+.0f} %" for row in least)

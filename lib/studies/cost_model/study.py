@@ -17,7 +17,7 @@ from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.validation import score
+from lib.predict.scores import score_by
 from lib.predict.training import CPU, Target
 from lib.predict.trust.held_out import ALLOCATORS
 
@@ -139,12 +139,7 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
 
 def _scores(operators: pd.DataFrame) -> pd.DataFrame:
     """Return the model's own scores by family."""
-    rows = []
-    for family, part in operators.groupby("family", sort=False):
-        inside = part["latency_ms"].between(part["low_ms"], part["high_ms"]).mean()
-        rows.append({"kind": "operator", "family": family, "learner": OURS, "cover": float(inside * 100),
-                     **score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())})
-    return pd.DataFrame(rows)
+    return score_by(operators, ["family"], "latency_ms", "_ms").assign(kind="operator", learner=OURS)
 
 
 def _steps(predictions: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:

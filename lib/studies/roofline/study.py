@@ -65,11 +65,15 @@ class Study:
 # ------------------------------------------------------------------------------------------------- training steps
 
 def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Return the newest usable run of each configuration on the roof's device and software, and counts of what was left out."""
+    """Return the newest usable run of each configuration on the roof's device and software, and counts of what was left out.
+
+    Each environment of the matrix has runs of its own.
+    """
     here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
     same = here[here["software_id"] == software_id]
     usable = same[same["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    newest = usable.groupby(["workload_id", "arch", "batch_size", "precision", "channels_last"]).tail(1)
+    keys = ["workload_id", "arch", "batch_size", "precision", "channels_last"]
+    newest = usable.groupby([matrix.environment(usable), *keys]).tail(1)
     left = {"runs of other software": len(here) - len(same), "unusable runs": len(same) - len(usable)}
     return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
 
@@ -107,7 +111,7 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     they are estimated as if all tensors were of its type.
     """
     rows, parts, skipped = [], {}, []
-    for run in runs.itertuples(index=False):
+    for run, env in zip(runs.itertuples(index=False), matrix.environment(runs), strict=True):
         try:
             task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
             each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps, run.backend,
@@ -116,7 +120,7 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
             skipped.append(f"{run.run_id}: {error}")
             continue
         parts[_step_name(run)] = each
-        rows.append({"label": _step_name(run), "env": run.hardware_id, "arch": run.arch, "backend": run.backend,
+        rows.append({"label": _step_name(run), "env": env, "arch": run.arch, "backend": run.backend,
                      "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each), "precision": run.precision,
                      "batch_size": run.batch_size, "elapsed_sec": run.elapsed_sec / run.measured_iters,
                      "bytes_source": "compulsory" if run.precision == "fp32" else "estimated", "kind": "step",

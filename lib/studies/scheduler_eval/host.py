@@ -47,15 +47,15 @@ class Host:
 
     def contention(self, types: tuple[str, ...]) -> Contention:
         """Return the slowdowns between those types of device; of a pair of types that was not measured, none."""
-        return Contention.of_table(self.table, list(self.rates.index), types)
+        return Contention.from_table(self.table, list(self.rates.index), types)
 
     def slots(self, count: int) -> comparison.Mix:
         """Return a mix of jobs for the CPU slots alone."""
-        return partial(job_mixes.draw, self.rates[["cpu"]], Fleet.of({"cpu": _SLOTS}), count, span_s=_SPAN_S)
+        return partial(job_mixes.draw, self.rates[["cpu"]], Fleet.from_counts({"cpu": _SLOTS}), count, span_s=_SPAN_S)
 
     def with_gpu(self, count: int, cores: float, seed: int) -> Problem:
         """Return jobs for the slots and a GPU, on which each takes ``cores`` of the host."""
-        fleet = replace(Fleet.of({"cpu": _SLOTS, _GPU: 1}, cpu_cores=[1.0, np.nan]), host_cores=float(_SLOTS))
+        fleet = replace(Fleet.from_counts({"cpu": _SLOTS, _GPU: 1}, cpu_cores=[1.0, np.nan]), host_cores=float(_SLOTS))
         drawn = job_mixes.draw(self.rates[["cpu", _GPU]], fleet, count, seed, span_s=_SPAN_S)
         return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, cores)))
 

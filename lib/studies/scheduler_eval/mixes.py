@@ -155,7 +155,7 @@ def speed(mixes: Mixes, scale: int) -> pd.DataFrame:
     rates = mixes.times.rates(mixes.widest.devices)
     comparison.speed(mixes.one(10)(0), SPEEDS, compiled=True)  # compiled by now, or read from the cache
     for count in track(sorted({max(500, scale // 100), max(500, scale // 10), scale}), "speed"):
-        fleet = Fleet.of(dict.fromkeys(rates.columns, max(1, count // 100 // rates.shape[1])))
+        fleet = Fleet.from_counts(dict.fromkeys(rates.columns, max(1, count // 100 // rates.shape[1])))
         problem = job_mixes.draw(rates, fleet, count, 0)
         again = comparison.speed(problem, SPEEDS[:2], compiled=True)
         parts += [comparison.speed(problem, SPEEDS), again.assign(policy=again["policy"] + ", compiled")]

@@ -101,7 +101,7 @@ def fleet(scenario: Scenario) -> Fleet:
         return [np.nan if getattr(group, name) is None else getattr(group, name) for group in groups.values()]
 
     memory = [vendors[name].memory_mb if name in vendors else np.nan for name in groups]
-    return Fleet.of({name: group.count for name, group in groups.items()}, memory_mb=memory, idle_w=numbers("idle_w"),
+    return Fleet.from_counts({name: group.count for name, group in groups.items()}, memory_mb=memory, idle_w=numbers("idle_w"),
                     busy_w=numbers("busy_w"), price_per_hour=numbers("price_per_hour"))
 
 

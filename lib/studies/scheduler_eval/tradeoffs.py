@@ -62,7 +62,8 @@ def ignoring(draw: comparison.Mix, contention: Contention, names: Sequence[str] 
 
 
 def _makespan(problem: Problem, name: str, contention: Contention | None, known: Contention | None) -> float:
-    return float(simulate(problem, registry.policy(name), contention=contention, known=known).schedule["end_s"].max())
+    schedule = simulate(problem, registry.policy(name), contention=contention, known_contention=known).schedule
+    return float(schedule["end_s"].max())
 
 
 def host_cores(draw: Callable[[float, int], Problem], contention: Contention, takes: Sequence[float] = TAKES,

@@ -7,16 +7,15 @@ few rows of one are then helped by many of another. In place of all this ``learn
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from lib import store
-from lib.config.base import Strict, load
+from lib.config.base import Strict
 from lib.errors import InputError, choices
+from lib.predict.model_file import Count, Format, NotNegative, Saved, require
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import lasso
 from lib.tensorrt.models.scores import score
@@ -27,7 +26,6 @@ TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "pool
          "half_reduction", "float_reduction", "runtime_ms")
 _COVERAGE = 0.9
 _LEAST_ROWS = 5
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def work(table: pd.DataFrame) -> np.ndarray:
@@ -61,59 +59,37 @@ PLAIN = Setting()
 
 
 @dataclass(frozen=True)
-class LayerModel:
+class LayerModel(Saved):
     """The rates of one target for one kind of layer on one device, its interval in log space, and where it comes from."""
 
-    kind: str
-    target: str
-    device: str
+    kind: Literal[tuple(KINDS.values())]
+    target: Literal[TARGETS]
+    device: Annotated[str, Field(min_length=1)]
     rates: dict[str, float]
-    half: float
+    half: NotNegative
     setting: Setting
     networks: tuple[str, ...]
-    rows: dict[str, int]
+    rows: dict[str, Count]
     scores: dict[str, float] = field(default_factory=dict)
     source: str = ""
     licence: str = ""
+
+    FORMAT: ClassVar = Format("layer model", "train it again with: python -m lib layer-power train")
+
+    def __post_init__(self):
+        """Refuse rates of other terms than those of the learner."""
+        if self.setting.learner == PHYSICS:
+            require(set(self.rates) == set(TERMS) and min(self.rates.values()) >= 0,
+                    f"rates are of {choices(TERMS)}, and none is negative")
+        else:
+            names = ["1", "flops", *lasso.columns(self.kind)]
+            require(self.rates and {*" ".join(self.rates).split()} <= {*names}, f"rates are of products of {choices(names)}")
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
         value = _value(table, self.rates, self.target, self.setting)
         return pd.DataFrame({"predicted": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
                             index=table.index)
-
-    def save(self, path: Path) -> Path:
-        """Write the model as JSON."""
-        return store.write_json({"schema": 1, **vars(self), "networks": list(self.networks),
-                                 "setting": self.setting.model_dump(mode="json")}, path)
-
-
-class _Stored(Strict):
-    """A model's file."""
-
-    schema_: Annotated[Literal[1], Field(alias="schema")]
-    kind: Literal[tuple(KINDS.values())]
-    target: Literal["runtime", "power"]
-    device: Annotated[str, Field(min_length=1)]
-    rates: dict[str, Finite]
-    half: Annotated[Finite, Field(ge=0)]
-    setting: Setting
-    networks: tuple[str, ...]
-    rows: dict[str, Annotated[int, Field(ge=0)]]
-    scores: dict[str, Finite] = {}
-    source: str = ""
-    licence: str = ""
-
-
-def read(path: Path) -> LayerModel:
-    """Read a model; InputError for another or a damaged file. Nothing of it is executed."""
-    stored = load(_Stored, path)
-    if stored.setting.learner == PHYSICS and (set(stored.rates) != set(TERMS) or min(stored.rates.values()) < 0):
-        raise InputError(f"{path}: rates are of {choices(TERMS)}, and none is negative")
-    known = ["1", "flops", *lasso.columns(stored.kind)]
-    if stored.setting.learner == LASSO and not (stored.rates and {*" ".join(stored.rates).split()} <= {*known}):
-        raise InputError(f"{path}: rates are of products of {choices(known)}")
-    return LayerModel(**{name: value for name, value in stored if name != "schema_"})
 
 
 def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setting = PLAIN, source: str = "",

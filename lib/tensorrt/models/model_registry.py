@@ -1,7 +1,7 @@
 """The registry of layer models: names, versions, aliases and scores in MLflow; each model itself is its JSON file alone.
 
 By default the registry is an SQLite file in data/mlflow with the artifacts beside it; any other is named by its address.
-Nothing is pickled, no flavour of MLflow is used, and what is loaded goes through ``layer_model.read``: none of it is executed.
+Nothing is pickled, no flavour of MLflow is used, and what is loaded goes through ``LayerModel.load``: none of it is executed.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 from lib import files, locks, paths, store
 from lib.errors import InputError, choices, one_line
-from lib.tensorrt.models import layer_model
 from lib.tensorrt.models.layer_model import LayerModel
 
 CHAMPION = "champion"
@@ -163,7 +162,7 @@ class Registry:
                 raise InputError(f"{where}: {path} has more than {_LARGEST_MB} MB; it is no layer model")
             if hashlib.sha256(path.read_bytes()).hexdigest() != one.tags.get("sha256"):
                 raise InputError(f"{where}: {path} is not what was registered (its SHA-256 differs); register the model again")
-            return layer_model.read(path)
+            return LayerModel.load(path)
 
     # -------------------------------------------------------------------------------------------- MLflow
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from lib import files, paths
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import KINDS
-from lib.tensorrt.models import layer_model
 from lib.tensorrt.models.layer_model import TARGETS, LayerModel
 
 SHIPPED = paths.ROOT / "data" / "trained_models"
@@ -68,7 +67,7 @@ def gather(models: list[LayerModel]) -> TrainedModels:
 
 
 def _of(path: Path, kind: str, target: str) -> LayerModel:
-    model = layer_model.read(path)
+    model = LayerModel.load(path)
     if (model.kind, model.target) != (kind, target):
         raise InputError(f"{path} is a model of {model.target} of {model.kind} layers, not of {target} of {kind} ones")
     return model

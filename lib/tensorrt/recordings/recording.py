@@ -32,7 +32,7 @@ _IDLE_S = 2.0
 
 
 class _Stopwatch(TorchDispatchMode):
-    """Times every operator that torch runs: its name, how long it took in ms, and when it ended, in s since the epoch."""
+    """Times every operator that torch runs: its name, how long it took in ms, and when it ended, in s of ``perf_counter``."""
 
     def __init__(self, device: torch.device):
         super().__init__()
@@ -42,7 +42,8 @@ class _Stopwatch(TorchDispatchMode):
         start_s = time.perf_counter()
         result = function(*args, **(kwargs or {}))
         synchronize(self.device)
-        self.runs.append((str(function), 1e3 * (time.perf_counter() - start_s), time.time()))
+        end_s = time.perf_counter()
+        self.runs.append((str(function), 1e3 * (end_s - start_s), end_s))
         return result
 
 
@@ -91,7 +92,8 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
         recorder.rest(_IDLE_S)
         offset_s = time.time() - time.perf_counter()
         passes = _timed(network, where, runs, [op.name for op in graph.ops])
-    latencies = {layer["Name"]: [[round(one[position][1], 6), datetime.fromtimestamp(one[position][2], UTC).strftime(STAMP)]
+    latencies = {layer["Name"]: [[round(one[position][1], 6),
+                                  datetime.fromtimestamp(offset_s + one[position][2], UTC).strftime(STAMP)]
                                  for one in passes] for position, layer in layers}
     log = _power(recorder, offset_s)
     facts = {**_settings(network, runs, device), "machine": machine.name(), "utc": store.utc_now(), **machine.ids(),

@@ -11,12 +11,13 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.measure.published import whole_networks
 from lib.measure.statistics import VERDICTS
-from lib.predict.composed import answers, evaluation, held_out, rows
+from lib.predict.composed import answers, evaluation, rows
 from lib.predict.composed.cards import adaptation, siblings
 from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import Composed
 from lib.predict.composed.training import Cases
 from lib.predict.operators.validation import half_interval, worse
+from lib.predict.scores import score
 from lib.work import networks
 from lib.work.networks import Network
 
@@ -136,12 +137,12 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
     before = np.concatenate([adaptation.predict(one, weights) for _, one, weights in several.values()])
     predicted = _left_out(several)
     after = np.concatenate(list(predicted.values()))
-    scores = [held_out.scores(one, measured) for one in (before, after)]
-    if worse(*scores):
-        raise InputError(f"the calibration did not help: families left out err by {scores[1]['mape']:.0f} % after it, by "
-                         f"{scores[0]['mape']:.0f} % before; nothing is saved")
+    scored = [score(np.exp(measured), np.exp(log_ms)) for log_ms in (before, after)]
+    if worse(*scored):
+        raise InputError(f"the calibration did not help: families left out err by {scored[1]['mape']:.0f} % after it, by "
+                         f"{scored[0]['mape']:.0f} % before; nothing is saved")
     composed = _corrected(start, several, predicted, half_interval(measured - after), count)
-    return Calibrated(composed.save((folder or siblings.folder()) / f"{device}.json"), composed, count, *scores, reasons)
+    return Calibrated(composed.save((folder or siblings.folder()) / f"{device}.json"), composed, count, *scored, reasons)
 
 
 def _corrected(start: Composed, several: Measured, predicted: Mapping[Condition, np.ndarray], half: float,

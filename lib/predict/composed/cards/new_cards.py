@@ -9,32 +9,33 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib import files
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.composed import card_gains, evaluation, held_out, model_file, training
+from lib.predict import held_out
+from lib.predict.composed import evaluation, families, model_file, training
 from lib.predict.composed.cards import adaptation
-from lib.predict.composed.evaluation import Rows
+from lib.predict.composed.evaluation import Measured, Rows
 from lib.predict.composed.features import Condition, sustained
 from lib.predict.composed.model_file import Composed
-from lib.predict.composed.training import Cases, Weights
+from lib.predict.composed.training import Weights
 from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
 _OF_NETWORKS = ("network", "image_size", "module", "batch_size")
 _LEAST_CARDS = 2
-OfCards = Mapping[str, Mapping[Condition, tuple[pd.DataFrame, Cases]]]
+OfCards = Mapping[str, Measured]
 
 
 def of_cards(table: pd.DataFrame, captures: Rows) -> OfCards:
     """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
     vendors = load_devices()
-    several = {device: evaluation.cases(table, captures, device, sustained(vendors[device]))
-               for device in sorted(set(table["device"]) & set(vendors))}
-    several = {device: own for device, own in several.items() if own}
-    if len(several) < _LEAST_CARDS:
-        raise InputError(f"{len(several)} cards have {evaluation.LEAST} networks or more, two are needed to leave one out")
-    return several
+    cards = {device: evaluation.cases(table, captures, device, sustained(vendors[device]))
+             for device in sorted(set(table["device"]) & set(vendors))}
+    cards = {device: conditions for device, conditions in cards.items() if conditions}
+    if len(cards) < _LEAST_CARDS:
+        raise InputError(f"{len(cards)} cards have {evaluation.LEAST} networks or more, two are needed to leave one out")
+    return cards
 
 
 def _shared(condition: Condition) -> tuple[str, ...]:
@@ -42,16 +43,20 @@ def _shared(condition: Condition) -> tuple[str, ...]:
     return f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}"
 
 
-def _fit(cards: OfCards, keep: Mapping[tuple[str, Condition], np.ndarray], iterations: int) -> Weights:
-    several = {f"{device} {condition.name}": replace(one, levels=(
-        *_shared(condition), f"card:{device}", f"exact:{device} {condition.name}"))
-        for device, own in cards.items() for condition, (_, one) in own.items()}
-    return training.fit(several, {f"{device} {condition.name}": mask for (device, condition), mask in keep.items()}, iterations)
+def _fit(cards: OfCards, iterations: int, place: Mapping[str, int], fold: int | None = None) -> Weights:
+    """Fit what cards share, without the families of a fold (None: to all)."""
+    fitted_to, keep = {}, {}
+    for device, conditions in cards.items():
+        for condition, (part, cases) in conditions.items():
+            name = f"{device} {condition.name}"
+            fitted_to[name] = replace(cases, levels=(*_shared(condition), f"card:{device}", f"exact:{name}"))
+            keep[name] = (part["module"].map(place) != fold).to_numpy()
+    return training.fit(fitted_to, keep, iterations)
 
 
 def _folds(cards: OfCards) -> dict[str, int]:
     """Return in which fold each family of all cards lies."""
-    return evaluation.fold_of([part for own in cards.values() for part, _ in own.values()])
+    return evaluation.fold_of([part for conditions in cards.values() for part, _ in conditions.values()])
 
 
 def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = training.ITERATIONS) -> pd.DataFrame:
@@ -61,56 +66,49 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int
     """
     place, rows = _folds(cards), []
     for device in cards:
-        others = {other: own for other, own in cards.items() if other != device}
+        rest = {other: conditions for other, conditions in cards.items() if other != device}
         for fold in range(evaluation.FOLDS):
-            keep = {(other, condition): (part["module"].map(place) != fold).to_numpy()
-                    for other, own in others.items() for condition, (part, _) in own.items()}
-            weights = _fit(others, keep, iterations)
+            weights = _fit(rest, iterations, place, fold)
             rows += [frame.assign(device=device) for frame in _tested(cards[device], weights, place, fold, networks)]
     if not rows:
         raise InputError(f"no two cards ran networks alike: {choices(cards)}")
     return pd.concat(rows, ignore_index=True)
 
 
-def _tested(own: Mapping[Condition, tuple[pd.DataFrame, Cases]], weights: Weights, place: Mapping[str, int], fold: int,
+def _tested(conditions: Measured, weights: Weights, place: Mapping[str, int], fold: int,
             networks: Sequence[int]) -> Iterator[pd.DataFrame]:
-    """Yield the predictions of a card's networks of one fold, from others' weights and from a few of its other networks."""
-    for condition, (part, one) in own.items():
+    """Yield the predictions of a card's networks of one fold, by other cards' weights and by a few of its other networks."""
+    for condition, (part, cases) in conditions.items():
         if not set(_shared(condition)) <= set(weights.levels):
-            continue  # nobody else ran so
+            continue  # no other card ran so
         start, folds = weights.of(_shared(condition)), part["module"].map(place).to_numpy()
-        test, rest = adaptation.part_of(one, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
+        test, rest = adaptation.part_of(cases, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
         base = part.loc[folds == fold, list(_OF_NETWORKS)].assign(
-            log_ms=test.log_ms, condition=condition.name, way=condition.way)
+            log_ms=test.log_ms, condition=condition.name, way=condition.way, fold=fold)
         generator = np.random.default_rng(fold)
         for count in networks:
             for draw in range(DRAWS if count else 1):
-                few = adaptation.part_of(one, generator.choice(rest, min(count, len(rest)), replace=False))
-                own_weights = start + (adaptation.shift({"": start}, {"": few}) if count else 0.0)
-                yield base.assign(networks=count, draw=draw, log_predicted=adaptation.predict(test, own_weights))
+                few = adaptation.part_of(cases, generator.choice(rest, min(count, len(rest)), replace=False))
+                shift = adaptation.shift({"": start}, {"": few}) if count else 0.0
+                yield base.assign(networks=count, draw=draw, log_predicted=adaptation.predict(test, start + shift))
 
 
-def curve(predicted: pd.DataFrame) -> pd.DataFrame:
-    """Score ``left_out``: a row a card, condition and count of own networks, means over draws.
-
-    ``coverage``: of the 90 % interval that the errors of the other cards give, the widest of them.
-    """
-    lines = []
-    for (device, condition, count), rows in predicted.groupby(["device", "condition", "networks"]):
-        scores = pd.DataFrame([held_out.scores(one["log_predicted"].to_numpy(), one["log_ms"].to_numpy())
-                               for _, one in rows.groupby("draw")]).mean()
-        others = predicted[(predicted["device"] != device) & (predicted["networks"] == count)
-                           & (predicted["way"] == rows["way"].iloc[0])]
-        half = interval(others)
-        inside = ((rows["log_predicted"] - rows["log_ms"]).abs() <= half).mean() * 100
-        lines.append({"device": device, "condition": condition, "networks": count, "families": rows["module"].nunique(),
-                      **scores, "interval": np.expm1(half) * 100, "coverage": inside})
-    return pd.DataFrame(lines)
+def table(predicted: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
+    """Return ``left_out`` as rows ``held_out``, whose intervals are those that the errors of the other cards give."""
+    half, corrected = pd.Series(np.nan, predicted.index), predicted["networks"] > 0
+    for _, alike in predicted.groupby(["networks", "way"]):
+        for device, part in alike.groupby("device"):
+            half[part.index] = interval(alike[alike["device"] != device])
+    part = predicted.assign(kind=families.kinds_of(predicted, captures), half=half)
+    part["networks"] = part["networks"].where(corrected)
+    return families.rows(
+        part, what=np.where(corrected, held_out.CORRECTED_CARDS, held_out.NEW_CARDS),
+        left_out="the card and families of timm", source=source, licence=licence)
 
 
 def interval(predicted: pd.DataFrame) -> float:
     """Return half the interval in log time that holds 90 % of the networks of each card, the widest of them."""
-    return max(half_interval((own["log_ms"] - own["log_predicted"]).to_numpy()) for _, own in predicted.groupby("device"))
+    return max(half_interval((part["log_ms"] - part["log_predicted"]).to_numpy()) for _, part in predicted.groupby("device"))
 
 
 def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
@@ -119,35 +117,27 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
 
     A condition that no card could be left out of, such as training on one card, is not in it.
     """
-    keep = {(device, condition): np.full(len(part), True)
-            for device, own in cards.items() for condition, (part, _) in own.items()}
-    weights, fitted = _fit(cards, keep, iterations), {}
+    weights, fitted = _fit(cards, iterations, _folds(cards)), {}
     zero = predicted[predicted["networks"] == 0]
-    for condition in sorted({condition for own in cards.values() for condition in own}):
-        alike = zero[zero["way"] == condition.way]
-        own = zero[zero["condition"] == condition.name]
-        if own.empty:
-            continue
-        log_predicted, log_ms = own["log_predicted"].to_numpy(), own["log_ms"].to_numpy()
-        fitted[condition] = evaluation.scored(weights.of(_shared(condition)), interval(alike), own, log_predicted, log_ms,
-                                              "others")
+    for condition in sorted({condition for conditions in cards.values() for condition in conditions}):
+        alike, part = zero[zero["way"] == condition.way], zero[zero["condition"] == condition.name]
+        if len(part):
+            fitted[condition] = evaluation.scored(weights.of(_shared(condition)), interval(alike), part,
+                                                  part["log_predicted"].to_numpy(), part["log_ms"].to_numpy(), "others")
     return Composed(model_file.ANY, fitted, source, licence, tuple(cards))
 
 
-def gains_of(cards: OfCards, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return how right gains are on a card that was left out with the families (``card_gains.COLUMNS``), all cards together."""
-    conditions = {condition.name: condition for own in cards.values() for condition in own}
-    zero = predicted[predicted["networks"] == 0]
-    several = {conditions[name]: rows for name, rows in zero.groupby("condition")}
-    return card_gains.table(model_file.ANY, several, _folds(cards))
-
-
-def ship(table: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
-    """Train and save what cards share, the learning curve of a new one, and how right its gains are; return the curve."""
-    cards = of_cards(table, captures)
+def ship(networks: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
+    """Train and save what cards share, beside it its predictions of cards left out; return their scores by condition."""
+    cards = of_cards(networks, captures)
     predicted = left_out(cards)
-    train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
-    card_gains.save(gains_of(cards, predicted))
-    scores = curve(predicted)
-    files.replace(model_file.FOLDER / model_file.CURVE, scores.round(2).to_csv(index=False).encode())
-    return scores
+    path = train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
+    rows = table(predicted, captures, source, licence)
+    held_out.save(rows, path)
+    return curve(rows)
+
+
+def curve(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of ``table`` by card, condition and number of its own networks, means over draws."""
+    keys = ["device", "condition", "networks"]
+    return score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), keys)

@@ -13,9 +13,9 @@ from lib.schedule.state import Finished, Predict
 
 _PRIOR_VARIANCE = 0.5  # of a class's correction in log time, in units of the errors' variance
 _WINDOW = 200  # finished jobs over which the size of errors is judged
-_LEAST = 12
+_LEAST = 12  # errors from which their size is judged
 _PRIOR_JOBS = 20
-_WRONG = 0.5  # errors in log time from which on the trust in predictions is estimated again, as jobs finish
+_WRONG = 0.5  # errors in log time from which the trust in predictions is estimated again as jobs finish
 _EXACT = 0.01  # errors in log time up to this count as none
 _MOVED = 0.05  # a change of an estimate, in log time, that is worth planning again
 
@@ -30,9 +30,9 @@ class Estimator:
     not of what is predicted.
     """
 
-    def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float] | None = None):
-        self._predict, self._setup_s = predict, setup_s or [0.0] * predict.table.shape[1]
-        self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # logs are of its multiples
+    def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float]):
+        self._predict, self._setup_s = predict, setup_s
+        self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # unit of logs
         self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
         self._classes: list[int] = self._class.tolist()
         self._errors: deque[float] = deque(maxlen=_WINDOW)
@@ -77,21 +77,21 @@ class Estimator:
         rest = values - size[:, None] - preference[self._class]
         variance = float(np.nanmean(rest ** 2))
         noise = self.sigma ** 2 * (1 - 1 / values.shape[1])
-        trust = self._borne_out(base, rest, max(0.0, variance - noise) / max(variance, 1e-12), variance)
+        trust = self._confirmed(base, rest, max(0.0, variance - noise) / max(variance, 1e-12), variance)
         return np.where(np.isfinite(predicted), base + trust * rest, inf)
 
     def _preference(self, rest: np.ndarray) -> np.ndarray:
-        """Return the mean of what is left of log times without sizes, by job class (classes, types), or 0."""
-        known = np.isfinite(rest)
+        """Return the mean of the log times without sizes, by job class (classes, types), or 0."""
+        finite = np.isfinite(rest)
         total, number = np.zeros((2, self._class.max() + 1, rest.shape[1]))
-        np.add.at(total, self._class, np.where(known, rest, 0.0))
-        np.add.at(number, self._class, known)
+        np.add.at(total, self._class, np.where(finite, rest, 0.0))
+        np.add.at(number, self._class, finite)
         return total / np.maximum(number, 1)
 
-    def _borne_out(self, base: np.ndarray, rest: np.ndarray, trust: float, variance: float) -> float:
-        """Return the share of the rest that finished jobs bore out, at most ``trust``, which counts as _PRIOR_JOBS jobs.
+    def _confirmed(self, base: np.ndarray, rest: np.ndarray, trust: float, variance: float) -> float:
+        """Return the share of the rest that finished jobs confirm, at most ``trust``, which counts as _PRIOR_JOBS jobs.
 
-        It is the slope of what they took on what was predicted, both within their class and type.
+        It is the slope of actual on predicted times, both within a class and type.
         """
         if len(self._finished) < _LEAST:
             return trust
@@ -108,17 +108,14 @@ class Estimator:
         """Return the estimated seconds of one job on one type; inf where it cannot run."""
         return self._rows[job][device_type] * self._factor[self._classes[job]][device_type]
 
-    def row(self, job: int) -> list[float]:
-        """Return the estimated seconds of one job on every type."""
-        return [seconds * factor for seconds, factor in zip(self._rows[job], self._factor[self._classes[job]], strict=True)]
-
     def rows(self, jobs: np.ndarray) -> np.ndarray:
-        """Return the estimated seconds of several jobs (jobs, types)."""
+        """Return the estimated seconds of jobs (jobs, types)."""
         return self._table_s[jobs] * np.array(self._factor)[self._class[jobs]]
 
     def with_setup(self, job: int) -> list[float]:
         """Return the estimated seconds of one job on every type, set-up included."""
-        return [seconds + setup for seconds, setup in zip(self.row(job), self._setup_s, strict=True)]
+        return [seconds * factor + setup for seconds, factor, setup in zip(
+            self._rows[job], self._factor[self._classes[job]], self._setup_s, strict=True)]
 
     def learn(self, finished: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
@@ -127,15 +124,14 @@ class Estimator:
         """
         for job, device_type, seconds in finished:
             job_class = self._classes[job]
-            before = self._shift[job_class][device_type]
+            sums, counts, shifts = self._sum[job_class], self._count[job_class], self._shift[job_class]
             took = portable.log_one(max((seconds - self._setup_s[device_type]) / self._unit_s, 1e-12))
             self._finished.append((job, device_type, took))
-            error = took - self._logs[job][device_type]
+            error, before = took - self._logs[job][device_type], shifts[device_type]
             self._note(abs(error - before))
-            self._sum[job_class][device_type] += error
-            self._count[job_class][device_type] += 1
-            after = self._sum[job_class][device_type] / (self._count[job_class][device_type] + 1 / _PRIOR_VARIANCE)
-            self._shift[job_class][device_type] = after
+            sums[device_type] += error
+            counts[device_type] += 1
+            after = shifts[device_type] = sums[device_type] / (counts[device_type] + 1 / _PRIOR_VARIANCE)
             self._factor[job_class][device_type] = portable.exp_one(after)
             self.moved = max(self.moved, abs(after - before))
             self.drift += abs(after - before)
@@ -149,7 +145,7 @@ class Estimator:
         return None
 
     def _note(self, error: float) -> None:
-        """Take in the size of an error; the one that is _WINDOW errors old is forgotten."""
+        """Take in the size of an error, and forget the one that is _WINDOW errors old."""
         if len(self._errors) == _WINDOW:
             del self._sorted[bisect_left(self._sorted, self._errors[0])]
         self._errors.append(error)
@@ -161,14 +157,10 @@ class Estimator:
         self.moved = inf
         self.drift += 1.0
 
-    def changed(self) -> bool:
-        """Return, once, whether an estimate moved enough to plan again."""
+    def misled(self) -> bool:
+        """Return whether a plan is outdated: an estimate moved since this was last asked, or the last jobs took other times."""
         moved, self.moved = self.moved > _MOVED, 0.0
-        return moved
-
-    def erred(self) -> bool:
-        """Return whether what finished lately took another time than was estimated."""
-        return len(self._errors) > 0 and _median(sorted(islice(reversed(self._errors), _LEAST))) > _EXACT
+        return moved or bool(self._errors) and _median(sorted(islice(reversed(self._errors), _LEAST))) > _EXACT
 
     def left_s(self, job: int, device_type: int, elapsed_s: float) -> float:
         """Return the estimated seconds until a running job ends; the more it is overdue, the longer it is expected to take."""
@@ -176,6 +168,5 @@ class Estimator:
 
 
 def _median(ordered: list[float]) -> float:
-    """Return the median of numbers that are in order."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

@@ -1,26 +1,26 @@
-"""Binding late: a list of jobs for each device type, the longest first, from which a device takes when it is free.
+"""Late binding, for times that are known roughly: one list of jobs for each device type, from which free devices take.
 
-For times that are known roughly. Which type a job is for comes from the LP relaxation over what is left, solved again as jobs
-end.
+Which type a job is for comes from the LP relaxation over the jobs left, solved again as jobs end.
 """
 
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
 
 from lib.schedule import bounds, portable
-from lib.schedule.policies.colocation import LOOK, Colocation
+from lib.schedule.policies.colocation import CANDIDATES, Colocation
+from lib.schedule.policies.queues import Entry, LazyHeap
 from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
-_TIES = 1e-3  # of the times, by which jobs that are alike are told apart
+_TIES = 1e-3  # of the times, by which equal jobs are told apart
 
 
-def _unlike(times: np.ndarray) -> np.ndarray:
-    """Return times that are a little shorter for long jobs where they are slow, so that no two jobs are alike.
+def _distinct(times: np.ndarray) -> np.ndarray:
+    """Return times that are a little shorter for long jobs where they are slow, so that no two jobs are equal.
 
-    Otherwise any of the jobs of a class could go to any type, and the linear programme would take ten times as long.
+    Otherwise any job of a class could go to any type, and the linear programme would take ten times as long.
     """
     finite = np.isfinite(times)
     ratio = np.divide(times, times.min(axis=1, keepdims=True), out=np.ones(times.shape), where=finite)
@@ -29,10 +29,10 @@ def _unlike(times: np.ndarray) -> np.ndarray:
 
 
 class TypeLists:
-    """Jobs by the device type that each is for, and the estimated times (jobs, types) with set-up that this came from.
+    """Jobs by the device type that each is for.
 
-    ``ready_s`` (devices) says in how many seconds each is free, ``sigma`` how rough the times are; ``ended`` counts the jobs
-    that ended or came since.
+    They follow from the estimated ``times`` (jobs, types) with set-up, which are known to ``sigma``, and from ``ready_s``
+    (devices), in how many seconds each is free; ``ended`` counts the jobs that ended or came since.
     """
 
     def __init__(self, state: State, sigma: float, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
@@ -42,19 +42,17 @@ class TypeLists:
         self.ended, self._count = 0, len(jobs)
         relaxed = self._relaxed(state, times, ready_s)
         self.end_s = state.now_s + relaxed.makespan_s
-        device_type = relaxed.share.argmax(axis=1)
-        own = times[np.arange(len(jobs)), device_type]
-        self.heaps = [list(zip((-own[device_type == one]).tolist(), jobs[device_type == one].tolist(), strict=True))
-                      for one in range(len(state.counts))]
-        for heap in self.heaps:
-            heapify(heap)
-        self._others: list[list[tuple[float, int, int, float]] | None] = [None] * len(self.heaps)  # (ratio, order, job, here)
+        chosen = relaxed.share.argmax(axis=1)
+        entries = list(zip((-times[np.arange(len(jobs)), chosen]).tolist(), jobs.tolist(), strict=True))
+        self._lists = [LazyHeap(entries[number] for number in np.flatnonzero(chosen == device_type))
+                       for device_type in range(len(state.counts))]
+        self._elsewhere: list[LazyHeap | None] = [None] * len(self._lists)  # of (time here / elsewhere, order, time here, job)
 
     def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
-        """Return the LP relaxation; a job that may well take longer somewhere than all that is left does not go there."""
+        """Return the LP relaxation; a job that may take longer somewhere than all jobs together does not go there."""
         counts = state.fleet.counts
         busy = np.bincount(state.fleet.type_of, ready_s, minlength=len(counts))
-        clear = _unlike(times) if len(times) > bounds.WHOLE else times
+        clear = _distinct(times) if len(times) > bounds.WHOLE else times
         relaxed = bounds.relaxation(clear, counts, busy)
         short = np.where((times * self.margin <= relaxed.makespan_s) | (times == times.min(axis=1, keepdims=True)), times, inf)
         if (short != times).any():
@@ -62,67 +60,49 @@ class TypeLists:
         return relaxed
 
     def add(self, job: int, times: list[float]) -> None:
-        """Put a job that came late on the list of its fastest type."""
+        """Put a late job on the list of its fastest type."""
         self.rows[job] = times
-        least = min(times)
-        heappush(self.heaps[times.index(least)], (-least, job))
-        for device_type, others in enumerate(self._others):
-            if others is not None and times[device_type] < inf:
+        self.put_back(job, times.index(min(times)))
+        for device_type, heap in enumerate(self._elsewhere):
+            if heap is not None and times[device_type] < inf:
                 self._count += 1
                 elsewhere = min(times[:device_type] + times[device_type + 1:], default=inf)
-                heappush(others, (times[device_type] / elsewhere, self._count, job, times[device_type]))
+                heap.push((times[device_type] / elsewhere, self._count, times[device_type], job))
         self.ended += 1
 
     def put_back(self, job: int, device_type: int) -> None:
-        """Put a job back that could not be started."""
-        heappush(self.heaps[device_type], (-self.rows[job][device_type], job))
+        """Put a job on the list of a type."""
+        self._lists[device_type].push((-self.rows[job][device_type], job))
 
-    def take(self, state: State, device_type: int, gone: set[int]) -> int | None:
-        """Return the next job for a free device of a type: the longest of its list, or else one that ends earlier here.
+    def take(self, state: State, device_type: int, waits: Callable[[Entry], bool]) -> int | None:
+        """Return the next job for a free device of a type, or None: the longest of its list, else one that ends earlier here.
 
-        Of those of other lists it is the one with the least time here over time elsewhere. It may end after all else only where
-        it is faster than elsewhere. The order is made when it is first needed; what started, or would end too late, stays so
-        until the lists are made anew, and is dropped for good.
+        ``waits`` says whether the job of an entry, its last element, still waits.
+        Of the jobs on other lists that is the one with the least time here over time elsewhere. It may end after all else only
+        where it is faster than elsewhere. That order is made when it is first needed; a job dropped from it stays out until the
+        lists are made again.
         """
-        heap, waiting = self.heaps[device_type], state.waiting
-        while heap and (heap[0][1] in gone or heap[0][1] not in waiting):
-            heappop(heap)
-        if heap:
-            return self._suited(state, device_type, gone)
-        others = self._others[device_type]
-        if others is None:
+        jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
+        if entries := jobs.take(CANDIDATES if self._colocation.active else 1, waits):
+            number = self._colocation.pick(state, [job for _, job in entries], device_type) if len(entries) > 1 else 0
+            chosen = entries.pop(number)
+            for entry in entries:
+                jobs.push(entry)
+            return chosen[1]
+        if elsewhere is None:
             with refining(state):
-                left = [job for job in waiting if job not in gone]
-                others = self._others[device_type] = self._ordered(left, device_type, state.now_s)
-        while others:
-            ratio, _, job, here = others[0]
-            if job in waiting and job not in gone and (ratio <= 1 or state.now_s + here * self.margin <= self.end_s):
-                return job
-            heappop(others)
-        return None
+                left = [job for job in state.waiting if waits((job,))]
+                elsewhere = self._elsewhere[device_type] = self._ordered(left, device_type)
+        first = elsewhere.first(lambda entry: waits(entry) and (
+            entry[0] <= 1 or state.now_s + entry[2] * self.margin <= self.end_s))
+        return first and first[3]
 
-    def _suited(self, state: State, device_type: int, gone: set[int]) -> int:
-        """Take the longest of a list or, where contention is known, one of the longest that suits what runs."""
-        heap = self.heaps[device_type]
-        if not self._colocation.known:
-            return heappop(heap)[1]
-        first = []
-        while heap and len(first) < LOOK:
-            entry = heappop(heap)
-            if entry[1] in state.waiting and entry[1] not in gone:
-                first.append(entry)
-        chosen = first.pop(self._colocation.pick(state, [job for _, job in first], device_type))
-        for entry in first:
-            heappush(heap, entry)
-        return chosen[1]
-
-    def _ordered(self, jobs: list[int], device_type: int, now_s: float) -> list[tuple[float, int, int, float]]:
-        """Return jobs that may be taken for a type, by the time there over that elsewhere, in order and so a heap."""
+    def _ordered(self, jobs: list[int], device_type: int) -> LazyHeap:
+        """Return jobs that can run on a type, by the time there over that elsewhere."""
         rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, device_type]
         ratio = here / np.where(np.arange(rows.shape[1]) == device_type, inf, rows).min(axis=1)
         order = np.argsort(ratio, kind="stable")
-        in_time = np.isfinite(here) & ((ratio <= 1) | (now_s + here * self.margin <= self.end_s))
-        order = order[in_time[order]]
-        return list(zip(ratio[order].tolist(), order.tolist(), np.array(jobs, int)[order].tolist(), here[order].tolist(),
-                        strict=True))
+        order = order[np.isfinite(here[order])]
+        return LazyHeap(zip(ratio[order].tolist(), order.tolist(), here[order].tolist(), np.array(jobs, int)[order].tolist(),
+                            strict=True))

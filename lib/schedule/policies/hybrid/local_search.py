@@ -1,7 +1,7 @@
-"""A plan for jobs that are known: which device each should run on, by list scheduling, rounding, and annealing.
+"""A plan for jobs whose times are known: the device of each job, by list scheduling, rounding and annealing.
 
-Compiled (numba). It ends after a number of steps, never of seconds, and takes its logarithms from ``portable`` (no fastmath, no
-fused products), so that the same seed and steps give the same plan on any machine.
+Compiled (numba). The search ends after a number of steps, not of seconds, and takes its logarithms from ``portable`` (no
+fastmath, no fused products), so the same seed and steps give the same plan on any machine.
 """
 
 from math import frexp
@@ -11,20 +11,20 @@ from numba import njit
 
 from lib.errors import InputError
 from lib.schedule import bounds, portable
-from lib.schedule.compilation import compiled
+from lib.schedule.portable import compiled
 
-_POWER = 5  # squarings: the norm over the devices' loads is the 2^5 = 32nd, which is nearly their maximum
+_POWER = 5  # squarings: the 2^5 = 32nd norm of the devices' loads is nearly their maximum
 _LARGE, _LEAST = 1e30, 1e-300
-_LOST = 1e-6  # of the largest that a running sum was: below, it is summed anew
+_LOST = 1e-6  # of the largest value of a running sum: below, it is summed again
 _MARGIN = 2.0  # standard deviations of a device's load
-_HOT, _COLD = 3e-3, 1e-6  # of the makespan, the temperatures between which is annealed
-_HOTTEST, _FEW = 0.03, 10.0  # where jobs are few, each is a large part of the makespan, and so is each step up
-_MOST_ROUNDED = 20_000  # jobs: beyond, list scheduling is near enough to start from, and the linear programme takes seconds
+_HOT, _COLD = 3e-3, 1e-6  # first and last temperature, as shares of the makespan
+_HOTTEST, _FEW = 0.03, 10.0  # few jobs start hotter, as each is a large part of the makespan
+_MOST_ROUNDED = 20_000  # jobs: beyond, the linear programme takes seconds, and list scheduling is a good start
 
 
 @compiled()
 def _lpt(times, order, type_of, ready, types):
-    """Give each job, in the given order, to the device on which it ends first; return devices and loads."""
+    """Assign each job, in the given order, to the device on which it ends first; return devices and loads."""
     load = ready.copy()
     assign = np.empty(len(times), np.int64)
     heaps = np.empty((types, len(load)), np.int64)
@@ -91,25 +91,25 @@ def _random(seed):
 
 
 @compiled()
-def _proposed(times, extra, type_of, assign, load, square, job, other, two):
-    """Return loads and sums of squares of both devices, and the change of ``extra``.
+def _proposed(times, extra, type_of, assign, load, square, job, partner, there):
+    """Return loads and sums of squares of two devices, and the change of ``extra``, after a move or a swap.
 
-    That is if ``job`` goes to ``two`` and ``other`` (or none: -1) comes instead.
+    ``job`` goes to the device ``there``; ``partner`` (-1: no job) comes from there.
     """
-    one = assign[job]
-    type_one, type_two = type_of[one], type_of[two]
-    leaves, comes = times[job, type_one], times[job, type_two]
-    load_one, load_two = load[one] - leaves, load[two] + comes
-    square_one, square_two = square[one] - leaves * leaves, square[two] + comes * comes
-    change = extra[job, type_two] - extra[job, type_one]
-    if other >= 0:
-        comes, leaves = times[other, type_one], times[other, type_two]
-        load_one += comes
-        load_two -= leaves
-        square_one += comes * comes
-        square_two -= leaves * leaves
-        change += extra[other, type_one] - extra[other, type_two]
-    return load_one, load_two, max(0.0, square_one), max(0.0, square_two), change
+    here = assign[job]
+    type_here, type_there = type_of[here], type_of[there]
+    leaves, comes = times[job, type_here], times[job, type_there]
+    load_here, load_there = load[here] - leaves, load[there] + comes
+    square_here, square_there = square[here] - leaves * leaves, square[there] + comes * comes
+    change = extra[job, type_there] - extra[job, type_here]
+    if partner >= 0:
+        comes, leaves = times[partner, type_here], times[partner, type_there]
+        load_here += comes
+        load_there -= leaves
+        square_here += comes * comes
+        square_there -= leaves * leaves
+        change += extra[partner, type_here] - extra[partner, type_there]
+    return load_here, load_there, max(0.0, square_here), max(0.0, square_there), change
 
 
 @compiled()
@@ -122,33 +122,33 @@ def _loads(times, type_of, ready, assign):
 
 @compiled()
 def _drawn(state, assign, devices):
-    """Draw a move or a swap; return the generator's state, the job, the other job or -1, and the device to go to."""
+    """Draw a move or a swap; return the generator's state, the job, its partner or -1, and the device to go to."""
     state = _random(state)
     job = np.int64(state >> np.uint64(33)) % len(assign)
     state = _random(state)
     draw = np.int64(state >> np.uint64(33))
     if draw % 2:
-        other = draw // 2 % len(assign)
-        return state, job, other, assign[other]
+        partner = draw // 2 % len(assign)
+        return state, job, partner, assign[partner]
     return state, job, np.int64(-1), draw // 2 % devices
 
 
 @compiled()
 def _exponential(state):
-    """Return an exponential variate: -log of a uniform one within (0, 1]."""
+    """Return an exponential variate: -log of a uniform variate within (0, 1]."""
     return -_log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0)
 
 
 @compiled()
 def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
-    """Anneal moves and swaps of ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types); return the best of all.
+    """Anneal ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types) by moves and swaps; return the best plan.
 
-    A load counts with ``risk`` times the root of the sum of its squared times: how far it may be off.
+    A load counts with a margin: ``risk`` times the root of the sum of its squared times.
     """
     devices = len(type_of)
     load, square = _loads(times, type_of, ready, assign), _loads(times * times, type_of, squares, assign)
     power = _power((load + risk * np.sqrt(square)) / scale)
-    total, best, look = power.sum(), assign.copy(), 0
+    total, best, next_sum = power.sum(), assign.copy(), 0
     most = total
     cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
     state = np.uint64(seed * 2654435769 + 88172645463325252)
@@ -156,30 +156,30 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     level = load.max() / scale  # of the makespan: what a relative change of the norm is worth
     for step in range(steps):
         temperature *= cooling
-        state, job, other, two = _drawn(state, assign, devices)
-        one = assign[job]
-        if one == two:
+        state, job, partner, there = _drawn(state, assign, devices)
+        here = assign[job]
+        if here == there:
             continue
-        load_one, load_two, square_one, square_two, change = _proposed(times, extra, type_of, assign, load, square, job,
-                                                                       other, two)
-        if load_one > _LARGE or load_two > _LARGE:
+        load_here, load_there, square_here, square_there, change = _proposed(times, extra, type_of, assign, load, square, job,
+                                                                             partner, there)
+        if load_here > _LARGE or load_there > _LARGE:
             continue
-        power_one = _power((load_one + risk * np.sqrt(square_one)) / scale)
-        power_two = _power((load_two + risk * np.sqrt(square_two)) / scale)
-        added = power_one + power_two - power[one] - power[two]
+        power_here = _power((load_here + risk * np.sqrt(square_here)) / scale)
+        power_there = _power((load_there + risk * np.sqrt(square_there)) / scale)
+        added = power_here + power_there - power[here] - power[there]
         delta = change + exponent * level * _log1p(max(-0.999999, added / max(total, _LEAST)))
         if delta > 0:
             state = _random(state)
             if delta > temperature * _exponential(state):
                 continue
-        assign[job] = two
-        if other >= 0:
-            assign[other] = one
-        load[one], load[two], power[one], power[two] = load_one, load_two, power_one, power_two
-        square[one], square[two] = square_one, square_two
+        assign[job] = there
+        if partner >= 0:
+            assign[partner] = here
+        load[here], load[there], power[here], power[there] = load_here, load_there, power_here, power_there
+        square[here], square[there] = square_here, square_there
         total, most, cost = total + added, max(most, total + added), cost + change
-        if step >= look or total < _LOST * most:  # anew: a running sum gathers errors, the more when most of it is gone
-            look, total = step + devices, power.sum()
+        if step >= next_sum or total < _LOST * most:  # a running sum gathers errors
+            next_sum, total = step + devices, power.sum()
             most = total
             level = (load + risk * np.sqrt(square)).max() / scale
             now = weight * level + cost
@@ -191,10 +191,14 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     return best
 
 
-def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray) -> np.ndarray:
-    """Return the device of each job when each, the longest on average first, goes where it ends first."""
-    finite = np.where(np.isfinite(times), times, np.nan)
-    order = np.argsort(-np.nanmean(finite, axis=1), kind="stable")
+def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray | None = None) -> np.ndarray:
+    """Return the device of each job if each, the longest on average first, goes where it ends first.
+
+    With ``share`` (jobs, types), that of the LP relaxation, each job goes to the type that has most of it.
+    """
+    if share is not None:
+        times = np.where(np.arange(times.shape[1]) == share.argmax(axis=1)[:, None], times, np.inf)
+    order = np.argsort(-np.nanmean(np.where(np.isfinite(times), times, np.nan), axis=1), kind="stable")
     return _lpt(_bounded(times), order, type_of, ready_s.astype(float), times.shape[1])[0]
 
 
@@ -202,29 +206,19 @@ def _bounded(times: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(times), times, 1e3 * _LARGE)
 
 
-def _rounded(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Give each job to the type that has most of it in the LP relaxation, and there to devices, the longest first."""
-    chosen = share.argmax(axis=1)
-    only = np.full(times.shape, 1e3 * _LARGE)
-    only[np.arange(len(times)), chosen] = times[np.arange(len(times)), chosen]
-    order = np.argsort(-times[np.arange(len(times)), chosen], kind="stable")
-    return _lpt(only, order, type_of, ready_s.astype(float), times.shape[1])[0]
-
-
 def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: np.ndarray) -> np.ndarray:
-    """Return when each device is done with its jobs."""
+    """Return when each device finishes its jobs."""
     return _loads(times, type_of, ready_s.astype(float), assign)
 
 
 def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int, seed: int = 0,
          extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0,
          sigma: float = 0.0, running_s: np.ndarray | None = None) -> np.ndarray:
-    """Return the device of each job for a small ``weight`` x makespan / first makespan + ``extra`` (jobs, types).
+    """Return the device of each job that makes ``weight`` x makespan / first makespan + ``extra`` (jobs, types) small.
 
-    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices) says when each is free. The search takes
-    ``steps`` steps. ``start`` is a plan to improve instead of new ones. With times known to ``sigma`` (log), a
-    device counts with a margin for its long jobs; ``running_s`` is how long what runs there takes in all. Raises InputError
-    where a job has no device.
+    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices): when each is free. ``start`` is a plan to
+    improve instead of new plans. With times known to ``sigma`` (log), a device has a margin for its long jobs, among them the
+    job that runs, which takes ``running_s`` in all. Raises InputError if a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
@@ -233,8 +227,8 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
         starts = [list_plan(times, type_of, ready_s)]
         if len(times) <= _MOST_ROUNDED:
             solved = bounds.relaxation(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
-            starts.append(_rounded(times, type_of, ready_s, solved.share))
-        start = min(starts, key=lambda one: loads(times, type_of, ready_s, one).max())
+            starts.append(list_plan(times, type_of, ready_s, solved.share))
+        start = min(starts, key=lambda start: loads(times, type_of, ready_s, start).max())
     scale = float(loads(times, type_of, ready_s, start).max())
     hot = max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2))
     cooling = portable.exp_one(portable.log_one(_COLD / hot) / steps)

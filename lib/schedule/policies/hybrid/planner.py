@@ -1,82 +1,75 @@
 """A plan: a queue for each device, filled by a search, and corrected as jobs come late and devices run empty early."""
 
-import heapq
 from collections.abc import Iterable
 from itertools import islice
-from math import inf
 
 import numpy as np
 
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
-from lib.schedule.policies.queues import Queues
-from lib.schedule.state import Action, Start, State
+from lib.schedule.policies.queues import Entry, LazyHeap, Queues
+from lib.schedule.state import Action, CoreBudget, Start, State
 
-_VICTIMS, _LOOK = 3, 24  # queues, and jobs from the end of each, that are looked at for one to take away
+_VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
 
 
 class Planner(Queues):
-    """Queues, the one that ends last of which is found in a heap; how much there is that no search has seen yet.
-
-    ``size``, ``new`` and ``ended``: jobs of the last plan, that came since, and that ended since; ``blocked``: whether a job
-    waits for cores of the host.
-    """
+    """Queues filled from a plan; ``new`` and ``ended`` count the jobs that came and that ended since."""
 
     def __init__(self, state: State):
-        self._last: list[tuple[float, int]] = []
+        self._latest = LazyHeap()
         super().__init__(state)
-        self.size, self.new, self.ended, self.blocked = 0, 0, 0, False
+        self.new, self.ended = 0, 0
         self._colocation = Colocation(state)
 
     def rebuild(self) -> None:
-        """Make the heaps from ``end_s`` as it is."""
+        """Build the heaps from ``end_s``."""
         super().rebuild()
-        self._last = [(-end, device) for device, end in enumerate(self.end_s) if self.of[device]]
-        heapq.heapify(self._last)
+        self._latest = LazyHeap((-end_s, device) for device, end_s in enumerate(self.end_s) if self.jobs[device])
 
     def expect(self, device: int, end_s: float) -> None:
-        """Note when a device will be done."""
+        """Note when a device is expected to finish."""
         super().expect(device, end_s)
-        if self.of[device]:
-            heapq.heappush(self._last, (-end_s, device))
+        if self.jobs[device]:
+            self._latest.push((-end_s, device))
 
-    def fill(self, jobs: np.ndarray, own_s: np.ndarray, assigned: np.ndarray, end_s: np.ndarray) -> None:
-        """Fill the queues with jobs that take ``own_s`` on the devices ``assigned``, the longest of each device first."""
-        for queue in self.of:
+    def fill(self, jobs: np.ndarray, seconds: np.ndarray, assigned: np.ndarray, end_s: np.ndarray) -> None:
+        """Fill the queues with jobs that take ``seconds`` on the devices ``assigned``, the longest of each device first."""
+        for queue in self.jobs:
             queue.clear()
-        order = np.argsort(-own_s, kind="stable")
+        order = np.argsort(-seconds, kind="stable")
         for job, device in zip(jobs[order].tolist(), assigned[order].tolist(), strict=True):
-            self.of[device].append(job)
-        self.load_s = np.bincount(assigned, own_s, minlength=len(self.of)).tolist()
-        self.end_s, self.size, self.new, self.ended = end_s.tolist(), len(jobs), 0, 0
+            self.jobs[device].append(job)
+        self.load_s = np.bincount(assigned, seconds, minlength=len(self.jobs)).tolist()
+        self.end_s, self.new, self.ended = end_s.tolist(), 0, 0
         self.rebuild()
 
     def assignment(self) -> dict[int, int]:
         """Return the device of each queued job."""
-        return {job: device for device, queue in enumerate(self.of) for job in queue}
+        return {job: device for device, queue in enumerate(self.jobs) for job in queue}
 
     def append(self, state: State, estimator: Estimator, job: int) -> int:
-        """Put a job that came late where it ends first, on an idle device rather than one that is overdue; return where."""
+        """Put a late job where it ends first, on an idle device rather than an overdue one; return the device."""
         seconds = estimator.with_setup(job)
-        end, device_type, device = self.best(state, seconds)
-        idle = next(state.idle(device_type), None) if state.free[device_type] else None
-        if idle is not None and not self.of[idle] and state.now_s + seconds[device_type] <= end:
-            device = idle
-        self.put(job, device, seconds[device_type], end)
+        end_s, device_type, device = self.earliest(state, seconds)
+        for idle in state.idle(device_type, 1):
+            if not self.jobs[idle] and state.now_s + seconds[device_type] <= end_s:
+                device = idle
+        self.put(job, device, seconds[device_type], end_s)
         return device
 
     def starts(self, state: State, estimator: Estimator, devices: Iterable[int], steal: bool) -> list[Action]:
-        """Start the first jobs of the queues of free devices; one without a queue takes a job from another's.
+        """Start the first jobs of the queues of free devices; with ``steal`` a device without a queue takes another's job.
 
-        Where one of a type got nothing, the others would not either. What lacks cores of the host is tried again.
+        Where one device of a type finds nothing to take, the others are not tried. Jobs that lack host cores are blocked.
         """
         actions: list[Action] = []
-        cores, left, vain = state.free_cores, len(state.waiting), set()
+        budget, left, in_vain = CoreBudget(state), len(state.waiting), set()
         for device in devices:
-            device_type, queue = state.type_of[device], self.of[device]
-            if not queue and left and steal and device_type not in vain and \
+            device_type, queue = state.type_of[device], self.jobs[device]
+            if not queue and left and steal and device_type not in in_vain and \
                     not self._steal(state, estimator, device, device_type):
-                vain.add(device_type)
+                in_vain.add(device_type)
             if not queue:
                 self.expect(device, state.now_s)
                 continue
@@ -85,40 +78,37 @@ class Planner(Queues):
                 job = queue[number]
                 del queue[number]
                 queue.appendleft(job)
-            if cores != inf:
-                need = state.cores(queue[0], device_type)
-                if need > cores + 1e-9:
-                    self.blocked, cores = True, 0.0  # kept for this one
-                    continue
-                cores -= need
+            if not budget.take(queue[0], device_type):
+                self.blocked.add(device)
+                budget.left = 0.0  # these cores are kept for this job
+                continue
             left -= 1
             actions.append(Start(self.pop(device, 0.0), device))
         return actions
 
     def _steal(self, state: State, estimator: Estimator, device: int, device_type: int) -> bool:
         """Take a job from a queue that is expected to end last, if it ends earlier here; return whether there was one."""
-        ready = state.now_s + state.setup_s[device_type]
-        for victim in self._ending_last(_VICTIMS):
-            best, least = -1, self.end_s[victim] - ready
-            for job in islice(reversed(self.of[victim]), _LOOK):
+        ready_s = state.now_s + state.setup_s[device_type]
+        for victim in self._ending_last():
+            best, least = -1, self.end_s[victim] - ready_s
+            for job in islice(reversed(self.jobs[victim]), _CANDIDATES):
                 here = estimator.seconds(job, device_type)
                 if here < least:
                     best, least = job, here
             if best >= 0:
-                self.of[victim].remove(best)
+                self.jobs[victim].remove(best)
                 there = state.type_of[victim]
                 self.expect(victim, self.end_s[victim] - estimator.seconds(best, there) - state.setup_s[there])
-                self.put(best, device, least, ready + least)
+                self.put(best, device, least, ready_s + least)
                 return True
         return False
 
-    def _ending_last(self, count: int) -> list[int]:
-        """Return the devices with a queue that are expected to be done last, the last first."""
-        last: list[tuple[float, int]] = []
-        while self._last and len(last) < count:
-            entry = heapq.heappop(self._last)
-            if self.of[entry[1]] and -entry[0] == self.end_s[entry[1]] and (not last or entry != last[-1]):
-                last.append(entry)
-        for entry in last:
-            heapq.heappush(self._last, entry)
-        return [device for _, device in last]
+    def _ending_last(self) -> list[int]:
+        seen: set[Entry] = set()
+
+        def valid(entry: Entry) -> bool:
+            new = entry not in seen
+            seen.add(entry)
+            return new and bool(self.jobs[entry[1]]) and -entry[0] == self.end_s[entry[1]]
+
+        return [device for _, device in self._latest.smallest(_VICTIMS, valid)]

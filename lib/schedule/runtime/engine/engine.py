@@ -1,11 +1,13 @@
-"""The loop of a real run: workers are led through an open list of jobs as a policy says, and the journal knows of it first."""
+"""The loop of a real run: it leads workers through an open list of jobs as a policy says, and the journal knows first."""
 
 import threading
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -14,37 +16,88 @@ import numpy as np
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
-from lib.schedule.runtime.engine.changes import Changes
-from lib.schedule.runtime.engine.observer import Observer, Unobserved
-from lib.schedule.runtime.engine.priorities import ranked
+from lib.schedule.runtime.engine.plan import ranked
 from lib.schedule.runtime.engine.slots import Slots, SlotState
-from lib.schedule.runtime.engine.view import Entry, Occupant, View
-from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.engine.view import Occupant, View
+from lib.schedule.runtime.journal import Entry, Journal, Spec
 from lib.schedule.runtime.workers import Limits, Slot, Spawn
 from lib.schedule.state import Policy, Restart, Wait
 
 TICK_S = 0.2
-_WITHOUT_PIPE_S = 0.05  # between looks at workers that wake nobody
+_WITHOUT_PIPE_S = 0.05  # how often workers without a pipe are visited
 _LEAST_S = 1e-3
 
 
+class Observer:
+    """Hears of the jobs of an engine, in its thread; an end is in the journal before. By default it does nothing."""
+
+    def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
+        """Hear that an attempt starts."""
+
+    def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
+        """Hear of the end of a job: done, failed or cancelled; attempt 0 if it never started."""
+
+    def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:
+        """Hear of the end of an attempt that is not the job's: retried, moved or lost."""
+
+    def reported(self, job_id: str, attempt: int, content: dict[str, Any]) -> None:
+        """Hear what a task reports while it runs."""
+
+
+class Changes:
+    """Changes that any thread posts and the engine's thread makes; ``bell`` becomes readable when there are new ones."""
+
+    def __init__(self):
+        self._posted, self._rung = deque(), threading.Event()
+        self.bell, self._ring = Pipe(duplex=False)
+
+    def post(self, change: Callable[[], None]) -> None:
+        """Add a change, from any thread."""
+        self._posted.append(change)
+        if not self._rung.is_set():
+            self._rung.set()
+            self._ring.send_bytes(b".")
+
+    def make(self) -> bool:
+        """Make all changes, in one thread at a time; return whether there were any. A change that raises stays the next."""
+        made = False
+        while self._posted:
+            change = self._posted.popleft()
+            try:
+                change()
+            except Exception:
+                self._posted.appendleft(change)  # such as a full disk: the next run makes it
+                raise
+            made = True
+        return made
+
+    def silence(self) -> None:
+        """Silence the bell after it rang."""
+        self._rung.clear()  # first: a change from now on rings again
+        self.bell.recv_bytes()
+
+
 class Engine:
-    """Leads workers through jobs as a policy says. One thread runs it; others ``post`` changes, or read holding ``lock``."""
+    """Leads workers through jobs as a policy says. One thread runs it; others ``post`` changes, or read holding ``lock``.
+
+    ``site_of`` gives the fleet of slots, and how jobs slow each other down there, if known.
+    """
 
     def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float],
-                 fleet_of: Callable[[tuple[Slot, ...]], Fleet], limits: Limits, spawn: Spawn, observer: Observer | None = None,
-                 contention_of: Callable[[Fleet], Contention | None] = lambda fleet: None, tick_s: float = TICK_S):
-        self.journal, self.limits, self.observer, self._tick_s = journal, limits, observer or Unobserved(), tick_s
-        self._predicted_s, self._fleet_of, self._contention_of = predicted_s, fleet_of, contention_of
+                 site_of: Callable[[tuple[Slot, ...]], tuple[Fleet, Contention | None]], limits: Limits, spawn: Spawn,
+                 observer: Observer | None = None, tick_s: float = TICK_S):
+        self.journal, self.limits, self.observer, self._tick_s = journal, limits, observer or Observer(), tick_s
+        self._predicted_s, self._site_of = predicted_s, site_of
         self.policy = ranked(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._changes = threading.RLock(), Changes()
+        self.post = self._changes.post
         self._thread: threading.Thread | None = None
         self.attempts, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
         self.waiting: dict[str, Entry] = {}
         self.upcoming: list[Entry] = []
         self.slots = Slots(limits, spawn, self.now)
-        self.view: View | None = None  # none: to be made anew before the next decision
-        self.stranded: list[Entry] = []  # jobs that no slot that is there can run
+        self.view: View | None = None  # None: made again before the next decision
+        self.stranded: list[Entry] = []  # jobs that no slot can run now
         self.wake_s, self.done, self._changed = np.inf, 0, False
 
     def now(self) -> float:
@@ -61,13 +114,13 @@ class Engine:
     def add(self, entry: Entry) -> None:
         """Add a job to the list."""
         if entry.arrival_s > self.now():
-            insort(self.upcoming, entry, key=lambda one: one.arrival_s)
+            insort(self.upcoming, entry, key=lambda job: job.arrival_s)
         else:
             self.waiting[entry.job_id] = entry
         self.view = None
 
     def cancel(self, job_id: str) -> None:
-        """End a job that waits; stop one that runs, its end comes when it has stopped."""
+        """End a job that waits; stop a job that runs, whose end comes when it has stopped."""
         if job_id in self.waiting:
             self.view = None
             self._end(self.waiting[job_id], 0, "cancelled")
@@ -86,25 +139,21 @@ class Engine:
     def join(self, slot: Slot) -> None:
         """Add a slot, in the place of one of that name."""
         self.leave(slot.name)
-        self.slots.add(slot)
+        self.slots.by_name[slot.name] = SlotState(slot)
 
     def leave(self, name: str) -> None:
         """Remove a slot; what runs there is tried again elsewhere."""
-        self.view, slot = None, self.slots.of.get(name)
+        self.view, slot = None, self.slots.by_name.get(name)
         if slot and slot.runs:
             self._stopped(slot, "lost", "its slot was removed")
         self.slots.remove(name)
 
     def predict_anew(self) -> None:
-        """Ask again how long the jobs that wait will take, before the next decision."""
+        """Predict the times of the jobs that wait again, before the next decision."""
         for entry in (*self.waiting.values(), *self.upcoming):
             entry.seconds.clear()
             entry.refusal = ""
         self.view = None
-
-    def post(self, change: Callable[[], None]) -> None:
-        """Let the engine's thread make a change soon, from any thread."""
-        self._changes.post(change)
 
     def settle(self) -> None:
         """Return when all changes that were posted before are made."""
@@ -113,16 +162,16 @@ class Engine:
         while not made.is_set():
             if self._thread in (None, threading.current_thread()):
                 with self.lock:
-                    self._take()
+                    self._make_changes()
             made.wait(self._tick_s)
 
-    def _take(self) -> None:
+    def _make_changes(self) -> None:
         self._changed = self._changes.make() or self._changed
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Run jobs until ``until`` holds; workers live as long, and what they run then is tried again by the next run."""
+        """Run jobs until ``until`` holds; then workers end, and what they ran is tried again by the next run."""
         self._thread = threading.current_thread()
         try:
             while self._round(until):
@@ -136,7 +185,7 @@ class Engine:
                 self.slots.shut_down()
 
     def _put_back(self, slot: SlotState) -> None:
-        """Let a job wait for the next run after an error; what the journal refuses now it notes when the job starts again."""
+        """Let a job wait for the next run; what the journal refuses now it notes when the job starts again."""
         entry, cancelled = slot.runs.entry, slot.cancelled
         with suppress(Exception):  # the error that ended the run is the one to raise
             self._stopped(slot, "lost", "the run was ended")
@@ -149,9 +198,9 @@ class Engine:
     def _round(self, until: Callable[[], bool]) -> bool:
         """Take in what happened, and decide; return whether to go on."""
         with self.lock:
-            self._take()
+            self._make_changes()
             if not until():
-                if self._look() or self._changed:
+                if self._listen() or self._changed:
                     self._changed = False
                     self._decide()
                 return True
@@ -166,10 +215,10 @@ class Engine:
         tick_s = self._tick_s if pipes or not len(self.slots) else min(self._tick_s, _WITHOUT_PIPE_S)
         bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
         if bell in wait([*pipes, bell], max(0.0, pause_s)):
-            self._changes.heard()
+            self._changes.silence()
 
-    def _look(self) -> bool:
-        """Take in messages, arrivals and timeouts; return whether there were any that are news to the policy."""
+    def _listen(self) -> bool:
+        """Take in messages, arrivals and timeouts; return whether any are news to the policy."""
         now = self.now()
         news = now >= self.wake_s
         while self.upcoming and self.upcoming[0].arrival_s <= now:
@@ -178,15 +227,15 @@ class Engine:
             if self.view:
                 self.view.arrive(entry, expected=True)
             news = True
-        for event, slot, what in self.slots.events():
+        for event, slot, content in self.slots.events():
             if event == "report":
-                self.observer.reported(slot.runs.entry.job_id, slot.runs.attempt, what)
+                self.observer.reported(slot.runs.entry.job_id, slot.runs.attempt, content)
             else:
-                self._handle(event, slot, what)
+                self._handle(event, slot, content)
                 news = True
         return news
 
-    def _handle(self, event: str, slot: SlotState, what: Any) -> None:
+    def _handle(self, event: str, slot: SlotState, content: Any) -> None:
         if event == "lost":
             self.view = None
         elif event == "ready":
@@ -194,41 +243,38 @@ class Engine:
                 self.view.enable(slot.name)
         elif event == "broken":
             if slot.runs:
-                self._stopped(slot, "moved") if slot.moving_to else self._fail(slot, what)
+                self._stopped(slot, "moved") if slot.moving_to else self._fail(slot, content)
             if self.view:
                 self.view.disable(slot.name)
         elif event == "done":
-            self._finish(slot, what)
+            self._finish(slot, content)
         elif event == "stopped":
             self._stopped(slot, "moved")
         else:
-            self._fail(slot, what, final=event == "refused")
+            self._fail(slot, content, final=event == "refused")
 
     # ------------------------------------------------------------------------------------------ ends of attempts
 
-    def _release(self, slot: SlotState) -> None:
-        """Free a slot, once the journal knows."""
+    def _release(self, slot: SlotState, seconds: float | None = None) -> None:
+        """Free a slot, once the journal knows; ``seconds`` are those of a job that ended well."""
         if self.view:
-            self.view.stop(slot.name, self.now())
+            self.view.stop(slot.name, self.now(), seconds)
         slot.clear()
 
     def _finish(self, slot: SlotState, result: Any) -> None:
-        runs = slot.runs
+        entry, start_s, attempt = slot.runs
 
         def free() -> None:
-            view = self.view
-            self._release(slot)
-            if view:
-                view.finish(runs, slot.name, max(_LEAST_S, self.now() - runs.start_s))
+            self._release(slot, max(_LEAST_S, self.now() - start_s))
             self.done += 1
-            for entry in self.waiting.values():
-                if entry.job_class == runs.entry.job_class:
-                    entry.seconds.clear()  # more may be known of them now
+            for other in self.waiting.values():
+                if other.job_class == entry.job_class:
+                    other.seconds.clear()  # better predictions may be known now
 
-        self._end(runs.entry, runs.attempt, "done", "", result, free)
+        self._end(entry, attempt, "done", "", result, free)
 
     def _stopped(self, slot: SlotState, status: str, reason: str = "") -> None:
-        """End an attempt that is not the job's end, unless it is cancelled; start it anew where it shall be moved."""
+        """End an attempt that is not the job's end, unless the job is cancelled; start it again on the slot it moves to."""
         (entry, _, attempt), target, at_s = slot.runs, slot.moving_to, self.now()
         if slot.cancelled:
             self._end(entry, attempt, "cancelled", reason, free=partial(self._release, slot))
@@ -247,18 +293,18 @@ class Engine:
             self.view.arrive(entry)
 
     def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
-        """End an attempt that went wrong, and the job with it when that is ``final`` or it was tried often enough."""
-        runs = slot.runs
-        tried = self.attempts.get(runs.entry.job_id, 0) + 1
+        """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
+        entry, _, attempt = slot.runs
+        tried = self.attempts.get(entry.job_id, 0) + 1
         if slot.cancelled or not (final or tried >= self.limits.attempts):
             self._stopped(slot, "retried", reason)
             return
         times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
-        self._end(runs.entry, runs.attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
+        self._end(entry, attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
 
     def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
              free: Callable[[], Any] = lambda: None) -> None:
-        """End a job: in the journal, which may refuse, then in the list and by ``free``; then who watches may know."""
+        """End a job: in the journal, which may refuse, then in the list and by ``free``; then the observer hears of it."""
         at_s = self.now()
         new = self.journal.end(entry.job_id, attempt, at_s, status, reason, result)
         free()
@@ -270,38 +316,36 @@ class Engine:
     # ------------------------------------------------------------------------------------------ decisions
 
     def snapshot(self, planning: bool = False) -> View:
-        """Return a view of what there is now; a job that waits and cannot be predicted ends.
+        """Return a view of the list and the slots; a job that waits and cannot be predicted ends.
 
-        For ``planning`` slots whose worker is still starting count as idle, and no job ends: that is for the next decision.
+        For ``planning`` slots whose worker is still starting count as idle, and no job ends.
         """
         occupants = self.slots.occupants()
-        fleet, running = self._fleet_of(tuple(slot.slot for slot in self.slots)), [one.entry for one in occupants.values()]
-        for entry in [*running, *self.waiting.values(), *self.upcoming]:
-            for device_type in set(fleet.types) - set(entry.seconds):
-                try:
-                    entry.seconds[device_type] = self._seconds(entry, device_type)
-                except InputError as error:
-                    entry.seconds[device_type] = np.inf
-                    if entry not in running:
-                        entry.refusal = str(error)
-            if entry.refusal and entry not in running:
+        fleet, contention = self._site_of(tuple(slot.slot for slot in self.slots))
+        for entry in [occupant.entry for occupant in occupants.values()]:
+            self._predict(entry, fleet)
+        for entry in [*self.waiting.values(), *self.upcoming]:
+            entry.refusal = self._predict(entry, fleet) or entry.refusal
+            if entry.refusal:
                 entry.seconds = dict.fromkeys(fleet.types, np.inf)
                 if not planning:
-                    self._refuse(entry)
+                    self._end(entry, 0, "failed", entry.refusal)
+                    self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot.name for slot in self.slots if slot.idle or (planning and not slot.runs)]
-        return View(self.waiting.values(), self.upcoming, occupants, idle, fleet, self._contention_of(fleet), self.now(),
-                    self.done)
+        return View(self.waiting.values(), self.upcoming, occupants, idle, fleet, contention, self.now(), self.done)
 
-    def _seconds(self, entry: Entry, device_type: str) -> float:
-        seconds = float(self._predicted_s(entry.spec, device_type))
-        if not seconds > 0:
-            raise InputError(f"the predicted time of {entry.job_id!r} on {device_type!r} is {seconds}: it is above 0")
-        return seconds
-
-    def _refuse(self, entry: Entry) -> None:
-        """End a job that waits and cannot be predicted."""
-        self._end(entry, 0, "failed", entry.refusal)
-        self.upcoming = [one for one in self.upcoming if one is not entry]
+    def _predict(self, entry: Entry, fleet: Fleet) -> str:
+        """Predict the times that an entry lacks; return why that failed, empty if it did not."""
+        refusal = ""
+        for device_type in set(fleet.types) - set(entry.seconds):
+            try:
+                seconds = float(self._predicted_s(entry.spec, device_type))
+                if not seconds > 0:
+                    raise InputError(f"the predicted time of {entry.job_id!r} on {device_type!r} is {seconds}: it is above 0")
+            except InputError as error:
+                seconds, refusal = np.inf, str(error)
+            entry.seconds[device_type] = seconds
+        return refusal
 
     def _decide(self) -> None:
         if self.view is None and any(slot.idle for slot in self.slots):
@@ -316,10 +360,9 @@ class Engine:
         for action in actions:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
-            elif isinstance(action, Restart):
-                self._move(view.entries[action.job], names[action.device])
             else:
-                self._start(view.entries[action.job], names[action.device])
+                act = self._move if isinstance(action, Restart) else self._start
+                act(view.entries[action.job], names[action.device])
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
             waiting = ", ".join(view.entries[job].job_id for job in list(state.waiting)[:3])
@@ -338,7 +381,7 @@ class Engine:
             return
         entry.attempt = attempt
         self.observer.started(entry.job_id, attempt, name, at_s)
-        self.slots.of[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
+        self.slots.by_name[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
         del self.waiting[entry.job_id]
         view.start(entry, name, attempt)
 

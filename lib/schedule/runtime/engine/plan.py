@@ -1,57 +1,106 @@
-"""What a policy plans for a view: simulated from now on, with the reason for each placement in words."""
+"""Priorities for any policy, and what a policy plans for a view: simulated from now on, with a reason for each placement."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lib.errors import choices
 from lib.schedule.problem import Problem
-from lib.schedule.runtime.engine.priorities import ranked
-from lib.schedule.runtime.engine.view import Entry, View
+from lib.schedule.runtime.engine.view import View
+from lib.schedule.runtime.journal import Entry
 from lib.schedule.simulation.events import simulate
-from lib.schedule.state import Policy
+from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
 
 _SHOWN = 3  # other device types in a reason
 
 
-def plan(view: View, policy: Policy) -> pd.DataFrame:
-    """Return table ``schedule`` and ``reason``: what runs, what the policy plans for the rest, what no slot can run.
+@dataclass
+class _Shown:
+    """The highest priority that waits for each device type, and the policy's memory since that changed."""
 
-    ``status`` is running, planned or waiting (no device, no times). Times are the run's, and hold if predictions do, no job is
-    added and none fails. The view is used up.
+    highest: tuple[float, ...]
+    memory: dict[type, Any] = field(default_factory=dict)
+
+
+def ranked(policy: Policy, priority: Callable[[int], int]) -> Policy:
+    """Return a policy that obeys priorities (by job number, the highest first) and else decides as ``policy`` does.
+
+    **No job starts on a device type while a job of higher priority waits that can run there.** ``policy`` sees neither such
+    types nor jobs that have no other. Its memory is emptied whenever the highest priority that waits for a type changes.
+    """
+    def decide(state: State, predict: Predict) -> list[Action]:
+        ranks = {job: priority(job) for job in state.waiting}
+        if len(set(ranks.values())) <= 1:
+            if _Shown in state.memory:
+                state.memory.clear()
+            return policy(state, predict)
+        part, table = _part(state, predict.table, np.array(list(ranks)), np.array(list(ranks.values()), float)[:, None])
+        return policy(part, Predict(table, predict.sigma))
+
+    return decide
+
+
+def _part(state: State, table: np.ndarray, jobs: np.ndarray, rank: np.ndarray) -> tuple[State, np.ndarray]:
+    """Return the state that the policy sees, and the predicted seconds (jobs, types); ``rank`` is that of the waiting jobs."""
+    able_s, table = table[jobs], table.copy()
+    highest = np.where(np.isfinite(able_s), rank, -np.inf).max(axis=0)
+    shown_s = np.where(rank < highest, np.inf, able_s)
+    shown = np.isfinite(shown_s).any(axis=1)
+    table[jobs] = np.where(shown[:, None], shown_s, 1.0)  # no NaN in a mean; hidden jobs do not wait
+    waiting, changed = dict.fromkeys(jobs[shown].tolist()), set(jobs[(shown_s != able_s).any(axis=1)].tolist())
+    arrived = [job for job in state.arrived if job in waiting]
+    before = state.memory.get(_Shown)
+    if before and before.highest == tuple(highest) and not changed.intersection(arrived):
+        return replace(state, waiting=waiting, arrived=arrived, memory=before.memory), table
+    state.memory.clear()
+    now = state.memory[_Shown] = _Shown(tuple(highest))
+    return replace(state, waiting=waiting, arrived=[], started=[], freed=[], finished=[], memory=now.memory), table
+
+
+def plan(view: View, policy: Policy) -> pd.DataFrame:
+    """Return the table ``schedule`` with ``reason``: what runs, what is planned for the rest, what no slot can run.
+
+    ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
+    fails. The view cannot be used afterwards.
     """
     rows, state = [], view.state
     if view.entries:
-        running = {view.entries[ran.job].job_id for ran in state.running.values()}
+        running = {ran.job for ran in state.running.values()}
         problem = Problem(state.jobs, state.fleet, view.predict.table, view.predict.table)
-        priority = [entry.priority for entry in view.entries]
-        schedule = simulate(problem, ranked(policy, priority.__getitem__), known=state.contention, state=state).schedule
+        obeying = ranked(policy, lambda job: view.entries[job].priority)
+        schedule = simulate(problem, obeying, known_contention=state.contention, state=state).schedule
         for row in schedule[schedule["status"] == "done"].sort_values(["start_s", "device"]).itertuples():
-            entry, runs = view.entries[row.job], row.job_id in running
-            reason = _reason(view, row.job, row.device_index, row.start_s, schedule)
-            rows.append((row.job_id, row.device, row.start_s, row.end_s, max(1, entry.attempt + (not runs)),
-                         "running" if runs else "planned", reason))
+            runs = row.job in running
+            rows.append((row.job_id, row.device, row.start_s, row.end_s, max(1, view.entries[row.job].attempt + (not runs)),
+                         "running" if runs else "planned", _reason(view, row, schedule)))
     rows += [(entry.job_id, "", np.nan, np.nan, entry.attempt + 1, "waiting", _nowhere(entry)) for entry in view.stranded]
     return pd.DataFrame(rows, columns=[*columns("schedule"), "reason"])
 
 
-def _reason(view: View, job: int, device: int, start_s: float, schedule: pd.DataFrame) -> str:
-    """Return what is predicted here and on other device types and, of those that are faster, until when they are busy."""
-    fleet, type_of, row = view.state.fleet, view.state.type_of, view.predict.row(job)
-    here, parts = type_of[device], [f"predicted {row[type_of[device]]:.3g} s here"]
-    before = schedule[(schedule["start_s"] <= start_s) & (schedule["job"] != job)].groupby("device_index")["end_s"].max()
-    for other in sorted(set(range(len(fleet.types))) - {here}, key=row.__getitem__)[:_SHOWN]:
-        free_s, first = min((before.get(number, 0.0), number) for number, of in enumerate(type_of) if of == other)
-        if row[other] == np.inf:
+def _reason(view: View, placed: Any, schedule: pd.DataFrame) -> str:
+    """Return what is predicted here and on other device types, and until when those that are faster are busy."""
+    fleet, type_of, row = view.state.fleet, view.state.type_of, view.predict.row(placed.job)
+    here = type_of[placed.device_index]
+    before = schedule[(schedule["start_s"] <= placed.start_s) & (schedule["job"] != placed.job)]
+    busy_until = before.groupby("device_index")["end_s"].max()
+    parts = [f"predicted {row[here]:.3g} s here"]
+    for there in sorted(set(range(len(fleet.types))) - {here}, key=row.__getitem__)[:_SHOWN]:
+        free_s, first = min((busy_until.get(device, 0.0), device) for device in np.flatnonzero(fleet.type_of == there))
+        if row[there] == np.inf:
             parts.append(f"it cannot run on {fleet.names[first]}")
         else:
-            busy = f" (busy for {free_s - start_s:,.3g} s more)" if row[other] < row[here] and free_s > start_s else ""
-            parts.append(f"{row[other]:.3g} s on {fleet.names[first]}{busy}")
+            wait_s = free_s - placed.start_s
+            busy = f" (busy for {wait_s:,.3g} s more)" if row[there] < row[here] and wait_s > 0 else ""
+            parts.append(f"{row[there]:.3g} s on {fleet.names[first]}{busy}")
     return ", ".join(parts)
 
 
 def _nowhere(entry: Entry) -> str:
     needs = [f"{entry.memory_mb:,.0f} MB"] * (entry.memory_mb > 0) + [f"{entry.cpu_cores:g} cores"] * (entry.cpu_cores > 0)
-    times = choices(name for name, seconds in entry.seconds.items() if seconds < np.inf)
-    return "no slot that is there can run it: " + (f"it needs {choices(needs)}" if needs and times else
-                                                   "it can run on none of their device types")
+    if needs and any(seconds < np.inf for seconds in entry.seconds.values()):
+        return f"no slot that is there can run it: it needs {choices(needs)}"
+    return "no slot that is there can run it: it can run on none of their device types"

@@ -18,19 +18,19 @@ _NOTES = 1000
 
 @dataclass
 class SlotState:
-    """One slot while it is there, its worker (none before the first), and what runs on it."""
+    """A slot, its worker (none before the first), and what runs on it."""
 
     slot: Slot
     worker: Worker | None = None
     spawned_s: float = 0.0
     seen_s: float = 0.0
     ready: bool = False
-    failed_starts: int = 0  # workers before this one that never became ready
+    failed_starts: int = 0  # workers in a row that never became ready
     runs: Occupant | None = None
     token: str = ""
-    expected_s: float = 0.0  # that its job takes
+    expected_s: float = 0.0  # of the job that runs
     cancelled: bool = False
-    moving_to: str = ""  # the slot to start its job on, once it has stopped here
+    moving_to: str = ""  # the slot to start the job on, once it has stopped here
     stop_by_s: float = np.inf
 
     @property
@@ -50,7 +50,7 @@ class SlotState:
         self.worker.send("run", self.token, entry.spec.call, entry.spec.arguments)
 
     def stop(self, by_s: float) -> None:
-        """Tell the worker to stop its job; it is replaced where it has not by then."""
+        """Tell the worker to stop its job; a worker that has not stopped ``by_s`` is replaced."""
         self.stop_by_s = min(self.stop_by_s, by_s)
         self.worker.send("stop", self.token)
 
@@ -60,7 +60,7 @@ class SlotState:
 
 
 def attempt_of(token: str) -> tuple[str, int]:
-    """Return the job and the number of the attempt that a worker knows by a token; InputError for one of no attempt."""
+    """Return the job and the number of the attempt that a token names; InputError if it names none."""
     job_id, _, attempt = token.rpartition("#")
     if not re.fullmatch(r"[0-9]{1,9}", attempt):
         raise InputError(f"{token[:100]!r} is no attempt of a job")
@@ -71,29 +71,24 @@ Event = tuple[str, SlotState, Any]
 
 
 class Slots:
-    """The slots that are there, by name. ``notes`` say which workers were replaced and which slots were given up."""
+    """The slots that are there, ``by_name``. ``notes`` say which workers were replaced and which slots were given up."""
 
     def __init__(self, limits: Limits, spawn: Spawn, now: Callable[[], float]):
         self.limits, self._spawn, self._now = limits, spawn, now
-        self.of: dict[str, SlotState] = {}
+        self.by_name: dict[str, SlotState] = {}
         self.notes: deque[str] = deque(maxlen=_NOTES)
 
     def __iter__(self) -> Iterator[SlotState]:
-        return iter(list(self.of.values()))
+        return iter(list(self.by_name.values()))
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.by_name)
 
-    def add(self, slot: Slot) -> None:
-        """Add a slot, whose worker is spawned by ``events``."""
-        self.of[slot.name] = SlotState(slot)
-
-    def remove(self, name: str) -> SlotState | None:
-        """Remove a slot and end its worker; return it, None where there is none of that name."""
-        slot = self.of.pop(name, None)
+    def remove(self, name: str) -> None:
+        """Remove a slot, if it is there, and end its worker."""
+        slot = self.by_name.pop(name, None)
         if slot and slot.worker:
             slot.worker.shut_down()
-        return slot
 
     def occupants(self) -> dict[str, Occupant]:
         """Return what runs, by slot."""
@@ -101,35 +96,36 @@ class Slots:
 
     def pipes(self) -> list[Any]:
         """Return what becomes readable when workers have something to say."""
-        ways = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
-        return [way for way in ways if isinstance(way, Connection)]
+        pipes = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
+        return [pipe for pipe in pipes if isinstance(pipe, Connection)]
 
     def events(self) -> Iterator[Event]:
-        """Spawn workers that are not there, and yield what happened: ``(event, slot, what)``.
+        """Spawn missing workers, and yield what happened: ``(event, slot, content)``.
 
-        ``ready``; ``report`` (content), ``done`` (result), ``stopped``, ``failed`` (reason) and ``refused`` (reason) of its
-        job; ``broken`` (reason): its worker has ended, and is replaced afterwards; ``lost`` (reason): it is given up.
+        ``ready``; ``report`` (content), ``done`` (result), ``stopped``, ``failed`` (reason) and ``refused`` (reason) of the
+        running job; ``broken`` (reason): the worker has ended, and is replaced afterwards; ``lost`` (reason): the slot is given
+        up.
         """
         for slot in self:
             if slot.worker is None:
                 yield from self._spawned(slot)
         for slot in self:
             why = ""
-            for message in slot.worker.messages():
-                slot.seen_s, what = self._now(), message[0]
-                if what == "died":
-                    why = message[1]
+            for event, *content in slot.worker.messages():
+                slot.seen_s = self._now()
+                if event == "died":
+                    why = content[0]
                     break
-                if what == "ready":
+                if event == "ready":
                     slot.ready = True
-                    yield what, slot, None
-                elif what != "heartbeat" and message[1] == slot.token:
-                    yield what, slot, message[2] if len(message) > 2 else None
+                    yield event, slot, None
+                elif event != "heartbeat" and content[0] == slot.token:
+                    yield event, slot, content[1] if len(content) > 1 else None
             if why := why or self._overdue(slot):
                 yield from self._replaced(slot, why)
 
     def _overdue(self, slot: SlotState) -> str:
-        """Return why a worker is to be replaced that is silent, late, or did not stop; empty where it is not."""
+        """Return why a worker must be replaced that is silent, late, or did not stop; empty if it need not."""
         now, limits, runs = self._now(), self.limits, slot.runs
         if not slot.ready:
             return f"the worker did not start within {limits.ready_s:g} s" if now - slot.spawned_s > limits.ready_s else ""
@@ -149,7 +145,7 @@ class Slots:
         yield from self._spawned(slot, reason)
 
     def _spawned(self, slot: SlotState, last: str = "") -> Iterator[Event]:
-        """Spawn a slot's worker; give the slot up where it is lost, or workers start in vain."""
+        """Spawn a slot's worker; give up a slot that is gone, or whose workers never start."""
         slot.ready, slot.spawned_s, slot.seen_s = False, self._now(), self._now()
         why = f"{slot.failed_starts} workers in a row could not start, the last: {last}"
         if slot.failed_starts < self.limits.attempts:
@@ -158,7 +154,7 @@ class Slots:
                 return
             except SlotLost as error:
                 why = str(error)
-        del self.of[slot.name]
+        del self.by_name[slot.name]
         self.notes.append(f"{slot.name} is given up: {why}")
         yield "lost", slot, why
 

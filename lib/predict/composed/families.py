@@ -1,0 +1,189 @@
+"""Networks on cards, each predicted without its family: rows ``held_out``, and their scores by kind, family and change."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib.predict import held_out
+from lib.predict.composed import model_file, older_scores
+from lib.predict.composed.features import Condition, version
+from lib.predict.composed.model_file import ANY
+from lib.predict.composed.training import Cases
+from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
+from lib.predict.networks import kinds
+from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score_draws, score_gains
+
+_LEAST = 50  # networks of a kind outside of any fold, and it has an interval of its own
+_HOLDS = 0.86  # of a nominal 0.9
+_AUTOCAST = ("amp_fp16", "amp_bf16")
+_OF_TIMM, _KEYS = "families of timm", ["device", "what", "kind", "mode", "condition", "left_out"]
+Captures = Mapping[tuple[str, int], pd.DataFrame]
+
+
+def table(device: str, conditions: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
+          fold: Mapping[str, int], captures: Captures, source: str, licence: str) -> pd.DataFrame:
+    """Return a card's networks, each predicted without its family, as rows ``held_out``.
+
+    ``predicted`` are log ms as ``evaluation.left_out`` gives them, ``fold`` the number of each family, ``captures`` their work.
+    """
+    parts = []
+    for condition, (part, cases) in conditions.items():
+        kind, folds = kinds_of(part, captures), part["module"].map(fold).to_numpy()
+        half, _ = intervals(cases.log_ms - predicted[condition], folds, kind)
+        parts.append(rows(part.assign(device=device, kind=kind, fold=folds, log_ms=cases.log_ms, half=half,
+                                      log_predicted=predicted[condition], condition=condition.name),
+                          what=NETWORKS, left_out=_OF_TIMM, source=source, licence=licence))
+    return pd.concat(parts, ignore_index=True)
+
+
+def kinds_of(part: pd.DataFrame, captures: Captures) -> np.ndarray:
+    """Return the kind of each network of a table."""
+    return np.array([kinds.of_rows(captures[key]) for key in zip(part["network"], part["image_size"], strict=True)])
+
+
+def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
+    """Return rows ``held_out`` of networks with ``log_ms, log_predicted, half`` (of their interval), ``module, condition``."""
+    names = ("device", "kind", "condition", "batch_size", "fold", "networks", "draw")
+    return held_out.frame(
+        **{name: part[name] for name in names if name in part}, **values, group=part["module"],
+        mode=np.where(part["condition"].str.startswith("train"), "train", "infer"),
+        case=part["network"] + " " + part["image_size"].astype(str), measured=np.exp(part["log_ms"]),
+        predicted=np.exp(part["log_predicted"]), low=np.exp(part["log_predicted"] - part["half"]),
+        high=np.exp(part["log_predicted"] + part["half"]))
+
+
+def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Return for each log error half the interval that the errors of the other folds give."""
+    half = np.zeros(len(error))
+    for number in np.unique(fold):
+        half[fold == number] = half_interval(error[fold != number])
+    return half
+
+
+def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+    """Return half the interval of each log error, see ``fold_halves``, and that of new networks, of all and by kind.
+
+    A kind has that of all where fewer than _LEAST of its networks lie outside of any one fold, and where its own holds too few
+    (less than _HOLDS) of those that it did not see, fewer than that of all.
+    """
+    half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
+    for name in np.unique(kind):
+        alike = kind == name
+        if all((alike & (fold != number)).sum() >= _LEAST for number in np.unique(fold[alike])):
+            size, narrow = np.abs(error[alike]), fold_halves(error[alike], fold[alike])
+            if (size <= narrow).mean() >= min(_HOLDS, (size <= half[alike]).mean()):
+                half[alike], of_kinds[str(name)] = narrow, half_interval(error[alike])
+    return half, of_kinds
+
+
+def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
+    """Return what the rows beside the composed model of a card, or that of ``ANY``, say: a line per ``kind`` and ``condition``.
+
+    ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of NETWORKS have
+    ``half``, half an interval in log time (NaN: that of all kinds), lines of GAINS the conditions ``before`` and ``after``
+    (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows are.
+    """
+    model = (folder or model_file.FOLDER) / f"{device}.json"
+    path = held_out.path_of(model)
+    if path.is_file():
+        return _scores(model, what, path.stat().st_mtime_ns)
+    lines = older_scores.of_device(device, model.parent)
+    return lines[lines["what"] == what]
+
+
+@cache
+def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
+    table, shared = held_out.load(model), model.stem == ANY
+    if what == GAINS:
+        return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "before": before.how,
+                              "after": after.how, "torch": before.torch, "left_out": part["left_out"].iloc[0],
+                              **score_gains(part)}
+                             for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
+    rows_of = {NETWORKS: NEW_CARDS if shared else NETWORKS, FAMILIES: NETWORKS, NOISE: NETWORKS}.get(what, what)
+    table = table[table["what"] == rows_of].assign(what=what)
+    kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
+    views = list(measured_again(table)) if what == NOISE else [table.assign(kind=kind)]
+    if what == NETWORKS:
+        views = [views[0].assign(device=ANY)] if shared else [*views, table]
+    lines = pd.concat([score_draws(view, _KEYS) for view in views] or [pd.DataFrame()], ignore_index=True)
+    if what == NETWORKS and not shared:
+        halves = {(condition, kind): half for condition, part in table.groupby("condition")
+                  for kind, half in _halves(part).items()}
+        lines["half"] = [halves.get(case, np.nan) for case in zip(lines["condition"], lines["kind"], strict=True)]
+    return lines
+
+
+def _halves(part: pd.DataFrame) -> dict[str, float]:
+    error = np.log(part["measured"].to_numpy(float) / part["predicted"].to_numpy(float))
+    return intervals(error, part["fold"].to_numpy(int), part["kind"].to_numpy(str))[1]
+
+
+def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
+    """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
+    lines = scores(device, NETWORKS, folder)
+    half = lines.loc[(lines["kind"] == kind) & (lines["condition"] == condition.name), "half"]
+    return float(half.iloc[0]) if half.notna().any() else None
+
+
+def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condition]]:
+    """Yield the conditions that differ by one change, to channels_last or to compiled; both of one torch, under autocast."""
+    for before, after in permutations(conditions, 2):
+        alike = (before.mode, before.torch) == (after.mode, after.torch) and {before.precision, after.precision} <= {*_AUTOCAST}
+        layouts, compiled = (before.layout, after.layout), (before.compiled, after.compiled)
+        to_channels_last = layouts == ("nchw", "nhwc") and len({*compiled}) == 1
+        to_compiled = compiled == (False, True) and len({*layouts}) == 1
+        if alike and (to_channels_last or to_compiled):
+            yield before, after
+
+
+def _conditions(table: pd.DataFrame) -> list[Condition]:
+    return sorted(map(Condition.from_name, table["condition"].unique()), key=lambda condition: condition.name)
+
+
+def _of_same_cases(table: pd.DataFrame, before: Condition, after: Condition, *more: str) -> pd.DataFrame:
+    first, second = (table[table["condition"] == condition.name] for condition in (before, after))
+    return first.merge(second, on=["device", "group", "case", *more], suffixes=("_before", ""))
+
+
+def gains(table: pd.DataFrame) -> Iterator[tuple[Condition, Condition, pd.DataFrame]]:
+    """Yield each change with the gains of networks that ran both ways: rows ``held_out``, quotients of the rows of both.
+
+    A gain is that of an image: the batch shrinks where a network would not fit.
+    """
+    for before, after in changes(_conditions(table)):
+        both = _of_same_cases(table, before, after)
+        shrunk = (both["batch_size"] / both["batch_size_before"]).astype(float)
+        quotients = {name: both[f"{name}_before"] / both[name] * shrunk for name in ("measured", "predicted")}
+        if len(both):
+            yield before, after, both.assign(**quotients, low=np.nan, high=np.nan)[list(table)]
+
+
+def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yield networks that were measured again with another torch, ``predicted`` by the first measurement: the noise floor."""
+    for first, second in combinations(_conditions(table), 2):
+        if replace(first, torch=second.torch) == second:
+            both = _of_same_cases(table, first, second, "batch_size")
+            yield both.assign(what=NOISE, kind=ALL, predicted=both["measured_before"], low=np.nan, high=np.nan,
+                              left_out=f"none: torch {first.torch} against it")[list(table)]
+
+
+def of_change(device: str, before: Condition, after: Condition, folder: Path | None = None) -> dict[str, Any] | None:
+    """Return the scores of a change on a card, of the same torch or else the newest; None where none was held out."""
+    lines = [line for line in scores(device, GAINS, folder).to_dict("records")
+             if (line["before"], line["after"]) == (before.how, after.how)]
+    return max(lines, default=None, key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
+
+
+def change_words(scored: Mapping[str, Any]) -> str:
+    """Say how right gains of a change were, and under which torch; a case is a network on a card."""
+    large = f" ({scored['sign_large']:.0f} % where it is more than 5 %)" if scored["n_large"] else ""
+    return (f"whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases with torch {scored['torch']}"
+            f"{large}, its factor off by {scored['mape']:.1f} % (median {scored['median']:.1f} %; "
+            f"{scored['constant_mape']:.1f} % were it one for all)")

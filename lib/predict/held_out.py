@@ -1,0 +1,45 @@
+"""The table ``held_out``: one row per prediction that no fold of its model had seen, in a file beside the model."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import store
+from lib.tables import columns
+
+NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
+TENSORS, RESIDENT = "memory of tensors", "resident memory"
+NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
+FAMILIES, GAINS, NOISE = "networks of one family", "gains of a change", "labels"
+ALL = "all"  # kinds together
+PROJECT = "measured by this project"
+_USUAL = {"kind": "", "group": "", "batch_size": None, "fold": None, "low": np.nan, "high": np.nan, "out_of_range": False,
+          "usable": True, "networks": None, "draw": 0, "licence": "MIT"}
+
+
+def frame(**values) -> pd.DataFrame:
+    """Return rows of the table; a column that is not given is empty, or says what most rows do."""
+    return pd.DataFrame({**_USUAL, **values})[columns("held_out")]
+
+
+def path_of(model: Path) -> Path:
+    """Return where the rows lie that belong to the file of a model."""
+    return model.with_suffix(".parquet")
+
+
+def save(rows: pd.DataFrame, model: Path) -> Path:
+    """Write the rows of a model beside its file."""
+    return store.write(rows, path_of(model), "held_out", derived=True)
+
+
+def load(model: Path) -> pd.DataFrame:
+    """Return the rows beside the file of a model, none where it has no such file; InputError for a damaged one."""
+    path = path_of(model)
+    return _load(path, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=columns("held_out"))
+
+
+@cache
+def _load(path: Path, _: int) -> pd.DataFrame:
+    return store.read_own(path, "held_out")

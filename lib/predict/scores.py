@@ -1,0 +1,101 @@
+"""The one scorer: how wrong predictions are, with one vote per row or per family, and how right predicted gains are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from lib.measure.statistics import bootstrap
+
+OUTSIDE = 0.05  # share of the time outside of the training ranges, above which an answer is flagged as out of range
+_WITHIN = 10  # %
+_LARGE = np.log(1.05)  # of a log gain, either way, from which on its sign matters
+
+
+def _error_pct(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Return relative errors in %; NaN where nothing was measured or predicted."""
+    return (np.asarray(predicted, float) / np.where(np.asarray(measured) > 0, measured, np.nan).astype(float) - 1) * 100
+
+
+def score(measured: np.ndarray, predicted: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None,
+          interval: bool = True) -> dict[str, float]:
+    """Return MAPE, median, p90 and bias, the share within 10 % and the coverage of ``low`` to ``high`` in %, and n.
+
+    ``mape_low`` and ``mape_high`` are the 95 % bootstrap interval of the MAPE (``interval``). Rows without a measurement or a
+    prediction are left out; the coverage (``cover``) needs ``low`` and ``high``, and is NaN where one of them is.
+    """
+    error = _error_pct(measured, predicted)
+    scored = np.isfinite(error)
+    size = np.abs(error[scored])
+    if not len(size):
+        return dict.fromkeys(("mape", "median", "p90", "bias", "within_10"), np.nan) | {"n": 0}
+    scores = {"mape": float(size.mean()), "median": float(np.median(size)), "p90": float(np.percentile(size, 90)),
+              "bias": float(error[scored].mean()), "within_10": float((size <= _WITHIN).mean() * 100), "n": len(size)}
+    if interval:
+        scores["mape_low"], scores["mape_high"] = bootstrap(size, np.mean)
+    if low is not None:
+        inside = ((low <= measured) & (measured <= high))[scored]
+        scores["cover"] = float(inside.mean() * 100) if np.isfinite(np.asarray(low, float)[scored]).all() else np.nan
+    return scores
+
+
+def score_by(rows: pd.DataFrame, keys: Sequence[str], measured: str = "measured", unit: str = "") -> pd.DataFrame:
+    """Return ``score`` of each group of rows, in the order in which groups appear; ``unit`` ends the other columns' names."""
+    ends, lines = [f"low{unit}", f"high{unit}"] if f"low{unit}" in rows else [], []
+    for key, part in rows.groupby(list(keys), sort=False):
+        values = [part[name].to_numpy() for name in (measured, f"predicted{unit}", *ends)]
+        lines.append({**dict(zip(keys, key, strict=True)), **score(*values)})
+    return pd.DataFrame(lines)
+
+
+def score_families(rows: pd.DataFrame) -> dict[str, float]:
+    """Return MAPE with its bootstrap interval, coverage in % and n, where each ``group`` of rows ``held_out`` has one vote.
+
+    Nothing where a row states no group.
+    """
+    error = np.abs(_error_pct(rows["measured"].to_numpy(), rows["predicted"].to_numpy()))
+    inside = rows["measured"].between(rows["low"], rows["high"]).where(rows["low"].notna()).to_numpy(float) * 100
+    means = pd.DataFrame({"group": rows["group"].to_numpy(), "error": error, "inside": inside}).dropna(subset="error")
+    means = means.groupby("group").mean()
+    if means.empty or "" in means.index:
+        return {}
+    low, high = bootstrap(means["error"].to_numpy(), np.mean, draws=200)
+    return {"mape": float(means["error"].mean()), "mape_low": low, "mape_high": high, "cover": float(means["inside"].mean()),
+            "n": len(means)}
+
+
+def score_draws(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Return ``score`` of each group of rows ``held_out`` without its interval, and ``score_families`` as ``family_...``.
+
+    Scores are means over the random choices (``draw``).
+    """
+    lines = []
+    for key, group in rows.groupby(list(keys), sort=False):
+        draws = [{**score(*(part[name].to_numpy(float) for name in ("measured", "predicted", "low", "high")), interval=False),
+                  **{f"family_{name}": value for name, value in score_families(part).items()}}
+                 for _, part in group.groupby("draw")]
+        lines.append({**dict(zip(keys, key, strict=True)), **pd.DataFrame(draws).mean()})
+    return pd.DataFrame(lines).astype({"n": int}) if lines else pd.DataFrame(columns=[*keys, "n"])
+
+
+def score_gains(rows: pd.DataFrame) -> dict[str, float]:
+    """Return ``score`` of gains (rows ``held_out`` of factors), and how often their signs are right, in %.
+
+    ``sign`` counts all, ``sign_large`` the ``n_large`` that change the time by more than 5 %. ``constant_mape`` is the MAPE of
+    a constant, the median gain of the other folds.
+    """
+    measured, predicted = (rows[name].to_numpy(float) for name in ("measured", "predicted"))
+    right, large = np.sign(np.log(measured)) == np.sign(np.log(predicted)), np.abs(np.log(measured)) > _LARGE
+    of_constant = score(measured, constants(measured, rows["fold"].to_numpy()), interval=False)
+    return {**score(measured, predicted, rows["low"].to_numpy(), rows["high"].to_numpy(), interval=False),
+            "sign": float(right.mean() * 100), "sign_large": float(right[large].mean() * 100) if large.any() else np.nan,
+            "n_large": int(large.sum()), "constant_mape": of_constant["mape"]}
+
+
+def constants(measured: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Return for each row the (geometric) median gain of the other folds; NaN where there is no other."""
+    answer = np.full(len(fold), np.nan)
+    for number in np.unique(fold):
+        other = np.log(measured[fold != number])
+        answer[fold == number] = np.exp(np.median(other)) if len(other) else np.nan
+    return answer
