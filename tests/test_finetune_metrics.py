@@ -148,5 +148,5 @@ def test_what_checkpoints_are_chosen_by_is_measured_also_where_one_function_adds
         with refused(name):
             check_monitor(name, (), 14, True)
     for name in ("val_acc@5", "train_loss"):
-        with refused(f"'{name}' is not measured on these classes; there are: val_loss, .*val_acc@3, "):
+        with refused(f"'{name}' is not measured; there are: val_loss, .*val_acc@3, "):
             check_monitor(name, (3, 5), 4, False)

@@ -108,10 +108,9 @@ class TrainConfig(Strict):
     @classmethod
     def _monitor_exists(cls, value: str, info) -> str:
         if value not in _USUAL:
-            from lib.finetune.metrics import names
+            from lib.finetune.metrics import check_monitor
 
-            if value not in (measured := [f"val_{name}" for name in names(info.data.get("eval_topk", ()))]):
-                raise ValueError(f"is not measured; there are: {choices(measured)}")
+            check_monitor(value, info.data.get("eval_topk", ()))
         return value
 
     @field_validator("monitor_mode")

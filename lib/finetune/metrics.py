@@ -119,11 +119,11 @@ def names(eval_topk: Iterable[int] = (), classes: int | None = None, multi_label
                                      if name != ACCURACY and (metric.multi_label or not multi_label)]]
 
 
-def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int, multi_label: bool) -> None:
-    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on these classes."""
+def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int | None = None, multi_label: bool = False) -> None:
+    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on so many classes (None: on any number)."""
     measured = [f"val_{name}" for name in names(eval_topk, classes, multi_label)]
     if monitor not in measured:
-        raise InputError(f"monitor_metric {monitor!r} is not measured on these classes; there are: {choices(measured)}")
+        raise InputError(f"monitor_metric {monitor!r} is not measured; there are: {choices(measured)}")
 
 
 @dataclass(frozen=True)
