@@ -27,7 +27,7 @@ from lib.predict.model_file import (
     dictionary,
 )
 from lib.predict.operators import features, gradients, inputs
-from lib.predict.operators.chip import Chip
+from lib.predict.operators.chip import CONVOLUTIONS, Chip
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import gemm_group
 from lib.predict.operators.parts import Part
@@ -130,8 +130,9 @@ class CostModel(Saved):
 
     def _answers(self, row: Row, names: np.ndarray) -> Answer:
         """Return what ``_answer`` does, and an origin each, for columns of any parts, by their names."""
-        missing = [name for name in np.unique(names) if self._lacks(name)]
-        names = np.where(np.isin(names, missing) & gradients.convolves(row), _GRADIENTS, names)
+        if self.chip is not None:  # a GPU's model that has no part for backward kernels
+            missing = [name for name in np.unique(names) if name.endswith("backward") and name not in self.parts]
+            names = np.where(np.isin(names, missing) & np.isin(row["op"], CONVOLUTIONS), _GRADIENTS, names)
         predicted, widths, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
         origin = np.empty(len(names), object)
         for name in np.unique(names):
@@ -140,10 +141,6 @@ class CostModel(Saved):
             answer = self._of_gradients(columns) if name == _GRADIENTS else self._answer(str(name), columns)
             predicted[places], widths[places], outside[places], origin[places] = answer
         return predicted, widths, outside, origin
-
-    def _lacks(self, name: str) -> bool:
-        """Return whether a GPU's model has no part of its own for backward kernels."""
-        return self.chip is not None and name.endswith("backward") and name not in self.parts
 
     def _of_gradients(self, row: Row) -> Answer:
         """Return what ``_answers`` does for columns of convolutions' backward passes, from forward kernels."""
