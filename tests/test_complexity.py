@@ -22,12 +22,20 @@ V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
 compared = cache(partial(cross_check.compare, measured=False))
 
 
+def table(*question):
+    return complexity.rows_of(complexity.analyse(*question))
+
+
+def totals(*question):
+    return complexity.sums_of(complexity.analyse(*question), table(*question))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "macs", "parameters", "torchinfos"), [
     ("resnet50", 4_089_184_256, 25_557_032, 4_089_238_376), ("vgg16", 15_470_264_320, 138_357_544, 15_483_821_032),
     ("mobilenet_v2", 300_774_272, 3_504_872, 300_809_384), ("vit_b_16", 17_563_828_224, 86_567_656, 173_232_616)])
 def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
-    result, checks = complexity.totals(name, 1), compared(name)
+    result, checks = totals(name, 1), compared(name)
     assert (result["macs_forward"], result["params"]) == (macs, parameters)
     assert list(checks[checks.quantity == "multiply-adds, forward"].theirs) == [torchinfos]
     assert checks.theirs.notna().all() and (checks.rest == 0).all()
@@ -49,11 +57,11 @@ def test_the_rules_in_numbers():
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "shufflenet_v2_x1_0", "googlenet", "swin_v2_t", "convnext_tiny",
                                   "regnet_y_400mf", "squeezenet1_1"])
 def test_every_difference_of_a_classifier_is_explained_and_every_parameter_counted_once(name):
-    checks, rows = compared(name, 2), complexity.table(name, 2)
+    checks, rows = compared(name, 2), table(name, 2)
     assert checks.theirs.notna().all()
     assert (checks.rest == 0).all(), checks[checks.rest != 0]
     assert (rows.params >= 0).all() and "unused" not in set(rows.op)
-    assert rows.params.sum() == complexity.totals(name, 2)["params"]
+    assert rows.params.sum() == totals(name, 2)["params"]
 
 
 @pytest.mark.slow
@@ -85,7 +93,7 @@ def test_cnn3d_by_hand():
         macs += positions**3 * inner * outer * 27
         positions //= 2
     macs += 64 * 128 + 128 * 11
-    result = complexity.totals("W6", 5)
+    result = totals("W6", 5)
     assert result["macs_forward"] == 5 * macs
     first = 28**3 * 16 * 27  # its input needs no gradient, all others do
     assert complexity.analyse("W6", 5).matrix_flops("backward") == 2 * 5 * (2 * macs - first)
@@ -93,7 +101,7 @@ def test_cnn3d_by_hand():
 
 
 def test_simple_cnn_layer_by_layer():
-    layers = complexity.by_layer(complexity.table("W1", 4)).set_index("layer")
+    layers = complexity.by_layer(table("W1", 4)).set_index("layer")
     conv = layers.loc["features.3"]
     assert conv.params == 32 * 64 * 9 + 64
     assert conv.flops_forward == 2 * 4 * 14 * 14 * 32 * 64 * 9
@@ -106,8 +114,8 @@ def test_simple_cnn_layer_by_layer():
 
 
 def test_totals_are_the_sums_of_the_rows_and_scale_with_the_batch():
-    one, eight = complexity.totals("resnet18", 1), complexity.totals("resnet18", 8)
-    rows = complexity.table("resnet18", 8)
+    one, eight = totals("resnet18", 1), totals("resnet18", 8)
+    rows = table("resnet18", 8)
     assert list(rows) == columns("complexity")
     assert rows.params.sum() == eight["params"] == one["params"]
     assert rows.flops_forward.sum() == eight["flops_forward"]
@@ -179,9 +187,9 @@ def test_what_is_saved(home):
 
 def test_a_full_disk_leaves_no_half_summary(home):
     store.git_state()
-    sums = pd.DataFrame([complexity.totals("simple_cnn", 1, "3x28x28")]).assign(uncounted="x" * 9000)
+    sums = pd.DataFrame([totals("simple_cnn", 1, "3x28x28")]).assign(uncounted="x" * 9000)
     with full_disk(5000), refused(r"simple_cnn_b1.txt: cannot be written \(File too large\)"):
-        complexity.save(complexity.table("simple_cnn", 1, "3x28x28"), sums)
+        complexity.save(table("simple_cnn", 1, "3x28x28"), sums)
     assert {path.name for path in paths.COMPLEXITY.iterdir()} == {"complexity.csv", "complexity.meta.json", "summary.json"}
 
 

@@ -181,7 +181,7 @@ def test_out_of_range_the_factor_stays_within_what_was_trained(model, gemms):
 def test_a_gpu_is_completed_by_siblings_before_any_gpu(tmp_path):
     """The H200's GEMMs; rates of memory-bound work, of any GPU in fp32, with launches."""
     files = {(device, "bf16"): registry.path_of(device, "bf16", registry.SHIPPED) for device in ("h200-sxm", transfer.ANY_GPU)}
-    costs = dict.fromkeys(inputs.names("memory", T4)[0], 0.0) | {"move_ms": 0.5, "move_beyond_8us": 0.75, "call": 0.05}
+    costs = dict.fromkeys(inputs.names("memory forward", T4)[0], 0.0) | {"move_ms": 0.5, "move_beyond_8us": 0.75, "call": 0.05}
     any_gpu = shipped(transfer.ANY_GPU)
     memory = replace(any_gpu.parts["memory forward"], regressor=Rates(list(costs), np.array(list(costs.values()))))
     files[transfer.ANY_GPU, "fp32"] = replace(any_gpu, parts={"memory forward": memory}).save(tmp_path / "fp32")
@@ -322,7 +322,8 @@ def test_scores_of_kernels_stand_beside_baselines_of_all_models_on_the_folds_of_
 def test_every_group_of_a_gpu_has_terms_and_features_of_each_of_its_operators(group):
     for op in features_gpu.GROUPS[group]:
         row = features.one(op, {}, 1.0, 1.0)
-        assert [*map(len, inputs.names(group, T4))] == [values.shape[1] for values in inputs.arrays(row, group, T4)]
+        names = inputs.names(f"{group} forward", T4)
+        assert [*map(len, names)] == [values.shape[1] for values in inputs.arrays(row, group, T4)]
 
 
 @pytest.mark.slow

@@ -63,6 +63,7 @@ WRONG = [
     ("facts/peak_gflops", float("nan"), "peak_gflops"), ("facts/launch_ms", -1.0, "launch_ms = -1.0"),
     ("facts/sweeps", ["../../etc"], "facts.sweeps.0 = '../../etc' is no folder below data/reference"),
     ("parts", {}, "parts = {}"), ("schema", "4", "schema = '4'"), ("more", 1, "unknown name 'more'"),
+    ("scaling", 1, "scaling = 1 is nothing that a file has"), (f"{PART}/held_out", 1, "is nothing that a file has"),
     (f"{PART}/halves", [0.1], "1 intervals do not fit edges"), (f"{PART}/edges_ms", backwards, "have to grow"),
     (f"{PART}/families", {"bmm": {"edges_ms": [1.0], "halves": [0.1]}}, "1 intervals do not fit edges [1.0], which"),
     (f"parts/{CONVOLUTION}/families", {"conv3d": {"edges_ms": [], "halves": [0.1]}}, "['op'] are none of its features"),

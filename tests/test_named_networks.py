@@ -109,7 +109,7 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     for mode in ("infer", "train"):
         assert (advise.advise(Query(*asked, mode), ["cpu", "t4"], crossovers=False).table["predicted_ms"] > 0).all()
     program(Case(asked[0], "train", *asked[1:]), torch.device("cpu"))()
-    assert complexity.totals(*asked)["macs_forward"] == 2 * 6 * 8 * 4
+    assert complexity.analyse(*asked).macs == 2 * 6 * 8 * 4
     rows = cross_check.compare(*asked).set_index("source")
     assert rows.loc["FlopCounterMode", "rest"].tolist() == [0, 0]
 

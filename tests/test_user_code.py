@@ -189,7 +189,7 @@ def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
         networks.network("zoo:Huge").build()
 
 
-@pytest.mark.parametrize("call", [lambda name: complexity.table(name, 1, "3x8x8"), cross_check.compare,
+@pytest.mark.parametrize("call", [lambda name: complexity.analyse(name, 1, "3x8x8"), cross_check.compare,
                                   lambda name: advise.advise(Query(name, 1, "3x8x8"), ["cpu"])])
 def test_every_question_about_a_network_takes_the_same_door(call, zoo):
     with refused(r"model 'zoo:Exits' does not run .* it ends the program"):

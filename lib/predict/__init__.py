@@ -1,8 +1,8 @@
 """Predict: what work would take, and why.
 
-What a file may import, from the ground up: ``model_file`` (a saved model, checked), ``analytic`` (complexity, rooflines, the
+What a file may import, from the ground up: ``model_file`` (files of models, checked), ``analytic`` (complexity, rooflines, the
 scaling from one CPU to another, checks against second sources), ``learners`` (perceptrons, boosted trees), ``operators`` (the
-time of one kernel), ``networks`` (a network's operators, memory, and what composing them adds), ``power`` (watts of kernels,
+time of one kernel), ``networks`` (a network's operators, memory, and what composing them adds), ``power`` (watts of GEMMs,
 joules of networks), ``transfer`` and ``transfer_cpu`` (GPUs and CPUs that were not measured), ``registry`` (the models at
 hand), ``steps`` (a training step with its loader, copy and optimizer), ``training``, ``network_training`` (what is trained),
 ``advice`` (what a network's or an operator's answer is), ``questions`` (many), ``calibrate_networks``, ``calibrate`` (a model

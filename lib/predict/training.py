@@ -94,14 +94,14 @@ def targets(folder: Path) -> list[Target]:
     for (hardware_id, name, dtype), part in good.groupby(["hardware_id", "gpu", "dtype"]):
         counts = part.groupby(["cache", "latency_type", "threads"]).size()
         order = _STATES[bool(name)]
-        cache, latency_type, threads = max(counts.index, key=lambda one: (counts[one], -order.index(one[:2]), one[2]))
+        cache, latency_type, threads = max(counts.index, key=lambda key: (counts[key], -order.index(key[:2]), key[2]))
         if counts.max() >= fitting.LEAST_ROWS:
             devices = tuple(sorted(set(part["device"])))
             chosen.append(Target(devices, dtype, cache, latency_type, name, hardware_id, int(threads)))
     if not chosen:
         raise InputError(f"{folder} has no sweep of {fitting.LEAST_ROWS} usable rows or more ({len(good)} of {len(rows)} "
                          "rows are usable); measure one: papermill notebooks/03_sweep.ipynb out.ipynb -p op all -p device all")
-    return sorted(chosen, key=lambda one: (one.name != "", one.dtype != "fp32", one.name, one.dtype))
+    return sorted(chosen, key=lambda target: (target.name != "", target.dtype != "fp32", target.name, target.dtype))
 
 
 def _labelled(path: Path) -> pd.DataFrame:
@@ -148,15 +148,13 @@ def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
     Raises InputError for a CPU without measured ceilings of the element type.
     """
     table, _ = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id, target.threads)
-    roofs = roofline.roofs(table.assign(device=target.devices[0])) if len(table) else []
-    roof = next((roof for roof in roofs if roof.dtype == target.dtype), None)
-    if roof is None and target.name:
-        vendor = load_devices()[registry.vendor_of(target.name)]
-        roof = next((roof for roof in roofline.roofs(roofline.vendor_ceilings(vendor)) if roof.dtype == target.dtype), None)
-    if roof is None:
-        raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with "
-                         "01_machine")
-    return roof
+    tables = [table.assign(device=target.devices[0])] if len(table) else []
+    if target.name:
+        tables.append(roofline.vendor_ceilings(load_devices()[registry.vendor_of(target.name)]))
+    for roof in (roof for ceiling in tables for roof in roofline.roofs(ceiling)):
+        if roof.dtype == target.dtype:
+            return roof
+    raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with 01_machine")
 
 
 def _own_facts(folder: Path, target: Target, table: pd.DataFrame, names: list[str]) -> dict[str, Any]:
@@ -196,8 +194,8 @@ def _scored(model: CostModel) -> CostModel:
 def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
     """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one, scaled."""
     calibrated = registry.path_of(model.device, target.dtype, folder / "models")
-    others = [calibrated] if calibrated.is_file() else registry.shipped_cpus(target.dtype)
-    base = registry.load(others[0]) if others else model
+    bases = [calibrated] if calibrated.is_file() else registry.shipped_cpus(target.dtype)
+    base = registry.load(bases[0]) if bases else model
     if base.device == model.device and not calibrated.is_file():
         return model  # the shipped one itself is trained anew
     if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
@@ -269,8 +267,8 @@ def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool =
     """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
     parts = []
     for device, table in tables.items():
-        own = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
-        parts.append(own.sample(min(len(own), _SAMPLE), random_state=0).assign(hardware_id=device))
+        rows = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+        parts.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -279,8 +277,8 @@ def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:
     chips = {device: Chip.of(load_devices()[device], dtype) for device in devices}
 
     def frames(part: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        own = [inputs.frames(part[part["hardware_id"] == device], chips[device]) for device in part["hardware_id"].unique()]
-        return tuple(pd.concat(tables).reindex(part.index) for tables in zip(*own, strict=True))
+        pairs = [inputs.frames(rows, chips[device]) for device, rows in part.groupby("hardware_id", sort=False)]
+        return tuple(pd.concat(tables).reindex(part.index) for tables in zip(*pairs, strict=True))
 
     return frames
 

@@ -102,18 +102,12 @@ def input_bytes(analysis: Analysis) -> int:
     return sum(sizes[storage][0] for storage in inputs & saved)
 
 
-def table(name: str, batch_size: int = 0, input_shape: str = "") -> pd.DataFrame:
-    """Return the ``complexity`` table of one network: a row a layer and operator, views left out.
+def rows_of(analysis: Analysis) -> pd.DataFrame:
+    """Return the ``complexity`` table of a captured step: one row per layer and operator, without views.
 
     A parameter is counted where it is first used; those never used are one row of operator ``unused``. A row's
     activations are what it makes in the forward pass and the backward pass reads again. FLOPs that are not known are NaN.
-    Raises InputError for a network or a shape that is none.
     """
-    return rows_of(analyse(name, batch_size, input_shape))
-
-
-def rows_of(analysis: Analysis) -> pd.DataFrame:
-    """Return the ``complexity`` table of a captured step, see ``table``."""
     sizes, saved, used, made = _sizes(analysis), _saved(analysis), set(), set()
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for op, layer, phase in analysis.steps:
@@ -142,17 +136,8 @@ def shape_for(name: str, input_shape: str) -> str:
     return "" if name in workloads() else input_shape
 
 
-def totals(name: str, batch_size: int = 0, input_shape: str = "") -> dict[str, Any]:
-    """Return the sums of one network at one batch size: parameters, MACs, FLOPs and bytes of each pass, memory in MB.
-
-    Raises InputError for a network or a shape that is none.
-    """
-    analysis = analyse(name, batch_size, input_shape)
-    return sums_of(analysis, rows_of(analysis))
-
-
 def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the totals of an analysis from its ``complexity`` rows, named as the notebook's overview names them."""
+    """Return the sums of an analysis from its ``complexity`` rows: parameters, MACs, FLOPs and bytes of each pass, MB."""
     sums = rows[_SUMS[1:]].sum(skipna=False)
     forward, backward = sums["flops_forward"], sums["flops_backward"]
     moved = sums["bytes_forward"] + sums["bytes_backward"]
@@ -192,7 +177,7 @@ def _or_none(value: float) -> float | None:
 
 
 def text_summary(rows: pd.DataFrame, sums: Any) -> str:
-    """Return one network at one batch size as text: a line a layer, then the ``totals`` (a row of their table)."""
+    """Return one network at one batch size as text: a line a layer, then its sums (a row of their table)."""
     layers = by_layer(rows).drop(columns="calls").replace({"layer": {"": "(the network itself)"}})
     formats = dict.fromkeys(_SUMS[1:], "{:,.0f}".format) | {"flops_per_byte": "{:,.2f}".format}
     shown = layers.to_string(index=False, formatters=formats, na_rep="unknown")
@@ -210,7 +195,7 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
 def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **facts: Any) -> list[Path]:
     """Write ``complexity.csv``, ``summary.json`` and a text a network and batch size; each is replaced in one step.
 
-    ``rows`` are ``complexity`` tables, ``sums`` a table of ``totals``; ``folder`` is data/complexity/ unless given.
+    ``rows`` are ``complexity`` tables, ``sums`` a table of ``sums_of``; ``folder`` is data/complexity/ unless given.
     Returns the files.
     """
     folder = folder or paths.COMPLEXITY

@@ -119,7 +119,7 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
 def _saved_tensors(analysis: Analysis) -> list[dict[str, Any]]:
     """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
     model, (placed, named) = analysis.network.build().train(), analysis.network.made("cpu")
-    own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    parameters = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def _saved_tensors(analysis: Analysis) -> list[dict[str, Any]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = capture.default_loss(capture.first_tensor(model(*placed, **named)))
-    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
+    measured = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
     del loss
     ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
     return [_row("bytes saved for the backward pass", ours, "tensors that autograd saved, a real run", measured,
@@ -139,18 +139,9 @@ def _saved_tensors(analysis: Analysis) -> list[dict[str, Any]]:
 def _row(quantity: str, ours: float, source: str, theirs: float, parts: Parts) -> dict[str, Any]:
     explained = sum(parts.values())
     rest = theirs - ours - explained
-    words = [f"{what} {value:+,}" for what, value in parts.items() if value] + ["no rule for the rest"] * bool(rest)
+    words = [f"{rule} {value:+,}" for rule, value in parts.items() if value] + ["no rule for the rest"] * bool(rest)
     return {"quantity": quantity, "ours": ours, "source": source, "theirs": theirs, "difference": theirs - ours,
             "explained": explained, "rest": rest, "explanation": "; ".join(words)}
-
-
-def _or_reason(source: str, look: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of one source, or one row that says why it has nothing to say of this network."""
-    try:
-        with user_code.running("gives no number"):
-            return look()
-    except InputError as error:
-        return [{"quantity": "all", "source": source, "explanation": str(error)}]
 
 
 def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: bool = True) -> pd.DataFrame:
@@ -162,13 +153,20 @@ def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: boo
     network = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
     model = fakes.unwritten(network.build)
-    rows = _or_reason(_COUNTER, lambda: _flop_counter(model, analysis))
-    rows += _or_reason("torchinfo", lambda: _torchinfo(model, analysis))
-    rows += _or_reason("autograd", lambda: _saved_tensors(analysis)) if measured else []
+    sources = {_COUNTER: lambda: _flop_counter(model, analysis), "torchinfo": lambda: _torchinfo(model, analysis)}
+    if measured:
+        sources["autograd"] = lambda: _saved_tensors(analysis)
+    rows = []
+    for source, compared in sources.items():
+        try:
+            with user_code.running("gives no number"):
+                rows += compared()
+        except InputError as error:  # this source has nothing to say of this network
+            rows.append({"quantity": "all", "source": source, "explanation": str(error)})
     return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)
 
 
-def compare_all(names: Iterable[str], input_shape: str = "", measured: bool = True) -> pd.DataFrame:
+def compare_all(names: Iterable[str], input_shape: str = "") -> pd.DataFrame:
     """Return ``compare`` of several networks at batch size 1; ``input_shape`` is for those that are no workloads."""
-    return pd.concat([compare(name, 1, complexity.shape_for(name, input_shape), measured)
+    return pd.concat([compare(name, 1, complexity.shape_for(name, input_shape))
                       for name in track(list(names), "second sources")], ignore_index=True)

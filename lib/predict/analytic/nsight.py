@@ -11,6 +11,7 @@ from lib import csv_files
 from lib.config.definitions import Metric, load_metrics
 from lib.errors import InputError, choices
 
+_LEAST = 0.05  # of the time: kernels that took less have no row of work
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
@@ -40,22 +41,22 @@ class Counted:
         return f"{self.name} lacks {choices(self.missing)}: that work is not among its FLOPs, and kernels that do it lie too " \
             "low; see params/nsight_metrics.yaml." if self.missing else ""
 
-    def work(self, hardware_id: str, batch_size: int = 0, label: str = "", least: float = 0.05) -> pd.DataFrame:
-        """Return all kernels as one row of work for ``roofline.points``, and each kernel that took ``least`` of the time.
+    def work(self, hardware_id: str, batch_size: int = 0) -> pd.DataFrame:
+        """Return all kernels as one row of work for ``roofline.points``, and each kernel that took _LEAST of the time.
 
         Time, FLOPs and bytes are of these kernels alone, never of another run. ``batch_size`` is what the program processed.
         The element type of a row is the one that most of its FLOPs are of.
         """
         by_kernel = self.kernels.assign(calls=1).groupby("kernel", sort=False).sum()
-        heavy = by_kernel[by_kernel["seconds"] >= least * by_kernel["seconds"].sum()].sort_values("seconds", ascending=False)
+        heavy = by_kernel[by_kernel["seconds"] >= _LEAST * by_kernel["seconds"].sum()].sort_values("seconds", ascending=False)
         rows = pd.concat([by_kernel.sum().to_frame("all kernels").T, heavy]).astype({"calls": int})
         dtypes = rows.filter(regex="^flops_").idxmax(axis=1).str.removeprefix("flops_").tolist()
-        first, others = rows.index[:1], list(rows.index[1:])
+        everything, heavy_names = rows.index[:1], list(rows.index[1:])
         return rows[["seconds", "bytes", "flops", "calls"]].rename(columns={"seconds": "elapsed_sec"}).assign(
-            label=[label or self.name, *map(_short, others)], env=label or self.name, arch=self.name, backend="cuda",
-            batch_size=[batch_size] + [0] * len(others), precision=dtypes, roof_dtype=dtypes, bytes_source="counted",
-            kind="counted", family=[*first] + ["kernel"] * len(others), occurrences=1, level="device", verdict="stable",
-            hardware_id=hardware_id, software_id="counted").reset_index(drop=True)
+            label=[self.name, *map(_short, heavy_names)], env=self.name, arch=self.name, backend="cuda",
+            batch_size=[batch_size] + [0] * len(heavy_names), precision=dtypes, roof_dtype=dtypes, bytes_source="counted",
+            kind="counted", family=[*everything] + ["kernel"] * len(heavy_names), occurrences=1, level="device",
+            verdict="stable", hardware_id=hardware_id, software_id="counted").reset_index(drop=True)
 
 
 def _short(kernel: str) -> str:

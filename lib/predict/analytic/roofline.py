@@ -78,10 +78,11 @@ class Roof:
         return fits[0] if fits else self.last
 
 
-def _one(frame: pd.DataFrame, column: str, what: str) -> str:
-    values = sorted(set(frame[column]))
+def _single(ceilings: pd.DataFrame, column: str) -> str:
+    values = sorted(set(ceilings[column]))
     if len(values) != 1:
-        raise InputError(f"{what} are of one {column.replace('_', ' ')}, not of several: {choices(values) or 'none'}")
+        raise InputError("the ceilings of one roof "
+                         f"are of one {column.replace('_', ' ')}, not of several: {choices(values) or 'none'}")
     return values[0]
 
 
@@ -91,8 +92,7 @@ def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list
     The best usable row counts; where a level or element type has none, the best of all, marked doubtful. Raises InputError when
     the table mixes devices, machines, or measured with vendors' ceilings, or lacks memory beyond the caches or compute.
     """
-    source, device = _one(ceilings, "source", "the ceilings of one roof"), _one(ceilings, "device", "the ceilings of one roof")
-    hardware = _one(ceilings, "hardware_id", "the ceilings of one roof")
+    source, device, hardware = (_single(ceilings, column) for column in ("source", "device", "hardware_id"))
     of_compute = ceilings["level"] == "compute"
     memory, compute = ceilings[~of_compute], ceilings[of_compute]
     peaks, doubted = _best(memory, "level", "peak_gbps")
@@ -123,41 +123,42 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns("ceilings"))
 
 
-def roof_of(several: Sequence[Roof], row) -> Roof | None:
+def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
     """Return the roof of a row: its backend, its element type and, when measured, its machine."""
-    for roof in several:
+    for roof in candidates:
         same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
         if same and roof.backend == row.backend and roof.dtype == row.roof_dtype:
             return roof
     return None
 
 
-def _refuse_mixtures(work: pd.DataFrame, several: Sequence[Roof], axis: str) -> None:
-    sources, machines = {roof.source for roof in several}, sorted(set(work["hardware_id"]))
+def _refuse_mixtures(work: pd.DataFrame, candidates: Sequence[Roof]) -> None:
+    sources, devices = {roof.source for roof in candidates}, {roof.device for roof in candidates}
+    machines = sorted(set(work["hardware_id"]))
     if len(sources) > 1:
         raise InputError("measured and vendors' roofs are not mixed in one picture; take one of them")
-    if sources == {"vendor"} and len({roof.device for roof in several}) > 1:
-        raise InputError(f"points are set against one vendor's device, not {choices(sorted({r.device for r in several}))}")
-    if len(machines) > 1 and axis != "hardware_id":
-        raise InputError(f"points of several machines are not mixed: {choices(machines)} (unless axis is hardware_id)")
-    roofed = {roof.hardware_id for roof in several}
+    if sources == {"vendor"} and len(devices) > 1:
+        raise InputError(f"points are set against one vendor's device, not {choices(sorted(devices))}")
+    if len(machines) > 1:
+        raise InputError(f"points of several machines are not mixed: {choices(machines)}")
+    roofed = {roof.hardware_id for roof in candidates}
     strangers = [name for name in machines if name not in roofed]
     if sources == {"measured"} and strangers:
         raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(roofed))}; "
                          "measure the ceilings of that machine with 01_machine")
 
 
-def points(work: pd.DataFrame, several: Sequence[Roof], axis: str = "") -> pd.DataFrame:
+def points(work: pd.DataFrame, candidates: Sequence[Roof]) -> pd.DataFrame:
     """Set ``work`` (columns WORK) against its roofs; return the table ``points``.
 
     ``level`` of a row says which memory level it is set against; empty is the one beyond the caches. ``attrs["left out"]``
-    counts what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines (unless ``axis`` is
-    hardware_id), of measured and vendors' roofs, or when no roof belongs to the work's machine.
+    counts what could not become a point, by reason (LEFT_OUT). Raises InputError for a mixture of machines, of measured
+    and vendors' roofs, or when no roof belongs to the work's machine.
     """
-    _refuse_mixtures(work, several, axis)
+    _refuse_mixtures(work, candidates)
     left, rows = dict.fromkeys(LEFT_OUT, 0), []
     for row in work[WORK].itertuples(index=False):
-        roof = roof_of(several, row)
+        roof = roof_of(candidates, row)
         reasons = (row.verdict == VERDICTS[-1], not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
         if any(reasons):
             left[LEFT_OUT[reasons.index(True)]] += 1

@@ -72,8 +72,8 @@ class Trees:
                 leaf[places] = node
                 if not walking:
                     return self.value.take(leaf).reshape(-1, len(x)).sum(axis=0, dtype=float)
-                kept = np.flatnonzero(inner)
-                places, row, node, feature, inner = (one.take(kept) for one in (places, row, node, feature, inner))
+                moving = np.flatnonzero(inner)
+                places, row, node, feature, inner = (values_.take(moving) for values_ in (places, row, node, feature, inner))
             goes_right = values.take(row + feature) > self.value.take(node)
             node += np.where(goes_right, self.right.take(node), inner)  # a leaf, whose ``right`` is 0, stays
 

@@ -19,18 +19,18 @@ def _block(name: str) -> str:
     return _TOGETHER.get(stem, stem)
 
 
-def crossed(rows: pd.DataFrame, count: int, seed: int = 0) -> pd.DataFrame:
+def crossed(rows: pd.DataFrame, count: int) -> pd.DataFrame:
     """Return up to ``count`` operators whose parameters come from two measured ones of the same family and kind.
 
     Columns: op, pass, hardware_id, the parameters, flops, bytes. What cannot be (a kernel larger than its input) is left out.
     """
-    draw, several = np.random.default_rng(seed), []
+    draw, made_rows = np.random.default_rng(0), []
     texts = [rows[name].fillna("") for name in _ALIKE if name in rows]
     groups = [part.to_dict("records") for _, part in rows.groupby([text.to_numpy() for text in texts], sort=False)]
     share = np.array([len(group) for group in groups]) / len(rows)
     for number, group in enumerate(groups):
-        several += _crossed(group, int(round(share[number] * count)), draw)
-    return pd.DataFrame(several)
+        made_rows += _crossed(group, int(round(share[number] * count)), draw)
+    return pd.DataFrame(made_rows)
 
 
 def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterator[dict]:
@@ -39,23 +39,23 @@ def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterat
     for _ in range(_VAIN * count):
         if made >= count:
             return
-        one, other = (group[place] for place in draw.integers(len(group), size=2))
+        first, second = (group[place] for place in draw.integers(len(group), size=2))
         taken: dict[str, bool] = {}
         values = {}
         for name in names:
             block = _block(name)
             if block not in taken:
                 taken[block] = bool(draw.random() < _TAKEN)
-            value = (other if taken[block] else one).get(name)
+            value = (second if taken[block] else first).get(name)
             if not pd.isna(value) and value != "":
                 values[name] = value if isinstance(value, str) else int(value)
-        if op.startswith("conv") and one.get("groups", 1) > 1 and one["groups"] == one["in_channels"]:
+        if op.startswith("conv") and first.get("groups", 1) > 1 and first["groups"] == first["in_channels"]:
             values["groups"] = "depthwise"
         try:
-            made_one = spaces.config(op, spaces.fitted(op, values), group[0].get("dtype") or "fp32", one["pass"])
+            made_one = spaces.config(op, spaces.fitted(op, values), group[0].get("dtype") or "fp32", first["pass"])
             flops, moved = spaces.work(made_one.ops())
         except InputError:
             continue
         made += 1
-        facts = {"op": op, "pass": one["pass"], "hardware_id": one.get("hardware_id", ""), "flops": flops, "bytes": moved}
+        facts = {"op": op, "pass": first["pass"], "hardware_id": first.get("hardware_id", ""), "flops": flops, "bytes": moved}
         yield facts | dict(made_one.parameters)

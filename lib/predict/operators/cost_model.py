@@ -27,10 +27,10 @@ from lib.predict.model_file import (
     dictionary,
 )
 from lib.predict.operators import features, gradients, inputs
-from lib.predict.operators.chip import Chip
+from lib.predict.operators.chip import CONVOLUTIONS, Chip
 from lib.predict.operators.features import Row
 from lib.predict.operators.features_gpu import gemm_group
-from lib.predict.operators.parts import Part, names_of
+from lib.predict.operators.parts import Part
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
@@ -107,9 +107,9 @@ class CostModel(Saved):
         """
         row = features.columns(table)
         names = self._names(row, table["pass"].to_numpy(str))
-        predicted, half, outside, origin = self._answers(row, names)
+        predicted, widths, outside, origin = self._answers(row, names)
         parts = {name: self.answering(name) for name in set(names.tolist())}
-        low_ms, high_ms = predicted * np.exp(-half), predicted * np.exp(half)
+        low_ms, high_ms = predicted * np.exp(-widths), predicted * np.exp(widths)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": low_ms, "high_ms": high_ms,
                              "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin,
                              "part": [parts[name] for name in names.tolist()]}, index=table.index)
@@ -121,8 +121,8 @@ class CostModel(Saved):
         Raises InputError for a family or pass that the model was not trained on.
         """
         row = features.one(op, parameters, flops, moved)
-        (predicted,), (half,), _, _ = self._answers(row, self._names(row, np.array([passes])))
-        return float(predicted), float(predicted * np.exp(-half)), float(predicted * np.exp(half))
+        (predicted,), (widths,), _, _ = self._answers(row, self._names(row, np.array([passes])))
+        return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
         """Return the name of the part that is of each row's group and pass."""
@@ -130,29 +130,26 @@ class CostModel(Saved):
 
     def _answers(self, row: Row, names: np.ndarray) -> Answer:
         """Return what ``_answer`` does, and an origin each, for columns of any parts, by their names."""
-        missing = [name for name in np.unique(names) if self._lacks(name)]
-        names = np.where(np.isin(names, missing) & gradients.convolves(row), _GRADIENTS, names)
-        predicted, half, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
+        if self.chip is not None:  # a GPU's model that has no part for backward kernels
+            missing = [name for name in np.unique(names) if name.endswith("backward") and name not in self.parts]
+            names = np.where(np.isin(names, missing) & np.isin(row["op"], CONVOLUTIONS), _GRADIENTS, names)
+        predicted, widths, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
         origin = np.empty(len(names), object)
         for name in np.unique(names):
-            own = np.flatnonzero(names == name)
-            columns = {column: values[own] for column, values in row.items()}
+            places = np.flatnonzero(names == name)
+            columns = {column: values[places] for column, values in row.items()}
             answer = self._of_gradients(columns) if name == _GRADIENTS else self._answer(str(name), columns)
-            predicted[own], half[own], outside[own], origin[own] = answer
-        return predicted, half, outside, origin
-
-    def _lacks(self, name: str) -> bool:
-        """Return whether a GPU's model has no part of its own for backward kernels."""
-        return self.chip is not None and name.endswith("backward") and name not in self.parts
+            predicted[places], widths[places], outside[places], origin[places] = answer
+        return predicted, widths, outside, origin
 
     def _of_gradients(self, row: Row) -> Answer:
         """Return what ``_answers`` does for columns of convolutions' backward passes, from forward kernels."""
         predicted, weighed = np.zeros(len(row["op"])), np.zeros(len(row["op"]))
         origin = np.full(len(row["op"]), "", object)
         for places, kernel in gradients.of(row, self.chip):
-            ms, half, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
+            ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
             predicted[places] += ms
-            weighed[places] += ms * half
+            weighed[places] += ms * widths
             origin[places] = np.where(device == "", "its forward kernels", device)
         return predicted, weighed / predicted, np.ones(len(predicted), bool), origin
 
@@ -162,8 +159,8 @@ class CostModel(Saved):
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
         arrays = inputs.arrays(row, answering.partition(" ")[0], self.chip)
-        predicted, half, outside = part.predict(*arrays, (row["flops"], row["bytes"]))
-        return predicted, half, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
+        predicted, widths, outside = part.predict(*arrays, (row["flops"], row["bytes"]))
+        return predicted, widths, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
 
     def answering(self, name: str) -> str:
         """Return the part that answers for ``name``; InputError lists the parts where none does.
@@ -171,13 +168,13 @@ class CostModel(Saved):
         On a GPU without backward kernels the forward ones do, by FLOPs and bytes (convolutions: see ``gradients``); without
         convolutions the GEMMs do, as which a library computes them.
         """
-        others = [name]
+        candidates = [name]
         if self.chip is not None:
             group = name.partition(" ")[0]
-            others += [f"{group} forward", *([f"{gemm_group(self.chip)} forward"] if group == "convolution" else [])]
-        for other in others:
-            if other in self.parts:
-                return other
+            candidates += [f"{group} forward", *([f"{gemm_group(self.chip)} forward"] if group == "convolution" else [])]
+        for candidate in candidates:
+            if candidate in self.parts:
+                return candidate
         raise InputError(f"the model of {self.device} was not trained on {name}; it has: {choices(self.parts)}")
 
     def on(self, vendor: VendorDevice, dtype: str) -> "CostModel":
@@ -210,12 +207,12 @@ class CostModel(Saved):
                 return rate / scaling.memory
             return rate * first_touch_ms_per_mb / before if before else first_touch_ms_per_mb
 
-        other = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
+        candidate = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
         parts = {name: replace(part, scaling=(of_gemms if name.startswith(_GEMMS) else scaling).after(part.scaling))
-                 for name, part in other.parts.items()}
+                 for name, part in candidate.parts.items()}
         compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fresh(fitted["rates"]["fresh_mb"])}}
                         for case, fitted in self.compositions.items()}
-        return replace(other, parts=parts, compositions=compositions, scaling=scaling)
+        return replace(candidate, parts=parts, compositions=compositions, scaling=scaling)
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
@@ -223,7 +220,7 @@ class CostModel(Saved):
         model = super().load(path)
         for name, part in model.parts.items():
             try:
-                part.check_names(*names_of(name, _ANY_CHIP if model.device == ANY_GPU else model.chip))
+                part.check_names(*inputs.names(name, _ANY_CHIP if model.device == ANY_GPU else model.chip))
             except ValueError as error:
                 raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
         return model

@@ -86,8 +86,8 @@ def _convolved(p: Row) -> dict[str, Any]:
 def _block(ins, outs, many):
     """Return the channels that oneDNN takes together: 16, or for groups the largest of 16, 8, 4 that divides them."""
     both = (ins % 16 == 0) * (outs % 16 == 0) * 1
-    half = (ins % 8 == 0) * (outs % 8 == 0) * 1
-    return 16 * (1 - many) + many * (both * 16 + (1 - both) * (half * 8 + (1 - half) * 4))
+    eights = (ins % 8 == 0) * (outs % 8 == 0) * 1
+    return 16 * (1 - many) + many * (both * 16 + (1 - both) * (eights * 8 + (1 - eights) * 4))
 
 
 def _convolution(p: Row) -> dict[str, Any]:
@@ -195,7 +195,7 @@ _BUILDERS: dict[str, Callable[[Row], dict[str, Any]]] = {
     "convolution": _convolution, "gemm": _gemm, "attention": _attention, "window": _window, "memory": _memory}
 _INDEX = {column: {text: index for index, text in enumerate(texts)} for column, texts in TEXTS.items()}
 NUMBERS = ("batch", "in_channels", "out_channels", "depth", "height", "width",
-           *(f"{what}_{axis}" for what in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
+           *(f"{size}_{axis}" for size in ("kernel", "stride", "dilation") for axis in "dhw"), "groups", "gemm_m", "gemm_k",
            "gemm_n", "heads", "q_len", "kv_len", "head_dim", "rows", "columns", "elements", "pieces", "outer", "inner")
 ZEROS = (*(f"padding_{axis}" for axis in "dhw"), *(f"out_{axis}" for axis in ("depth", "height", "width")), "bias", "inplace",
          "training", "input_grad", "before")  # before: calls measured earlier in the same process, where these cost time

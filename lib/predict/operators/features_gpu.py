@@ -188,11 +188,11 @@ def _memory_terms(kernels: Kernels) -> dict[str, Any]:
     softmax, norm = kernels.is_op("softmax"), kernels.is_op("layer_norm")
     blocked = {"softmax": softmax * (row["columns"] > _BLOCK), "norm": norm}  # a warp takes a shorter row of softmax
     values = {}
-    for name, own in zip(MOVING, (1.0 - softmax - norm, softmax, norm), strict=True):
-        values |= {f"{name}_ms": own * move, **_beyond(name, own * move), f"{name}_missed_ms": own * missed}
+    for name, share in zip(MOVING, (1.0 - softmax - norm, softmax, norm), strict=True):
+        values |= {f"{name}_ms": share * move, **_beyond(name, share * move), f"{name}_missed_ms": share * missed}
         if name in blocked:
-            values |= {f"{name}_each": own * each, f"{name}_rows": blocked[name] * rows,
-                       f"{name}_blocks": blocked[name] * blocks, f"{name}_call": own}
+            values |= {f"{name}_each": share * each, f"{name}_rows": blocked[name] * rows,
+                       f"{name}_blocks": blocked[name] * blocks, f"{name}_call": share}
     return values
 
 

@@ -10,9 +10,9 @@ from lib.predict.operators import inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
+from lib.predict.operators.fitting import LEAST_ROWS
 from lib.predict.operators.parts import Part
-from lib.predict.operators.validation import conformal, score, shapes_of, usable
+from lib.predict.operators.validation import conformal, folds, score, shapes_of, usable
 
 _SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
            "groups", "working", "log_served", "over_served")  # the features over which a correction is smooth
@@ -25,9 +25,9 @@ def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others (of all rows, where there are none),
     drawn towards that of the rows that they have. Intervals come from rows left out in turn.
     """
-    several = {name: rows for name, rows in inputs.by_part(usable(table), model.chip) if name in model.parts}
-    ratios = {name: _ratio(model, name, rows) for name, rows in several.items()}
-    corrected = {name: _corrected(model, name, rows, ratios[name]) for name, rows in several.items()
+    by_name = {name: rows for name, rows in inputs.by_part(usable(table), model.chip) if name in model.parts}
+    ratios = {name: _ratio(model, name, rows) for name, rows in by_name.items()}
+    corrected = {name: _corrected(model, name, rows, ratios[name]) for name, rows in by_name.items()
                  if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1}
     usual = [part.correction.mean for part in corrected.values()] or [value for ratio in ratios.values() for value in ratio]
     shift = float(np.median(usual)) if usual else 0.0
@@ -56,13 +56,11 @@ def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarra
 
     ``ratio`` is the log of measured over predicted.
     """
-    from sklearn.model_selection import GroupKFold
-
     part, (_, x), lengths = model.parts[name], inputs.frames(rows, model.chip), model.chip is not None
     measured_ms, groups = rows["latency_ms"].to_numpy(), shapes_of(rows)
     names = smooth_of(part.features)
     smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
-    for train, test in GroupKFold(min(FOLDS, groups.nunique()), shuffle=True, random_state=0).split(smooth, ratio, groups):
+    for train, test in folds(groups):
         factor[test] = Correction.fit(names, smooth[train], ratio[train], lengths)(smooth[test])
     base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)

@@ -18,11 +18,10 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import FAMILY, Interval, Part
 from lib.predict.operators.regressors import Boosted, Rates, Regressor, Student, nonnegative_rates, weights
-from lib.predict.operators.validation import conformal, score, shapes_of, usable
+from lib.predict.operators.validation import FOLDS, conformal, folds, score, shapes_of, usable
 from lib.progress import track
 
 LEAST_ROWS = 40
-FOLDS = 5
 _QUICK_FOLDS = 3
 _LEAST_OF_FAMILY = 60  # groups from which on a family has intervals of its own: five GPUs say little of a sixth
 
@@ -39,10 +38,10 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
     """
     good = usable(table)
     model = CostModel(str(good["device"].iloc[0]) if len(good) else "", dict(facts or {}), chip=chip)
-    several = dict(inputs.by_part(good, chip))
-    few = {name: len(rows) for name, rows in several.items() if len(rows) < LEAST_ROWS}
-    for name in track([name for name in several if name not in few], "train"):
-        model.parts[name] = fit_part(several[name], partial(inputs.frames, chip=chip), quick, groups(several[name]),
+    by_name = dict(inputs.by_part(good, chip))
+    few = {name: len(rows) for name, rows in by_name.items() if len(rows) < LEAST_ROWS}
+    for name in track([name for name in by_name if name not in few], "train"):
+        model.parts[name] = fit_part(by_name[name], partial(inputs.frames, chip=chip), quick, groups(by_name[name]),
                                      form="student" if chip is None else "boosted")
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")
@@ -71,15 +70,11 @@ def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd
 
     ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
     """
-    from sklearn.model_selection import GroupKFold
-
     terms, x = frames(rows)
     measured_ms, codes = rows["latency_ms"].to_numpy(), inputs.codes(features.columns(rows))
     groups = shapes_of(rows) if groups is None else groups
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
-    folds = min(_QUICK_FOLDS if quick else FOLDS, groups.nunique())
-    split = GroupKFold(folds, shuffle=True, random_state=0).split(x, measured_ms, groups)
-    for number, (train, test) in enumerate(split):
+    for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
         part = without_intervals(rows.iloc[train], frames, quick, form)
         predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
@@ -103,15 +98,15 @@ def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, f
 def _families(rows: pd.DataFrame, x: pd.DataFrame, groups: pd.Series) -> np.ndarray:
     """Return the family of each row where it has intervals of its own: of enough groups, and told apart by the features."""
     counts = groups.groupby(rows["op"]).nunique()
-    own = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    return np.where(rows["op"].isin(own), rows["op"], "").astype(str)
+    members = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
+    return np.where(rows["op"].isin(members), rows["op"], "").astype(str)
 
 
 def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray) -> tuple[Interval, dict[str, Interval]]:
     """Return the intervals of all rows, and those of each family that has its own."""
-    own = {str(op): ops == op for op in np.unique(ops) if op}
+    members = {str(op): ops == op for op in np.unique(ops) if op}
     return Interval(*conformal(error, predicted)), {op: Interval(*conformal(error[rows], predicted[rows]))
-                                                    for op, rows in own.items()}
+                                                    for op, rows in members.items()}
 
 
 def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
@@ -120,13 +115,13 @@ def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold:
 
     ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows; None: of all everywhere.
     """
-    ops, half = np.full(len(rows), "") if ops is None else ops, np.zeros(len(rows))
+    ops, widths = np.full(len(rows), "") if ops is None else ops, np.zeros(len(rows))
     for number in np.unique(fold):
         test = fold == number
         of_all, families = _intervals(error[~test], predicted[~test], ops[~test])
-        half[test] = of_all.half(predicted[test])
+        widths[test] = of_all.half(predicted[test])
         for op, interval in families.items():
-            own = test & (ops == op)
-            half[own] = interval.half(predicted[own])
-    return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-half), "high_ms": predicted * np.exp(half),
-                         "fold": fold}, index=rows.index)
+            members = test & (ops == op)
+            widths[members] = interval.half(predicted[members])
+    return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
+                         "high_ms": predicted * np.exp(widths), "fold": fold}, index=rows.index)

@@ -11,15 +11,10 @@ from typing import Any
 import numpy as np
 
 from lib.predict.operators import features_gpu
-from lib.predict.operators.chip import CONVOLUTIONS, Chip, extents
+from lib.predict.operators.chip import Chip, extents
 from lib.predict.operators.features import Row
 
 _AXES = ("depth", "height", "width")
-
-
-def convolves(row: Row) -> Any:
-    """Return whether each row is a convolution."""
-    return np.isin(row["op"], CONVOLUTIONS)
 
 
 def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:

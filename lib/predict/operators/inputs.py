@@ -13,6 +13,7 @@ from lib.predict.operators import features, features_gpu
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import Row
 
+_PASSES = ("forward", "backward")
 _KIND = ("op", "kind", "layout")  # texts that a model must have been trained on to answer in range
 
 
@@ -46,18 +47,20 @@ def arrays(row: Row, group: str, chip: Chip | None) -> tuple[np.ndarray, np.ndar
     return tuple(_stacked(values, row) for values in _values(row, group, chip))
 
 
-def frames(rows: pd.DataFrame, chip: Chip | None, group: str = "") -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return terms and features of the rows of one part as tables aligned with it; ``group`` empty is their own."""
+def frames(rows: pd.DataFrame, chip: Chip | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return terms and features of the rows of one part as tables aligned with it."""
     row = features.columns(rows)
     return tuple(pd.DataFrame(_stacked(values, row), columns=list(values), index=rows.index)
-                 for values in _values(row, group or str(groups(row, chip)[0]), chip))
+                 for values in _values(row, str(groups(row, chip)[0]), chip))
 
 
-def names(group: str, chip: Chip | None) -> tuple[list[str], list[str]]:
-    """Return the names of the terms and of the features of a group; ValueError where there is no such group."""
+def names(part: str, chip: Chip | None) -> tuple[list[str], list[str]]:
+    """Return the names of the terms and of the features of a part (group and pass); ValueError where there is no such part."""
+    group, _, passes = part.partition(" ")
     all_groups = features.GROUPS if chip is None else features_gpu.GROUPS
-    if group not in all_groups:
-        raise ValueError(f"there is no group {group!r}; there are: {choices(all_groups)}")
+    for noun, name, known in (("group", group, all_groups), ("pass", passes, _PASSES)):
+        if name not in known:
+            raise ValueError(f"there is no {noun} {name!r}; there are: {choices(known)}")
     return tuple(map(list, _values(features.one(all_groups[group][0], {}, 1.0, 1.0), group, chip)))
 
 

@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 from pydantic import Field
 
-from lib.errors import choices
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.model_file import Count, Limits, NotNegative, Unsaved, require
 from lib.predict.operators import inputs
-from lib.predict.operators.chip import Chip
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features import TEXTS, code
 from lib.predict.operators.regressors import Boosted, Rates, Student
 
 FAMILY = "op"  # the feature that tells families apart
-_PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -85,11 +82,11 @@ class Part:
 
     def _halves(self, predicted: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return half intervals in log time, of a family's own where it has one."""
-        half = Interval(self.edges_ms, self.halves).half(predicted)
+        widths = Interval(self.edges_ms, self.halves).half(predicted)
         for op, interval in self.families.items():
-            own = x[:, self.features.index(FAMILY)] == code(FAMILY, [op])
-            half[own] = interval.half(predicted[own])
-        return half
+            members = x[:, self.features.index(FAMILY)] == code(FAMILY, [op])
+            widths[members] = interval.half(predicted[members])
+        return widths
 
     def predict(self, terms: np.ndarray, x: np.ndarray,
                 work: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -100,29 +97,17 @@ class Part:
         x = x[:, :len(self.features)]  # a part of rates alone has none
         outside = beyond(self._limits, x)
         predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
-        half = self._halves(predicted, x)
+        widths = self._halves(predicted, x)
         if self.scaling:
             predicted = self.scaling.scaled_ms(predicted, *work)
         if self.correction:
             predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
-        return predicted, half, outside
+        return predicted, widths, outside
 
     def check_names(self, terms: list[str], features: list[str]) -> None:
         """Raise ValueError where a part of a file has other terms or features than these; one of rates has no features."""
         require(self.regressor.terms == terms and self.features in (features, []),
                 "it has other terms or features than this program makes of operators")
-
-
-def names_of(name: str, chip: Chip | None) -> tuple[list[str], list[str]]:
-    """Return the names of the terms and of the features of a part by its group and pass, on a CPU or a chip.
-
-    Raises ValueError where there is no such group or pass.
-    """
-    group, _, passes = name.partition(" ")
-    several = inputs.names(group, chip)
-    if passes not in _PASSES:
-        raise ValueError(f"there is no pass {passes!r}; there are: {choices(_PASSES)}")
-    return several
 
 
 def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:

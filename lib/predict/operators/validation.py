@@ -11,6 +11,7 @@ from lib.predict.operators import features
 from lib.predict.scores import score  # noqa: F401 - the scorer of all trainers
 
 COVER = 0.9
+FOLDS = 5
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
 
 
@@ -42,6 +43,13 @@ def shapes_of(table: pd.DataFrame) -> pd.Series:
 def matrices_of(table: pd.DataFrame) -> pd.Series:
     """Return for each row of GEMMs on a grid the group that may not be split: all M of one N and K are near one another."""
     return table["op"].astype(str) + " " + table["gemm_n"].astype(str) + " " + table["gemm_k"].astype(str)
+
+
+def folds(groups: pd.Series, count: int = FOLDS) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (train, test) row numbers of ``count`` folds, fewer where there are fewer groups; none splits a group."""
+    from sklearn.model_selection import GroupKFold
+
+    return list(GroupKFold(min(count, groups.nunique()), shuffle=True, random_state=0).split(groups, groups=groups))
 
 
 def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:

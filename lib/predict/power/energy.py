@@ -23,17 +23,17 @@ def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> 
     if power is None:
         return _NOTHING
     operators = estimate.operators
-    own = operators[operators["op"].isin(OPS) & (operators["pass"] == "forward")]
-    if own.empty:
+    gemms = operators[operators["op"].isin(OPS) & (operators["pass"] == "forward")]
+    if gemms.empty:
         return _NOTHING
-    watts = power.predict(own.assign(latency_ms=own["predicted_ms"]))
-    spent_ms = (own["predicted_ms"] * own["calls"]).to_numpy()
+    watts = power.predict(gemms.assign(latency_ms=gemms["predicted_ms"]))
+    spent_ms = (gemms["predicted_ms"] * gemms["calls"]).to_numpy()
     joules = watts["power_w"].to_numpy() * spent_ms / 1e3
     wider = np.maximum(watts["high_w"] / watts["power_w"], watts["power_w"] / watts["low_w"])  # one side may end at a limit
-    half = np.hypot(np.log(wider), own["half"]).to_numpy()
+    widths = np.hypot(np.log(wider), gemms["half"]).to_numpy()
     total_ms = float((operators["predicted_ms"] * operators["calls"]).sum())
     outside = float(spent_ms[watts["out_of_range"].to_numpy()].sum() / spent_ms.sum())
-    bounds = {"energy_j": joules, "energy_low_j": joules * np.exp(-half), "energy_high_j": joules * np.exp(half)}
+    bounds = {"energy_j": joules, "energy_low_j": joules * np.exp(-widths), "energy_high_j": joules * np.exp(widths)}
     return {**{name: float(values.sum() / batch_size) for name, values in bounds.items()},
             "energy_share": float(spent_ms.sum()) / total_ms,
             "energy_source": "modelled" + (f", {outside:.0%} out of range" if outside > OUTSIDE else "")}

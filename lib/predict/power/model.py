@@ -33,11 +33,11 @@ class PowerModel:
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``power_w, low_w, high_w, out_of_range`` of GEMMs: ``sweep`` columns, among them ``latency_ms``."""
         terms, x = frames(table, self.chip)
-        watts, half, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
+        watts, widths, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
         limits = [self.facts[name] for name in _WATTS]
-        several = {"power_w": watts, "low_w": watts * np.exp(-half), "high_w": watts * np.exp(half)}
+        bounds = {"power_w": watts, "low_w": watts * np.exp(-widths), "high_w": watts * np.exp(widths)}
         in_training = np.isin(inputs.codes(features.columns(table)), self.part.codes)
-        return pd.DataFrame({name: np.clip(values, *limits) for name, values in several.items()}, index=table.index).assign(
+        return pd.DataFrame({name: np.clip(values, *limits) for name, values in bounds.items()}, index=table.index).assign(
             out_of_range=outside | ~in_training)
 
     def save(self, path: Path) -> Path:

@@ -14,10 +14,10 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict.operators import inputs, parts, regressors
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.fitting import FOLDS, held_out
+from lib.predict.operators.fitting import held_out
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Boosted
-from lib.predict.operators.validation import conformal, score
+from lib.predict.operators.validation import FOLDS, conformal, folds, score
 from lib.predict.power.features import frames
 from lib.predict.power.model import PowerModel, path_of
 from lib.progress import track
@@ -43,14 +43,14 @@ def power_table(device: str) -> pd.DataFrame:
     return store.read(path, "power")
 
 
-def usable(table: pd.DataFrame, chip: Chip, dtype: str = DTYPE) -> pd.DataFrame:
+def usable(table: pd.DataFrame, chip: Chip) -> pd.DataFrame:
     """Return the measured rows of one element type, of the software that has most of them; InputError where they are few."""
-    good = table[(table["status"] == "ok") & (table["dtype"] == dtype)]
+    good = table[(table["status"] == "ok") & (table["dtype"] == DTYPE)]
     if len(good):
         good = good[good["software_id"] == good["software_id"].mode().iloc[0]]
     count = (good["window"] == "long").sum()
     if count < _LEAST_ROWS:
-        raise InputError(f"a power model is trained on {_LEAST_ROWS} {dtype} rows or more of long windows, there are {count}")
+        raise InputError(f"a power model is trained on {_LEAST_ROWS} {DTYPE} rows or more of long windows, there are {count}")
     m, k, n = (good[name].astype(float) for name in ("gemm_m", "gemm_k", "gemm_n"))
     return good.assign(bytes=chip.item * (m * k + k * n + m * n), layout="nt").reset_index(drop=True)
 
@@ -66,10 +66,7 @@ class Study:
 
     def folds(self, among: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return (train, test) row numbers of ``count`` folds of some rows."""
-        from sklearn.model_selection import GroupKFold
-
-        split = GroupKFold(count, shuffle=True, random_state=0).split(among, groups=self.groups.iloc[among])
-        return [(among[train], among[test]) for train, test in split]
+        return [(among[train], among[test]) for train, test in folds(self.groups.iloc[among], count)]
 
     def part(self, train: np.ndarray, weighting: str) -> Part:
         """Train rates and trees; ``relative`` weighs a row by what the mean error in per cent makes of it, else all alike."""
@@ -142,9 +139,9 @@ def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False) -> tup
 def _scores(study: Study, answers: dict[str, np.ndarray], cover: float) -> pd.DataFrame:
     """Return the scores of all learners by windows; ``cover`` is that of the model's intervals on long ones."""
     windows = {_LONG: study.long, "short windows": ~study.long, "all windows": np.ones(len(study.long), bool)}
-    rows = [{"kind": "power", "family": family, "learner": name, **score(study.watts[own], watts[own]),
+    rows = [{"kind": "power", "family": family, "learner": name, **score(study.watts[chosen], watts[chosen]),
              "cover": cover if (name, family) == (_MODEL, _LONG) else np.nan}
-            for family, own in windows.items() if own.any() for name, watts in answers.items()]
+            for family, chosen in windows.items() if chosen.any() for name, watts in answers.items()]
     return pd.DataFrame(rows)[columns("scores")]
 
 

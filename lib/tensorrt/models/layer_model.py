@@ -102,16 +102,16 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
     good = measured(table, target)
     if setting.learner == LASSO:
         good = good[good["kind"] == kind]
-    own = (good["kind"] == kind).to_numpy()
-    if own.sum() < _LEAST_ROWS:
-        raise InputError(f"{own.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
+    of_kind = (good["kind"] == kind).to_numpy()
+    if of_kind.sum() < _LEAST_ROWS:
+        raise InputError(f"{of_kind.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
                          f"a model needs {_LEAST_ROWS}")
     left_out = held_out(good, kind, target, setting)
     error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
     rates = _rates(_taught(good, kind, setting), target, setting)
-    return LayerModel(kind, target, device, rates, _conformal(error[own], error), setting,
+    return LayerModel(kind, target, device, rates, _conformal(error[of_kind], error), setting,
                       tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
-                      score(good.loc[own, target], left_out[own]), source, licence)
+                      score(good.loc[of_kind, target], left_out[of_kind]), source, licence)
 
 
 def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
@@ -122,8 +122,8 @@ def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
 
 def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
     """Return the half interval that holds 90 % of held-out rows (with the finite-sample correction), of few rows at least."""
-    own = errors if len(errors) >= 20 else np.concatenate([errors, all_errors])
-    return float(np.quantile(own, min(1.0, _COVERAGE * (1 + 1 / len(own)))))
+    of_kind = errors if len(errors) >= 20 else np.concatenate([errors, all_errors])
+    return float(np.quantile(of_kind, min(1.0, _COVERAGE * (1 + 1 / len(of_kind)))))
 
 
 def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
@@ -138,8 +138,8 @@ def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLA
 
 def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
     """Return the rows that a model of one kind learns from: those of all kinds where they are taken together."""
-    own = table[table["kind"] == kind]
-    return table if setting.together or own.empty else own
+    of_kind = table[table["kind"] == kind]
+    return table if setting.together or of_kind.empty else of_kind
 
 
 def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: Setting) -> np.ndarray:

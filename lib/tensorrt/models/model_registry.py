@@ -50,41 +50,25 @@ class Version:
     scores: dict[str, float]
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What a model's file says, by what MLflow calls it: texts are tags, numbers metrics; rates, settings, lists parameters."""
+def _facts(content: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dict[str, float]]:
+    """Return what a model's file says as tags (texts), parameters (rates, settings, lists) and metrics (numbers) of MLflow.
 
-    tags: dict[str, str]
-    parameters: dict[str, Any]
-    numbers: dict[str, float]
+    Nested names are joined by dots, ``scores.`` is left out; scores come first.
+    """
+    import pandas as pd
 
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> "_Facts":
-        """Sort what a file holds; nested names are joined by dots, ``scores.`` is left out."""
-        facts = cls({}, {}, {})
-        for name, value in sorted(_leaves(content), key=lambda leaf: not leaf[0].startswith("scores.")):
-            if isinstance(value, list):
-                facts.parameters[name] = choices(value)[:_LONGEST]
-            elif isinstance(value, str):
-                facts.tags[name] = value
-            elif isinstance(value, int | float) and name.partition(".")[0] not in _PARAMETERS:
-                facts.numbers[name.removeprefix("scores.")] = value
-            else:
-                facts.parameters[name] = value
-        return facts
-
-    def text(self) -> str:
-        """Return a version's description for MLflow's page: its numbers, scores first."""
-        return choices(f"{name} {value:.4g}" for name, value in self.numbers.items())
-
-
-def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the values of nested mappings under their joined names."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
+    tags, parameters, metrics = {}, {}, {}
+    leaves = pd.json_normalize(content).iloc[0].to_dict()
+    for name, value in sorted(leaves.items(), key=lambda leaf: not leaf[0].startswith("scores.")):
+        if isinstance(value, list):
+            parameters[name] = choices(value)[:_LONGEST]
+        elif isinstance(value, str):
+            tags[name] = value
+        elif isinstance(value, bool | dict) or name.partition(".")[0] in _PARAMETERS:
+            parameters[name] = value
         else:
-            yield f"{above}{name}", value
+            metrics[name.removeprefix("scores.")] = float(value)
+    return tags, parameters, metrics
 
 
 def default_uri() -> str:
@@ -114,17 +98,18 @@ class Registry:
             _check(_ALIAS, alias, "alias")
         with self._writing() as client, tempfile.TemporaryDirectory() as scratch:
             content = model.save(Path(scratch) / ARTIFACT).read_bytes()
-            facts = _Facts.of(store.read_json(Path(scratch) / ARTIFACT))
-            tags = {**facts.tags, "sha256": hashlib.sha256(content).hexdigest()}
-            run = self._run(client, name, facts, tags)
+            tags, parameters, metrics = _facts(store.read_json(Path(scratch) / ARTIFACT))
+            tags["sha256"] = hashlib.sha256(content).hexdigest()
+            run = self._run(client, name, tags, parameters, metrics)
             if self.file:
                 files.create(files.folder(self._artifact(run.info.run_id).parent) / ARTIFACT, content)
             else:
                 client.log_artifact(run.info.run_id, str(Path(scratch) / ARTIFACT))
             if name not in self._names(client):
                 client.create_registered_model(name)
+            described = choices(f"{key} {value:.4g}" for key, value in metrics.items())
             number = int(client.create_model_version(name, f"{run.info.artifact_uri}/{ARTIFACT}", run.info.run_id, tags=tags,
-                                                     description=facts.text()).version)
+                                                     description=described).version)
             client.set_terminated(run.info.run_id)
             if alias:
                 client.set_registered_model_alias(name, alias, str(number))
@@ -148,33 +133,34 @@ class Registry:
             names = self._names(client)
             if name and name not in names:
                 raise self._unknown(name, names)
-            return [self._row(client, one) for each in ([name] if name else names) for one in self._numbered(client, each)]
+            return [self._row(client, entry) for each in ([name] if name else names) for entry in self._numbered(client, each)]
 
     def load(self, name: str, version: int | str = CHAMPION) -> LayerModel:
         """Return a model by its name, and number or alias; InputError names the choices."""
         with self._reading() as client, tempfile.TemporaryDirectory() as scratch:
-            one = self._version(client, name, version)
-            path = self._artifact(one.run_id) if self.file else Path(client.download_artifacts(one.run_id, ARTIFACT, scratch))
+            entry = self._version(client, name, version)
+            path = self._artifact(entry.run_id) if self.file else \
+                Path(client.download_artifacts(entry.run_id, ARTIFACT, scratch))
             where = f"{self.shown}: {name} {version}"
             if not path.is_file():
                 raise InputError(f"{where}: its file {path} is gone; bring it back, or register the model again")
             if path.stat().st_size > _LARGEST_MB * 1e6:
                 raise InputError(f"{where}: {path} has more than {_LARGEST_MB} MB; it is no layer model")
-            if hashlib.sha256(path.read_bytes()).hexdigest() != one.tags.get("sha256"):
+            if hashlib.sha256(path.read_bytes()).hexdigest() != entry.tags.get("sha256"):
                 raise InputError(f"{where}: {path} is not what was registered (its SHA-256 differs); register the model again")
             return LayerModel.load(path)
 
     # -------------------------------------------------------------------------------------------- MLflow
 
-    def _run(self, client, name: str, facts: "_Facts", tags: dict[str, str]):
+    def _run(self, client, name: str, tags: dict[str, str], parameters: dict[str, Any], metrics: dict[str, float]):
         """Return a new run that holds what a model's file says: what MLflow's page shows and compares."""
         experiment = client.get_experiment_by_name(EXPERIMENT)
         place = (self.file.parent / "artifacts").absolute().as_uri() if self.file else None
         number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, place)
         run = client.create_run(number, run_name=name, tags=tags)
-        for key, value in facts.parameters.items():
+        for key, value in parameters.items():
             client.log_param(run.info.run_id, key, value)
-        for key, value in facts.numbers.items():
+        for key, value in metrics.items():
             client.log_metric(run.info.run_id, key, value)
         return run
 
@@ -188,12 +174,12 @@ class Registry:
 
     def _numbered(self, client, name: str) -> list[Any]:
         pages = _all_pages(client.search_model_versions, filter_string=f"name='{name}'")
-        return sorted(pages, key=lambda one: int(one.version))
+        return sorted(pages, key=lambda entry: int(entry.version))
 
-    def _row(self, client, one) -> Version:
-        aliases = client.get_registered_model(one.name).aliases
-        named = tuple(sorted(alias for alias, number in aliases.items() if int(number) == int(one.version)))
-        return Version(one.name, int(one.version), named, dict(one.tags), dict(client.get_run(one.run_id).data.metrics))
+    def _row(self, client, entry) -> Version:
+        aliases = client.get_registered_model(entry.name).aliases
+        named = tuple(sorted(alias for alias, number in aliases.items() if int(number) == int(entry.version)))
+        return Version(entry.name, int(entry.version), named, dict(entry.tags), dict(client.get_run(entry.run_id).data.metrics))
 
     def _unknown(self, name: str, names: list[str]) -> InputError:
         return InputError(f"{self.shown} has no model {name!r}; it has: {choices(names) or 'none yet'}")
@@ -203,7 +189,7 @@ class Registry:
         names = self._names(client)
         if name not in names:
             raise self._unknown(name, names)
-        numbers = {int(one.version): one for one in self._numbered(client, name)}
+        numbers = {int(entry.version): entry for entry in self._numbered(client, name)}
         aliases = {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
         number = int(version) if str(version).isdecimal() else aliases.get(str(version))
         if number not in numbers:
@@ -303,7 +289,7 @@ def _migrations() -> Path:
     return Path(db_migrations.__file__).parent / "versions"
 
 
-def _check(pattern: str, text: str, what: str) -> None:
+def _check(pattern: str, text: str, noun: str) -> None:
     """Refuse what is no plain name."""
     if not re.fullmatch(pattern, text):
-        raise InputError(f"{text!r} is no {what}: a letter or digit first, then letters, digits, dashes and underscores")
+        raise InputError(f"{text!r} is no {noun}: a letter or digit first, then letters, digits, dashes and underscores")

@@ -54,7 +54,10 @@ def load(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) -> Traine
         for target in TARGETS:
             path = next((path for folder in folders if (path := folder / kind / target / f"{name}.json").is_file()), None)
             if path:
-                models[kind, target] = _of(path, kind, target)
+                model = models[kind, target] = LayerModel.load(path)
+                if (model.kind, model.target) != (kind, target):
+                    raise InputError(f"{path} is a model of {model.target} of {model.kind} layers, not of {target} of {kind} "
+                                     "ones")
     return TrainedModels(next(iter(models.values())).device, models)
 
 
@@ -64,10 +67,3 @@ def gather(models: list[LayerModel]) -> TrainedModels:
     if len(devices) > 1:
         raise InputError(f"models of several devices cannot predict one engine: {choices(devices)}")
     return TrainedModels(devices[0], {(model.kind, model.target): model for model in models})
-
-
-def _of(path: Path, kind: str, target: str) -> LayerModel:
-    model = LayerModel.load(path)
-    if (model.kind, model.target) != (kind, target):
-        raise InputError(f"{path} is a model of {model.target} of {model.kind} layers, not of {target} of {kind} ones")
-    return model

@@ -40,49 +40,37 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
     few rows or networks are left, or where the storage cannot be used.
     """
     rows = layer_model.measured(training_rows(table, settings.test), target)
-    own = (rows["kind"] == kind).to_numpy()
-    if not own.any():
+    of_kind = (rows["kind"] == kind).to_numpy()
+    if not of_kind.any():
         raise InputError(f"no {kind} layers with a measured {target} are among the training networks")
 
     def objective(trial) -> float:
-        predicted = layer_model.held_out(rows, kind, target, _suggested(trial))[own]
-        return score(rows.loc[own, target], predicted)["rmspe"]
+        predicted = layer_model.held_out(rows, kind, target, _suggested(trial))[of_kind]
+        return score(rows.loc[of_kind, target], predicted)["rmspe"]
 
     with _stored(storage):
-        study = _study(storage, f"{device} {target} {kind}", seed)
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        files.folder(storage.parent)
+        study = optuna.create_study(storage=f"sqlite:///{storage}", study_name=f"{device} {target} {kind}",
+                                    load_if_exists=True, sampler=optuna.samplers.TPESampler(seed=seed))
         if not study.trials:
             study.enqueue_trial(_parameters(settings.of(target, kind)))
         study.optimize(objective, n_trials=trials)
     return study
 
 
-def _study(storage: Path, name: str, seed: int):
-    """Return a study of a storage, made where it is not there; InputError for a database of something else."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    files.folder(storage.parent)
-    try:
-        return optuna.create_study(storage=f"sqlite:///{storage}", study_name=name, load_if_exists=True,
-                                   sampler=optuna.samplers.TPESampler(seed=seed))
-    except RuntimeError as error:  # of another version
-        raise _unusable(storage, error) from None
-
-
 @contextmanager
 def _stored(storage: Path) -> Iterator[None]:
-    """Turn what Optuna and its database raise into an InputError that names the storage."""
+    """Turn what Optuna (RuntimeError: the storage is of another version) and its database raise into an InputError."""
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError) as error:
-        raise _unusable(storage, error) from None
-
-
-def _unusable(storage: Path, error: Exception) -> InputError:
-    return InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}; move it away")
+    except (StorageInternalError, SQLAlchemyError, RuntimeError) as error:
+        raise InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}; move it away") from None
 
 
 def _suggested(trial) -> Setting:
