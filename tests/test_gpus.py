@@ -330,7 +330,7 @@ def test_points_are_drawn_once_however_many_threads_take_them(box):
 
 
 def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkeypatch):
-    drawn = list(itertools.islice(spaces.several(["activation"], spaces.load_sweeps(), 0), 3))
+    drawn = list(itertools.islice(spaces.sample_families(["activation"], spaces.load_sweeps(), 0), 3))
 
     def few(*_):
         yield from drawn

@@ -3,7 +3,7 @@
 import argparse
 
 from lib import files
-from lib.cli.options import a_path, assignments, folder_name, names, new_file, number, whole
+from lib.cli.options import a_path, add_parameters, assignments, folder_name, names, new_file, number, whole
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -54,8 +54,8 @@ def _matrix(options: argparse.Namespace) -> int:
     runs = archive.runs("measure")
     table = runs[runs["label"].isin([cell.label for cell in cells])]
     if len(table):
-        own = runs["label"].str.startswith(f"{env}/")
-        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[own]), sep="\n")
+        of_environment = runs["label"].str.startswith(f"{env}/")
+        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[of_environment]), sep="\n")
     if len(rows):
         print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
     return int("failed" in set(rows.get("status", ())))
@@ -122,8 +122,8 @@ def _compare(options: argparse.Namespace) -> int:
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
     verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load").set_defaults(call=_machine)
-    for one in (_add_compare, _add_networks, _add_matrix):
-        one(verbs)
+    for add_verb in (_add_compare, _add_networks, _add_matrix):
+        add_verb(verbs)
 
 
 def _add_compare(verbs) -> None:
@@ -162,8 +162,7 @@ def _add_matrix(verbs) -> None:
     verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs a cell (default: as in params/matrix.yaml)")
     verb.add_argument("--budget-s", type=number(), default=0.0,
                       help="start no run after this many seconds (default: no limit)")
-    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                      help="a parameter of 02_profile for every run")
+    add_parameters(verb, "a parameter of 02_profile for every run")
     verb.add_argument("--notes", default="", help="what to know of the machine, for the record of the environment")
     verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels (Nsight Compute), time none")
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")

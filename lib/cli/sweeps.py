@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lib.cli.options import a_path, assignments, folder_name
+from lib.cli.options import a_path, add_parameters, assignments, folder_name
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -44,8 +44,7 @@ def add(verbs) -> None:
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     action = actions.add_parser("measure", help="a sweep, as 03_sweep measures it; the same line goes on with one that stopped")
     action.add_argument("--device", default="all", help="device ids, auto, or all (default): the CPU, then the GPUs together")
-    action.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
+    add_parameters(action, "a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
     action.set_defaults(call=_measure)
     action = actions.add_parser("merge", help="one sweep of its shards, in data/sweeps/")
     action.add_argument("folders", nargs="+", type=a_path, metavar="DIR", help="the folder of each shard")

@@ -28,7 +28,7 @@ from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import datasets, losses, weights
-from lib.work.training import Batch, Observer, Options, Recipe, Trainer, Unobserved, seed_everything
+from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_everything
 from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
@@ -215,7 +215,7 @@ class Run:
         position, whole = self.position, self.position.batch == 0
         self.batches.begin(position.epoch, position.batch)
         with Recorder(open_meter(str(self.device))) as recorder:
-            rows = self.rows.observer("train", position.epoch, position.batches, recorder) if self.rows else Unobserved()
+            rows = self.rows.observer("train", position.epoch, position.batches, recorder) if self.rows else Observer()
             watch, begin = _Watch(self, rows), time.perf_counter()
             self.trainer.train(loader, watch, position.batch)
             watch.sum_up()
@@ -240,7 +240,7 @@ class Run:
         evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
         batches = run_data.Batches(samples, math.ceil(self.config.batch_size / self.processes.count))
         step = self.position.epoch * batches.batches if split == "val" else 0
-        observer = self.rows.observer(split, -1, step) if self.rows else Unobserved()
+        observer = self.rows.observer(split, -1, step) if self.rows else Observer()
         for loss, scores, targets in self.trainer.predict(self.loader(split, batches), observer):
             evaluator.update(scores, targets, loss)
             self.position.rows += self.rows is not None
