@@ -1,4 +1,4 @@
-"""The shape of the house: arrows one way, thin files, one docstring per thing. Each test lists all offenders."""
+"""Structure: imports go one way, the map is complete, public names are documented. Each test lists all offenders."""
 
 import ast
 import contextlib
@@ -101,7 +101,7 @@ def test_what_tests_do_not_run_uses_what_there_is():
 
 
 PRIVATE_WORDS = set("""asked told said mine found yardstick knee forge shelf shelved belief believed ledger confront judging
-    giver fluid hire hired seat desk menu hand""".split())
+    giver fluid hire hired seat desk menu hand teach twin tell tells""".split())
 
 
 def identifiers(tree):
