@@ -1,23 +1,35 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library, from the ground up; each package imports only from those above it:
+The map of the library, from the ground up. Each package imports only from those above it.
 
-    ground    errors, paths, files, locks, csv_files, store,   what every room stands on
-              tables, input_tables, missing, progress, execution, steps
-    config    parameters of notebooks, definitions in params/  typed and checked
-    work      what is run                                      workloads, datasets, models, training; data_versions;
-                                                               graph/: captured operators
-    measure   what it took                                     machine, load, timing, ceilings; training/, operators/, networks/
-    predict   what it would take, and why                      analytic/, operators/, networks/, evaluation/; registry, advise
-    schedule  where it runs                                    problem, state, policies/, simulation/, runtime/
-    tensorrt  engines of edge devices                          their layers, latencies and power; optional
-    finetune  training runs of image classifiers               config, data, model, checkpoints, reports; optional
-    studies   what each notebook needs besides                 a folder a notebook; nothing else imports them
-    dashboard projects, runs and agents                        database, REST API, pages, live updates; optional
-    cli       python -m lib <verb>                             a file a room
+    ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, steps, execution
+    config     typed parameters of the notebooks, definitions in params/*.yaml
+    work       what is run: workloads, datasets, models, training; versions of data
+                 building/ networks by name            graph/ operators of a network, counted
+    measure    what it took: machine, load, timing, ceilings, bundles
+                 training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
+                 energy/ power meters                  gpus/ NVML                published/ importers
+    predict    what it would take, and why: registry, steps, calibration
+                 analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, memory
+                 composed/ whole networks on GPUs, composed/cards/ cards with few measurements
+                 gains/ layouts and element types      learners/ trees, perceptrons
+                 power/ watts and joules               evaluation/ scores        trust/ held-out errors
+                 advice/ answers to one question or many
+    schedule   where it runs: problem, state, energy, bounds
+                 policies/ baselines, policies/hybrid/ simulation/ events, metrics
+                 runtime/ real runs, runtime/engine/ slots, workers, priorities
+    tensorrt   layers of TensorRT engines (optional)
+                 recordings/ raw data to tables        models/ runtime and power of a layer
+    finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
+    dashboard  projects, runs and agents (optional): database, REST API
+                 agents/ processes on machines         pages/ HTML
+    studies    what one notebook needs besides; nothing else imports them
+                 machine/ profile/ sweep/ complexity/ roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
+    cli        python -m lib <verb>: one file per package
 
-``report`` (what every notebook stands on, the runner, the page) stands on the ground and ``config`` alone; studies and the
-command line use it. Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
+    report     setup of notebooks, the runner, the page; stands on ground and config, used by dashboard, studies and cli
+
+Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
 """
 
 import os

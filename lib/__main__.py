@@ -13,7 +13,7 @@ if __name__ == "__main__":
     if answers:
         defer_compiler()
     status = main()
-    if answers:  # an answer is all it leaves, and taking torch apart would take as long as importing it
+    if answers:  # skip the interpreter's clean-up of torch, which takes as long as importing it
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
         os._exit(status)

@@ -1,4 +1,4 @@
-"""Columns of tables: what one is, how a table is held to its own, and how older files get those that came since."""
+"""Columns of tables: definition, validation of a table, and migration of files of older schema versions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Column:
     Kinds: text, int, count (an int or empty), float, single (32 bits), bool.
     ``least`` is the smallest value allowed; ``of`` the only texts allowed; ``empty`` says that NaN means "not measured".
     ``default`` stands for empty cells, and for the column where it is left out, in tables that people write (``input_tables``).
-    A column that is appended to a table later has ``since``, the schema version that brought it, and a ``default``: what it is
-    in files of older versions, which stay as they are.
+    A column added later has ``since``, its schema version, and a ``default``, its value in files of older versions.
+    Such files are not rewritten.
     """
 
     name: str
@@ -44,10 +44,7 @@ def older_versions(columns: Columns) -> tuple[tuple[str, ...], ...]:
 
 
 def migrated(frame, columns: Columns):
-    """Return a table that has exactly the columns of an older version with those that came since at their defaults.
-
-    Any other table comes back as it is.
-    """
+    """Return a table of an older schema version with the later columns at their defaults; any other table unchanged."""
     if tuple(frame) not in older_versions(columns):
         return frame
     return frame.assign(**{column.name: column.default for column in columns if column.name not in frame})
@@ -58,7 +55,7 @@ def schema(columns: Columns, table: str):
     """Return the strict pandera schema of a table with these columns."""
     import pandera.pandas as pa
 
-    def one(column: Column):
+    def pandera_column(column: Column):
         checks = []
         if column.least is not None:
             checks.append(pa.Check.in_range(column.least, float("inf"), include_max=False))
@@ -68,7 +65,7 @@ def schema(columns: Columns, table: str):
             checks.append(pa.Check(lambda texts: ~texts.str.contains(r"[\r\n]", na=False), name="one_line", error="one line"))
         return pa.Column(DTYPES[column.kind], checks, nullable=column.empty, description=column.meaning)
 
-    return pa.DataFrameSchema({c.name: one(c) for c in columns}, strict=True, ordered=True, name=table)
+    return pa.DataFrameSchema({c.name: pandera_column(c) for c in columns}, strict=True, ordered=True, name=table)
 
 
 def validated(frame, columns: Columns, table: str, where: str):
@@ -105,15 +102,15 @@ def _typed(frame, columns: Sequence[Column]):
 
 
 def _of_another_type(values, kind: str):
-    """Return which values have no place in a column of a kind, however they might be converted."""
+    """Return which values cannot be stored in a column of this kind without changing them."""
     import pandas as pd
 
     stored = values.dtype.kind
     if kind != "text" and stored not in "biuf":  # texts, because one cell is no number: that is the one to name
-        others = values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
+        texts = values.map(lambda value: isinstance(value, str | bytes | list | dict)).astype(bool)
         readable = values.isin(_TRUTHS) if kind == "bool" else pd.to_numeric(values, errors="coerce").notna()
         empty = values.isna() & (kind == "bool")
-        return empty | (others & ~readable if (others & ~readable).any() or empty.any() else others)
+        return empty | (texts & ~readable if (texts & ~readable).any() or empty.any() else texts)
     if kind == "bool" or (kind != "text" and stored == "b"):
         return values.notna() & ((stored == "b") != (kind == "bool"))
     if kind in ("int", "count") and stored == "f":

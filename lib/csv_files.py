@@ -1,4 +1,4 @@
-"""CSV as text: the one door for tables from files, which lets no row through that does not fit its header."""
+"""The only reader of CSV files. It refuses a row whose number of fields differs from the header's."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ def read(path: Path, torn: bool = False) -> str:
 
 
 def text(path: Path, torn: bool = False) -> str:
-    """Return what a file holds as text, whatever it is, without a torn last line; InputError where it is none."""
+    """Return a file as text, without a torn last line if ``torn``; InputError if it is missing or no UTF-8."""
     try:
         raw = bytes_of(path)
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
@@ -38,7 +38,7 @@ def text(path: Path, torn: bool = False) -> str:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return what a file holds; InputError where it is larger than any that is read here, or has no end. Raises OSError."""
+    """Return a file's content; InputError above LARGEST_MB, also for a pipe without end. Raises OSError."""
     most_mb = LARGEST_MB if path.is_file() else _LARGEST_PIPE_MB
     if path.stat().st_size > most_mb * 1e6:
         raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; at most {most_mb:,.0f} are read")
@@ -90,7 +90,7 @@ def _check_header(header: list[str], path: Path) -> None:
 
 
 def frame(path: Path, torn: bool = False, **options):
-    """Return a CSV that ``read`` lets through as a DataFrame; ``options`` are pandas' own. InputError names the file."""
+    """Return a CSV as a DataFrame; ``options`` go to ``pandas.read_csv``. Raises the errors of ``read``."""
     import pandas as pd
 
     try:
@@ -100,9 +100,9 @@ def frame(path: Path, torn: bool = False, **options):
 
 
 def with_columns(path: Path, names: Iterable[str], advice: str, **options):
-    """Return a CSV that has these columns, without rows where there is no file; ``options`` are pandas' own.
+    """Return a CSV with at least the columns ``names``, or an empty table if there is no file.
 
-    InputError, with ``advice`` at its end, where it lacks some.
+    Raises InputError, which ends in ``advice``, if a column is missing.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The one error that people cause and people read, and how other failures are said in one line."""
+"""InputError, the error of wrong input, and one-line texts of other failures."""
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
@@ -10,10 +10,10 @@ _NO_SPACE = ("no space left on device", "disk quota exceeded", "disk is full")
 
 
 class InputError(ValueError):
-    """A wrong input, told in one line: what was wrong, where, and what would be right.
+    """Wrong input, in one line: what is wrong, where, and what to do.
 
-    The command line prints it without a traceback and exits with 2; a notebook shows the line alone and fails. What it quotes
-    may come from anywhere, so it is made ``printable``, and cut in the middle where it is longer than anybody reads.
+    The command line prints the line without a traceback and exits with 2; a notebook shows the line and fails. The message is
+    made ``printable``, since it may quote anything, and a long one is cut in the middle.
     """
 
     def __init__(self, message: object):
@@ -27,13 +27,13 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """Return an error as its type and its first line, cut at ``most`` characters, of which a terminal can show each."""
+    """Return an error's type and the first line of its message, at most ``most`` printable characters."""
     line = "".join(letter for letter in (_text(error).strip().splitlines() or [""])[0][:most] if letter.isprintable())
     return f"{type(error).__name__}: {line}" if line else f"{type(error).__name__} without a message"
 
 
 def _text(error: BaseException) -> str:
-    """Return what an error says; one of users' own class may fail at this too."""
+    """Return an error's message; empty if its ``__str__`` fails, as a user's own class may."""
     try:
         return str(error)
     except Exception:

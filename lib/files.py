@@ -1,4 +1,4 @@
-"""How files are written: whole or not at all, nothing overwritten unasked, and what a disk refuses in one line."""
+"""Writing of files: complete or not at all, without overwriting unless asked, with one-line errors."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a folder of the project's own, w
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system refuses meanwhile (a full disk, no permission) into an InputError that names ``path``."""
+    """Turn an OSError of this block (full disk, no permission) into an InputError that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -34,9 +34,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def safe_name(text: str) -> str:
-    """Return a file name for any text: of plain letters, and another one for every other text, on any file system.
+    """Return a file name for any text, different for different texts and valid on any file system.
 
-    Plain texts are their own names; others are cut, and end in ``~`` and a hash.
+    A plain lower-case text is its own name; any other is cut and ends in ``~`` and a hash.
     """
     if re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,78}[a-z0-9_-])?", text):
         return text
@@ -94,9 +94,9 @@ def create(path: Path, content: bytes, mode: int = MODE) -> Path:
 
 @contextlib.contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """Give a new folder beside ``path`` to the one who holds its writer's lock; what a dead one left there goes first.
+    """Yield a new, empty folder beside ``path`` and remove it afterwards; the caller may move it away.
 
-    It is gone afterwards, unless it was moved.
+    The caller holds the writer's lock of ``path``; leftovers of a killed process are removed first.
     """
     place = path.with_name(f".new-{path.name}")
     with writing(place):
@@ -132,7 +132,7 @@ def _name_new(source: Path | str, path: Path) -> None:
 
 
 def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
-    """Write a file of the project's own in one step: readers see the old one or the new one, never half of it."""
+    """Replace a file in one step: readers see the old content or the new content, never a part of it."""
     folder(path.parent)
     with writing(path), _beside(path, content, mode) as temporary:
         os.replace(temporary, path)
@@ -167,9 +167,9 @@ def short_folder(beneath: int, usual: str = "", variable: str = "TMPDIR") -> str
 
 
 def shorten_sockets() -> None:
-    """Have this process and its children put sockets, by which workers of a loader hand on tensors, where paths are short.
+    """Put the sockets of this process and its children, by which loader workers pass tensors, into a folder with a short path.
 
-    Below a long TMPDIR a loader would wait for its workers for ever. Raises InputError as ``short_folder``.
+    With a long TMPDIR a loader would wait for its workers for ever. Raises the errors of ``short_folder``.
     """
     import multiprocessing
     from multiprocessing import util

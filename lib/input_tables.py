@@ -1,4 +1,4 @@
-"""Tables that people write: lenient on what may be left out, strict on the rest, and exact about which cell is wrong."""
+"""Tables written by people: optional cells get defaults, everything else is checked, errors name the cell."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Locks: one writer of a file, one measurement of a device. They end with the process that holds them, however it ends."""
+"""Locks: one writer per file, one measurement per device. The system releases them when the process ends, also if killed."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _EVERYBODY, _ALL = 0o666, 0o777
 
 
 class HeldError(InputError):
-    """Another process holds a lock, and did not release it in time."""
+    """Raised when another process did not release a lock in time."""
 
 
 def host_folder() -> Path:
@@ -45,7 +45,7 @@ def _open_to_all(folder: Path) -> Path:
 
 
 def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what this host calls the card ``cuda:<number>`` of a process: an index, or the id that its mask holds.
+    """Return the host's name of a process's ``cuda:<number>``: an index, or the id in CUDA_VISIBLE_DEVICES.
 
     Raises InputError where CUDA_VISIBLE_DEVICES leaves fewer cards.
     """
@@ -60,7 +60,7 @@ def card(number: int, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def uuid(card_name: str) -> str:
-    """Return the UUID of a card of which the index or an abbreviated UUID is given, as it is where NVML does not know it."""
+    """Return the UUID of a card given by index or abbreviated UUID; unchanged if NVML does not know it."""
     try:
         import pynvml
     except ImportError:
@@ -72,9 +72,9 @@ def uuid(card_name: str) -> str:
         return card_name
     for index in range(count):
         with suppress(pynvml.NVMLError):  # a card that is lost has none
-            one = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-            if card_name == str(index) or one.startswith(card_name):
-                return one
+            full_uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
+            if card_name == str(index) or full_uuid.startswith(card_name):
+                return full_uuid
     return card_name
 
 

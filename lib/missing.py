@@ -1,4 +1,4 @@
-"""What stands in place of a figure or a sentence whose rows are missing: one line that says so."""
+"""The line that replaces a figure or a sentence when its rows are missing."""
 
 import inspect
 from collections.abc import Callable

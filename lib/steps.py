@@ -1,4 +1,4 @@
-"""Commands that are run one after another, in as many calls as they take: each goes on where the last one stopped."""
+"""A list of commands run one after another. Each call continues where the previous call stopped."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Files on disk: append-safe CSV, provenance beside every file, nothing ever overwritten."""
+"""Tables and JSON on disk: append-safe CSV, Parquet, and provenance (``.meta.json``) beside each file."""
 
 import csv
 import errno
@@ -148,7 +148,7 @@ def read_parquet(path: Path, names: Sequence[str], others: bool = False, older: 
     do. Raises InputError for a file that is missing, damaged, too large, or has other columns.
     """
     with _parquet(path) as file:
-        names = next((one for one in older if sorted(one) == sorted(file.schema_arrow.names)), names)
+        names = next((version for version in older if sorted(version) == sorted(file.schema_arrow.names)), names)
         _check_parquet(file, path, names, others)
         return file.read(list(names)).to_pandas()
 
@@ -198,13 +198,8 @@ def count_rows(path: Path) -> int | None:
         return sum(1 for _ in csv_files.rows(csv_files.text(path), path)) - 1
     if path.suffix != ".parquet":
         return None
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.metadata.num_rows
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{path} is not readable Parquet: {one_line(error)}") from None
+    with _parquet(path) as file:
+        return file.metadata.num_rows
 
 
 def read_all(files: Iterable[Path], table: str):

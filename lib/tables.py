@@ -39,19 +39,33 @@ _IDS = (_text("hardware_id", "which machine: a hash of its hardware"),
         _text("software_id", "which software: a hash of versions, threads and math settings"))
 _VERDICT = _text("verdict", "how far to trust the row", "stable", "noisy", "unusable")
 
+_BACKEND = _text("backend", "device type", "cpu", "cuda", "mps")
+_DEVICE = _text("device", "device id: cpu, cuda:0 or mps")
+_DTYPE = _text("dtype", "element type")
+_PRECISION = _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16")
+_THREADS = _int("threads", "torch CPU threads", 1)
+_MODEL = _text("arch", "model name")
+_BATCH = _int("batch_size", "samples per batch", 1)
+_CONFIG = _text("config", "hash of the configuration: what is measured and how")
+_OP = _text("op", "operator family")
+_WORK = (_float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True))
+_INTERVAL = (_float("low_ms", "90 % interval, low end", empty=True), _float("high_ms", "90 % interval, high end", empty=True))
+_LEARNER = _text("learner", "name of the learner")
+
 # how an energy was got
 ENERGY = (
-    _later(_float("power_w", "mean power meanwhile, idle power included; empty: not measured", empty=True), float("nan")),
+    _later(_float("power_w", "mean power during the measurement, idle power included; empty: not measured",
+                  empty=True), float("nan")),
     _later(_float("idle_w", "idle power, logged in the same session; empty: not measured", empty=True), float("nan")),
-    _later(_text("energy_method", "the meter and which of its readings (counter, or integration of power), or not measured",
+    _later(_text("energy_method", "the meter and its reading (energy counter, or integrated power), or not measured",
                  empty=True), "not measured"),
-    _later(_count("energy_n", "samples of the meter meanwhile", 0), 0),
-    _later(_float("energy_disagreement", "integrated power over the counter's energy - 1; empty where one is missing", None,
+    _later(_count("energy_n", "samples of the meter during the measurement", 0), 0),
+    _later(_float("energy_disagreement", "integrated power / energy counter - 1; empty unless both were read", None,
                   empty=True), float("nan")),
     _later(_text("energy_reason", "why there is no energy; empty where there is", empty=True), NO_ENERGY))
 
-_DATA_SOURCE = _text("data_source", "where the images came from; unofficial: a file of MedMNIST's name that it did not "
-                     "publish", "medmnist", "synthetic", "imagefolder", "unofficial")
+_DATA_SOURCE = _text("data_source", "source of the images; unofficial: a file with the name of a MedMNIST file and other "
+                     "content", "medmnist", "synthetic", "imagefolder", "unofficial")
 
 PROFILE = (
     _text("run_id", "the run, also the start of the file's name"), _text("workload_id", "id in params/workloads.yaml"),
@@ -61,9 +75,9 @@ PROFILE = (
     _int("epoch", "epoch from 0; -1 in evaluation", -1), _int("batch_idx", "batch within the pass"),
     _int("global_step", "batches of this pass type so far"), _int("batch_size", "samples in this batch", 1),
     _int("channels", "input channels", 1), _int("dim1", "H (2D) or D (3D)", 1), _int("dim2", "W (2D) or H (3D)", 1),
-    _int("dim3", "0 (2D) or W (3D)"), _text("device_type", "cpu, cuda or mps", "cpu", "cuda", "mps"),
+    _int("dim3", "0 (2D) or W (3D)"), replace(_BACKEND, name="device_type"),
     _int("device_index", "-1 on the CPU", -1), _int("num_workers", "loader worker processes"),
-    _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
+    _PRECISION,
     _float("data_time_ms", "loader wait + host-to-device copy"),
     _float("forward_time_ms", "forward pass and loss"), _float("backward_time_ms", "backward pass; 0 in evaluation"),
     _float("step_time_ms", "the whole step, timed independently; its phases sum to it"),
@@ -79,17 +93,16 @@ PROFILE = (
     _float("optimizer_ms", "optimizer step and zeroing of gradients; 0 in evaluation"),
     _float("pipelined_ms", "mean step of an unsynchronised, unprofiled pass of the same run; empty where not run", empty=True),
     _float("energy_j", "energy of the step, idle power included; empty: not measured", empty=True),
-    _float("peak_rss_mb", "peak resident memory of the process so far"), _int("threads", "torch CPU threads", 1),
+    _float("peak_rss_mb", "peak resident memory of the process so far"), _THREADS,
     _bool("warmup", "a warm-up row: stays in the file, but enters no statistic"),
     _text("sync", "how phases were clocked", "none", "event", "synchronize"),
     _DATA_SOURCE, *_IDS, _TF32)
 
 RUNS = (
     _text("run_id", "the run"), _text("label", "the run's name for people"), _text("timestamp", "UTC start, ISO 8601"),
-    _text("hostname", "machine name"), _text("arch", "model name"), _text("backend", "cpu, cuda or mps", "cpu", "cuda", "mps"),
-    _text("device_name", "processor or GPU name"), _int("batch_size", "samples a batch", 1),
+    _text("hostname", "machine name"), _MODEL, _BACKEND, _text("device_name", "processor or GPU name"), _BATCH,
     _int("warmup_iters", "warm-up batches, not counted"), _int("measured_iters", "batches of the unsynchronised pass", 1),
-    _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
+    _PRECISION,
     _float("elapsed_sec", "the unsynchronised pass, synchronised before and after"),
     _float("images_per_sec", "images_processed / elapsed_sec"), _int("images_processed", "images in elapsed_sec", 1),
     _text("workload_id", "id in params/workloads.yaml"), _text("dataset", "MedMNIST flag or imagefolder"),
@@ -98,11 +111,11 @@ RUNS = (
     _bool("channels_last", "switch"), _int("grad_accum_steps", "switch", 1), _int("num_workers", "switch"),
     _bool("pin_memory", "switch"), _int("prefetch_factor", "switch; 0 without workers"), _bool("augment", "switch"),
     _bool("deterministic", "switch"), _bool("cudnn_benchmark", "switch"), _bool("tf32", "TF32 allowed on the device"),
-    _int("threads", "torch CPU threads", 1), _int("seed", "random seed"),
+    _THREADS, _int("seed", "random seed"),
     _float("cpu_percent", "CPU time of this process and its workers, % of one core"),
     _float("peak_rss_mb", "peak resident memory of the process"),
-    _float("other_cpu_cores", "CPU cores that other processes used meanwhile"),
-    _float("involuntary_switches_per_s", "times a second that the kernel took the processor away"),
+    _float("other_cpu_cores", "CPU cores used by other processes during the measurement"),
+    _float("involuntary_switches_per_s", "involuntary context switches per second"),
     _float("step_median_ms", "median profiled training step, full batches, warm-up left out", empty=True),
     _float("step_iqr_ms", "its interquartile range", empty=True),
     _float("step_low_ms", "95 % bootstrap interval of the median, low end", empty=True),
@@ -119,10 +132,10 @@ RUNS = (
     _later(_bool("random_crop", "switch"), False, 5))
 
 CEILINGS = (
-    _text("device", "cpu, cuda:0 or mps"), _text("dtype", "element type"),
-    _float("peak_gflops", "best rate of a matrix product (2 FLOPs a multiply-add); empty on bandwidth rows", empty=True),
-    _float("peak_gbps", "triad bandwidth (24 bytes an fp64 element); empty on compute rows", empty=True),
-    _text("level", "what serves the working set", "compute", "L1", "L2", "L3", "RAM", "device"),
+    _DEVICE, _DTYPE,
+    _float("peak_gflops", "best rate of a matrix product (a multiply-add counts 2); empty on bandwidth rows", empty=True),
+    _float("peak_gbps", "triad bandwidth (24 bytes per fp64 element); empty on compute rows", empty=True),
+    _text("level", "memory level that holds the working set", "compute", "L1", "L2", "L3", "RAM", "device"),
     _text("source", "measured here or stated by the vendor", "measured", "vendor"), _text("method", "how"),
     _float("working_set_mb", "bytes touched by one call, in 10^6; empty for a vendor's", empty=True),
     _int("threads", "torch CPU threads; 0 for a vendor's"),
@@ -131,13 +144,14 @@ CEILINGS = (
     _VERDICT, *_IDS)
 
 OVERHEADS = (
-    _text("device", "cpu, cuda:0 or mps"), _text("what", "timer_step, timer_call, timer_jitter, launch, first_touch"),
+    _DEVICE, _text("what", "timer_step, timer_call, timer_jitter, launch, first_touch"),
     _float("median_us", "median"), _float("p99_us", "99th percentile"), _int("n", "samples", 1),
     _text("method", "how"), *_IDS)
 
 # every parameter of every operator family; a row fills those of its own family
 PARAMETERS = (
-    _text("kind", "which of the family's functions", empty=True), _count("batch", "samples, or matrices of a batched GEMM"),
+    _text("kind", "function within the family, such as relu", empty=True),
+    _count("batch", "samples, or matrices of a batched GEMM"),
     _count("in_channels", "input channels"), _count("out_channels", "output channels"), _count("depth", "input depth"),
     _count("height", "input height"), _count("width", "input width"),
     *(_count(f"{what}_{axis}", f"{what} along {name}", 0 if what == "padding" else 1)
@@ -157,75 +171,76 @@ PARAMETERS = (
     _text("layout", "memory order: contiguous, channels_last, transposed; of a GEMM's matrices: n by rows, t by columns",
           empty=True))
 
-_TIMED = (_text("dtype", "element type"), _text("pass", "which pass", "forward", "backward"))
-_HOW = (_text("latency_type", "back to back as a kernel, or each call on its own as in a program", "kernel", "end_to_end"),
-        _text("cache", "buffers that were just used, or that no cache holds", "warm", "cold"))
-_STATUS = (_text("status", "ok, or why there is no time", "ok", "skipped", "failed"),
-           _text("reason", "what was wrong; empty when all is well", empty=True))
+_TIMED = (_DTYPE, _text("pass", "forward or backward pass", "forward", "backward"))
+_HOW = (_text("latency_type", "kernel: calls back to back; end_to_end: each call on its own, synchronised",
+              "kernel", "end_to_end"),
+        _text("cache", "warm: buffers that were just used; cold: buffers that no cache holds", "warm", "cold"))
+_STATUS = (_text("status", "ok, or the reason why there is no time", "ok", "skipped", "failed"),
+           _text("reason", "error message; empty when the status is ok", empty=True))
 
 ENERGIES = tuple(replace(column, since=1, default=None) for column in (  # a table of its own has no older version
-    _text("config", "hash of what is measured and how"),
+    _CONFIG,
     _float("energy_j", "energy of one call, idle power included", empty=True),
     _int("calls", "calls in the loop"), _float("loop_s", "length of the loop, all of its set-up included"), *ENERGY))
 
 CONFIGS = (
-    _text("config", "hash of what is measured and how"), _text("op", "operator family"),
+    _CONFIG, _OP,
     _text("parameters", "its parameters, as JSON"), *_TIMED, *_HOW,
-    _float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True),
-    _float("footprint_mb", "memory that timing it may need, in 10^6 bytes", empty=True), *_STATUS)
+    *_WORK,
+    _float("footprint_mb", "memory needed to time it, at most, in 10^6 bytes", empty=True), *_STATUS)
 
 REPEATS = (
-    _text("config", "hash of what is measured and how"), _int("round", "round of the sweep"),
+    _CONFIG, _int("round", "round of the sweep"),
     _float("latency_ms", "median of this visit's samples", empty=True), _int("n", "samples of this visit"),
     _int("calls", "calls in a row in one sample"), _float("spread_ms", "interquartile range of the samples", empty=True),
     _float("at_s", "seconds since the worker began"), _float("visit_s", "length of the visit, set-up included"),
-    _float("other_cores", "CPU cores that other processes used meanwhile"),
-    _float("stolen_cores", "CPU cores that the host took meanwhile"),
-    _float("yardstick_ms", "the reference kernel just before and after, the slower of the two; empty off the CPU", empty=True),
+    _float("other_cores", "CPU cores used by other processes during the measurement"),
+    _float("stolen_cores", "CPU cores taken by the host (steal time) during the measurement"),
+    _float("yardstick_ms", "time of the reference kernel before or after the visit, the slower of the two; empty on GPUs",
+           empty=True),
     *_STATUS,
     _later(_float("gpu_others", "share of the GPU's time that other processes used; empty: no GPU, or not known", empty=True),
            float("nan"), 3),
-    _later(_float("gpu_mhz", "clock of the GPU's multiprocessors after the visit; empty: no GPU, or not told", empty=True),
+    _later(_float("gpu_mhz", "clock of the GPU's multiprocessors after the visit; empty: no GPU, or not readable", empty=True),
            float("nan"), 3),
     _later(_text("gpu_throttled", "what throttled the GPU; empty: nothing", empty=True), "", 3),
-    _later(_text("gpu_unknown", "why it is not known who else used the GPU; empty: it is, or no GPU", empty=True), "", 3))
+    _later(_text("gpu_unknown", "why use by other processes is unknown; empty: it is known, or no GPU", empty=True), "", 3))
 
 SWEEP = (
-    _text("op", "operator family"), *PARAMETERS, *_TIMED, _text("device", "cpu, cuda:0 or mps"),
+    _OP, *PARAMETERS, *_TIMED, _DEVICE,
     _float("latency_ms", "median over the rounds' medians", empty=True),
     _float("latency_iqr_ms", "interquartile range over the rounds", empty=True), _int("n", "rounds"), *_HOW,
-    _float("flops", "FLOPs from the shapes", empty=True), _float("bytes", "compulsory bytes from the shapes", empty=True),
+    *_WORK,
     _float("gflops", "flops / latency", empty=True), _float("gbps", "bytes / latency", empty=True),
     _float("energy_j", "energy of one call, idle power included; empty: not measured", empty=True), *_STATUS, _VERDICT, *_IDS,
-    _text("config", "hash of what is measured and how"), _int("threads", "torch CPU threads", 1),
+    _CONFIG, _THREADS,
     _float("low_ms", "smallest round", empty=True), _float("high_ms", "largest round", empty=True),
-    _float("other_cores", "CPU cores that other processes used meanwhile, median", empty=True), *ENERGY, _TF32)
+    _float("other_cores", "CPU cores used by other processes during the measurement, median", empty=True), *ENERGY, _TF32)
 
 _POWERED = (
     _float("latency_ms", "one call, back to back", empty=True), _float("flops", "FLOPs from the shapes"),
     _float("power_w", "mean of the sensor while the calls repeat; empty: not measured", empty=True),
     _float("limit_w", "the card's power limit", empty=True),
-    _text("window", "whether a call is long enough for the sensor's mean to be its power", "long", "short"),
+    _text("window", "long: the calls ran long enough for the sensor's mean to be their power", "long", "short"),
     *_STATUS, *_IDS)
 
 POWER = (
-    _text("op", "operator family"), _int("gemm_m", "rows of the left matrix", 1),
+    _OP, _int("gemm_m", "rows of the left matrix", 1),
     _int("gemm_k", "columns of the left matrix, which are summed over", 1), _int("gemm_n", "columns of the right matrix", 1),
-    _text("dtype", "element type, under the original's name where it is none of ours"), *_POWERED)
+    _text("dtype", "element type; other types keep their published name"), *_POWERED)
 
 ATTENTION_POWER = (
-    _text("op", "operator family"),
-    _text("phase", "prefill: causal attention among all tokens; decode: of one new token to those of the cache", "prefill",
+    _OP,
+    _text("phase", "prefill: causal attention among all tokens; decode: one new token attends to the cache", "prefill",
           "decode"),
     _int("batch", "sequences", 1), _int("heads", "attention heads of the queries", 1),
     _int("kv_heads", "heads of keys and values, each shared by heads / kv_heads of the queries", 1),
     _int("head_dim", "size of a head", 1), _int("q_len", "queries", 1), _int("kv_len", "keys and values", 1),
     _int("sliding_window", "tokens that a query sees at most; 0: all before it"),
-    _text("dtype", "element type of the queries, under the original's name where it is none of ours"),
-    _text("kv_dtype", "element type of the cache of keys and values, likewise"), _text("kernel", "which kernel it was"),
+    _text("dtype", "element type of the queries; other types keep their published name"),
+    _text("kv_dtype", "element type of the cache of keys and values, likewise"), _text("kernel", "name of the kernel"),
     _float("bytes", "compulsory bytes: queries, output, and the keys and values that any query sees"), *_POWERED)
 
-_BACKEND = _text("backend", "cpu, cuda or mps", "cpu", "cuda", "mps")
 _LEVELS = ("L1", "L2", "L3", "RAM", "device")
 
 POINTS = (
@@ -236,33 +251,33 @@ POINTS = (
     _float("images_per_sec", "batch_size / elapsed_sec; empty where there is no batch", empty=True),
     _float("ai", "arithmetic intensity: flops / bytes"), _float("attained_gflops", "flops / elapsed_sec"),
     _float("peak_gflops", "the compute roof"), _float("peak_gbps", "the memory roof of `level`"),
-    _text("bytes_source", "the least each operator must move, the same under a guess of its types, or hardware counters",
+    _text("bytes_source", "compulsory: least traffic of each operator; "
+          "estimated: the same with assumed types; counted: hardware counters",
           "compulsory", "estimated", "counted"),
-    _text("bound", "the lower roof at this intensity, or launch: mostly launches", "compute", *_LEVELS, "launch"),
+    _text("bound", "what bounds the time: compute, a memory level, or launch overhead", "compute", *_LEVELS, "launch"),
     _text("kind", "what the point is", "step", "network", "operator", "counted"),
     _text("family", "workload, model or operator family: the colour of the point"),
     _int("calls", "operators (or kernels) in elapsed_sec", 1), _int("occurrences", "how often the network holds this work", 1),
     _float("flops", "FLOPs in elapsed_sec"), _float("bytes", "bytes in elapsed_sec"),
     _text("level", "the memory level whose roof the point is compared with", *_LEVELS),
     _float("attainable_gflops", "the roof at this intensity"),
-    _float("below_roof", "attainable / attained: how many times the roof is higher; under 1: above the roof"),
-    _text("roof_dtype", "whose roof", "fp64", "fp32", "tf32", "bf16", "fp16"),
+    _float("below_roof", "attainable / attained performance; below 1: the point lies above the roof"),
+    _text("roof_dtype", "element type of the compute roof", "fp64", "fp32", "tf32", "bf16", "fp16"),
     _text("roof_source", "measured here or stated by the vendor", "measured", "vendor"), _VERDICT, *_IDS)
 
 CELLS = (
-    _text("label", "environment/model/batch/precision"), _text("arch", "model name"), _BACKEND,
-    _int("batch_size", "samples a batch", 1), _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
-    _int("repeat", "which of the cell's repeats", 1), _text("status", "what became of it", "ok", "failed"),
-    _text("reason", "why it failed or does not count; empty when all is well", empty=True),
+    _text("label", "environment/model/batch/precision"), _MODEL, _BACKEND, _BATCH, _PRECISION,
+    _int("repeat", "which of the cell's repeats", 1), _text("status", "outcome of the run", "ok", "failed"),
+    _text("reason", "why it failed or is not counted; empty otherwise", empty=True),
     _text("run_id", "the run; empty when it failed", empty=True),
     _float("images_per_sec", "throughput; empty when it failed", empty=True), _text("hardware_id", "which machine"),
     _text("at_utc", "when it ended, ISO 8601"))
 
 MATRIX = (
     _text("env", "where it ran: the environment of the matrix"), _text("workload_id", "what was trained on what"),
-    _text("arch", "model name"), _BACKEND, _int("batch_size", "samples a batch", 1),
-    _text("precision", "fp32, or the autocast type", "fp32", "bf16", "fp16"),
-    _text("settings", "source of the images, and switches of its runs that are not as usual"), _int("n", "usable runs", 1),
+    _MODEL, _BACKEND, _BATCH,
+    _PRECISION,
+    _text("settings", "source of the images, and switches that differ from their defaults"), _int("n", "usable runs", 1),
     _float("images_per_sec", "throughput, mean of the runs"),
     _float("std", "its standard deviation; empty for one run", empty=True), _float("median", "median throughput"),
     _float("low", "the slowest run's"), _float("high", "the fastest run's"),
@@ -271,9 +286,9 @@ MATRIX = (
 COMPLEXITY = (
     _text("network", "workload id, model name, or module:Class"), _int("batch_size", "samples of the captured step", 1),
     _text("layer", "the module's name in the network; loss; empty: the network's own forward", empty=True),
-    _text("op", "ATen operator; unused: parameters that no operator takes"), _int("calls", "how often a step runs it"),
+    _text("op", "ATen operator; unused: parameters that no operator reads"), _int("calls", "how often a step runs it"),
     _int("params", "parameters that this row is the first to use"),
-    _int("activation_bytes", "what it makes in the forward pass and the backward pass reads again"),
+    _int("activation_bytes", "activations of the forward pass that the backward pass reads"),
     _float("flops_forward", "all FLOPs of the forward pass; empty: not known", empty=True),
     _float("flops_backward", "all FLOPs of the backward pass; empty: not known", empty=True),
     _int("bytes_forward", "compulsory bytes, read and written, of the forward pass"),
@@ -284,13 +299,13 @@ NETWORKS = (
     _text("mode", "one forward pass without gradients, or forward, loss and backward", "infer", "train"),
     _int("batch_size", "samples", 1), _text("input_shape", "one sample; empty: the network's usual one", empty=True),
     _text("dtype", "element type, or the autocast type", "fp32", "bf16", "fp16"),
-    _bool("channels_last", "whether 4-D tensors have channels innermost"), _text("device", "cpu, cuda:0 or mps"),
+    _bool("channels_last", "whether 4-D tensors have channels innermost"), _DEVICE,
     _text("memory", "default allocator, or retained heap: freed memory stays in the process", "default", "kept"),
-    _int("threads", "torch CPU threads", 1), _float("latency_ms", "median of the passes", empty=True),
-    _float("latency_iqr_ms", "interquartile range of the passes", empty=True), _int("n", "passes that count"),
-    _float("usual_share", "passes on a processor as fast as usual, of all", empty=True),
+    _THREADS, _float("latency_ms", "median of the passes", empty=True),
+    _float("latency_iqr_ms", "interquartile range of the passes", empty=True), _int("n", "number of measured passes"),
+    _float("usual_share", "share of passes during which the processor ran at its usual speed", empty=True),
     _float("rss_mb", "growth of the process's resident memory, network included, at its peak; 10^6 bytes", None, empty=True),
-    _float("tensors_mb", "the most that one pass holds in tensors beyond weights and inputs, 10^6 bytes", empty=True),
+    _float("tensors_mb", "peak of tensors beyond weights and inputs in one pass, 10^6 bytes", empty=True),
     *_STATUS, _VERDICT, *_IDS,
     _later(_float("energy_j", "energy of one pass, idle power included; empty: not measured", empty=True), float("nan")),
     *ENERGY, _TF32, _later(_bool("compiled", "whether torch.compile compiled the network"), False, 4))
@@ -298,15 +313,15 @@ NETWORKS = (
 PREDICTIONS = (
     _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
     _text("what", "a sweep's configuration, or mode and batch size"), _float("predicted_ms", "predicted time"),
-    _float("low_ms", "90 % interval, low end", empty=True), _float("high_ms", "90 % interval, high end", empty=True),
+    *_INTERVAL,
     _float("predicted_gbps", "compulsory bytes / predicted time", empty=True), _float("measured_ms", "measured time"),
-    _float("relative_error", "predicted / measured - 1", -1), _text("model", "which learner"),
-    _text("split", "how it was kept apart from the training data"),
-    _bool("out_of_range", "whether it lies outside of the training ranges"))
+    _float("relative_error", "predicted / measured - 1", -1), _text("model", "name of the learner"),
+    _text("split", "how it was separated from the training data"),
+    _bool("out_of_range", "whether it lies outside the training ranges"))
 
 SCORES = (
     _text("kind", "what was predicted", "operator", "network", "step", "memory", "power"),
-    _text("family", "family and pass, or mode and batch size"), _text("learner", "which learner"),
+    _text("family", "family and pass, or mode and batch size"), _LEARNER,
     _float("mape", "mean absolute error, %"), _float("mape_low", "its 95 % bootstrap interval, low end"),
     _float("mape_high", "high end"), _float("median", "median absolute error, %"), _float("p90", "90th percentile, %"),
     _float("within_10", "share within 10 %, %"), _int("n", "predictions", 1),
@@ -314,42 +329,42 @@ SCORES = (
 
 STEPS = (
     _IDS[0], _text("run_id", "the profiled run"), _text("workload", "its workload"), _text("arch", "its model"),
-    _int("batch_size", "samples a batch", 1), _text("split", "what of the run was left out", "workload", "arch"),
-    _text("learner", "which learner"), _float("measured_ms", "median profiled training step"),
-    _float("predicted_ms", "predicted step"), _float("low_ms", "90 % interval, low end", empty=True),
-    _float("high_ms", "90 % interval, high end", empty=True),
-    *(_float(f"{name}_ms", f"its {what}; empty: not predicted apart", empty=True) for name, what in (
+    _BATCH, _text("split", "what was left out of training: the run's workload or its architecture", "workload", "arch"),
+    _LEARNER, _float("measured_ms", "median profiled training step"),
+    _float("predicted_ms", "predicted step"), *_INTERVAL,
+    *(_float(f"{name}_ms", f"{what}; empty: not predicted separately", empty=True) for name, what in (
         ("loader_wait", "wait for the loader"), ("h2d", "copy to the device"), ("forward", "forward pass"),
         ("backward", "backward pass"), ("optimizer", "optimizer's step"))))
 
 SCHEDULE = (
-    _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the first arrival could be"),
+    _text("job_id", "the job"), _text("device", "where it ran"), _float("start_s", "seconds since the schedule's start"),
     _float("end_s", "when it ended there"), _int("attempt", "from 1", 1),
-    _text("status", "how the attempt ended; moved: stopped and restarted elsewhere; lost: does not count, for the run was "
-          "killed or the disk full", "done", "failed", "retried", "moved", "lost"))
+    _text("status", "how the attempt ended; moved: restarted on another device; lost: not counted, because the run was "
+          "killed or the disk was full", "done", "failed", "retried", "moved", "lost"))
 
 CONTENTION = (
-    _text("workload_id", "what is trained"), _text("device_type", "on which type of slot"),
-    _text("beside", "what ran beside it, or nothing"), _text("beside_type", "on which type of slot, or none"),
-    _float("step_ms", "a step's time, median over rounds of the medians of each"),
-    _float("slowdown", "median over rounds of a step's time over its time without others, in the same round"),
-    _float("slowdown_low", "the least of the rounds"), _float("slowdown_high", "the most"), _int("n", "rounds", 1),
+    _text("workload_id", "what is trained"), _text("device_type", "device type of the slot"),
+    _text("beside", "workload that ran at the same time, or nothing"),
+    _text("beside_type", "device type of that workload, or none"),
+    _float("step_ms", "time per step: median over rounds of each round's median"),
+    _float("slowdown", "median over rounds of time per step / time per step alone, in the same round"),
+    _float("slowdown_low", "lowest of the rounds"), _float("slowdown_high", "highest of the rounds"), _int("n", "rounds", 1),
     _text("hardware_id", "the machine"), _text("software_id", "library versions and settings"))
 
 JOBS = (
     _text("job_id", "the job"), Column("workload_id", "text", "what is trained: id in params/workloads.yaml", default=""),
-    Column("notebook", "text", "what is executed instead: a notebook's path", default=""),
+    Column("notebook", "text", "path of a notebook to execute instead", default=""),
     Column("parameters", "text", "parameters of the notebook, as a JSON object", default=""),
     Column("steps", "count", "training steps of the workload", 1, empty=True, default=float("nan")),
     Column("arrival_s", "float", "when it arrives", 0, default=0.0),
     Column("deadline_s", "float", "when it should have ended; empty: no deadline", 0, default=float("inf")),
     Column("memory_mb", "float", "memory that it needs on its device", 0, default=0.0),
-    Column("cpu_cores", "float", "cores of the host that it needs beside a GPU; run-jobs wants as many of a CPU slot", 0,
+    Column("cpu_cores", "float", "host cores needed beside a GPU, or cores of the CPU slot", 0,
            default=0.0))
 
 DURATIONS = (
     _text("run", "the folder of the run's journal"), _text("job_id", "the job"), _text("notebook", "what was executed"),
-    _text("device_type", "on which type of slot"), _float("seconds", "how long it took"))
+    _text("device_type", "device type of the slot"), _float("seconds", "how long it took"))
 
 HISTORY = (
     _int("step", "training batch since the run began, from 0; of an epoch's values: its last"), _int("epoch", "from 0"),
@@ -393,9 +408,14 @@ def validate(frame, table: str, where: str):
 
 
 def dictionary() -> str:
-    """Return the data dictionary of every table as Markdown, for data/README.md."""
+    """Return the data dictionary of every table as Markdown: what stands below the heading *Dictionary* of data/README.md."""
     parts = []
     for table, content in TABLES.items():
         rows = [f"| `{c.name}` | {c.kind} | {c.meaning}{' (' + choices(c.of) + ')' if c.of else ''} |" for c in content]
         parts.append(f"### `{table}`\n\n| column | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def with_dictionary(page: str) -> str:
+    """Return a page (data/README.md) with the part from its first table on replaced by the dictionary."""
+    return page.partition("### `")[0] + dictionary()

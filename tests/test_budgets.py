@@ -217,8 +217,8 @@ def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(
 
 
 def test_a_sweep_that_is_slow_to_start_has_a_point(clock, even, monkeypatch, tmp_path):
-    drawn = points.spaces.several
-    monkeypatch.setattr(points.spaces, "several", lambda *them: (clock.work(8) or one for one in drawn(*them)))
+    drawn = points.spaces.sample_families
+    monkeypatch.setattr(points.spaces, "sample_families", lambda *them: (clock.work(8) or one for one in drawn(*them)))
     assert len(drive(tmp_path)) >= 4
     assert spent_s(clock) <= 1.5 * 20
 

@@ -257,7 +257,7 @@ def test_a_pull_that_was_cut_short_anywhere_leaves_nothing_that_the_next_version
         return call
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        for step in ("_remove", "_put", "_record_as"):
+        for step in ("_remove", "_put", "_write_record"):
             patch.setattr(data_versions, step, dying(step))
         pull(b, address)
     for name in ("b.csv", "resnet/dense.csv"):

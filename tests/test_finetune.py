@@ -37,7 +37,7 @@ from lib.finetune.transforms import Inputs, Prepare, gpu_augmentation
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
-from lib.work.training import Batch, Options, Recipe, Trainer, Unobserved
+from lib.work.training import Batch, Observer, Options, Recipe, Trainer
 from tests import cut_training, refused
 from tests.conftest import full_disk, home_paths
 from tests.test_finetune_metrics import PARTS, gathered
@@ -573,7 +573,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
 @pytest.mark.parametrize(("rank", "expected"), [(0, (1.5, 1, 1)), (3, (0.0, 0, 0))])
 def test_a_process_without_a_share_of_a_batch_counts_none_of_its_own(rank, expected):
     cut = Mock(batches=run_data.Batches(range(3), 2, processes=Processes(rank, 4)), position=Position(), log=None)
-    watch = run._Watch(cut, Unobserved())
+    watch = run._Watch(cut, Observer())
     watch.end(Batch(0, torch.zeros(1, 1), torch.tensor(1.5), 0.1, torch.tensor([[2.0, 0.0]]), torch.tensor([0])))
     watch.sum_up()
     position = cut.position

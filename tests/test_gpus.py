@@ -330,7 +330,7 @@ def test_points_are_drawn_once_however_many_threads_take_them(box):
 
 
 def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkeypatch):
-    drawn = list(itertools.islice(spaces.several(["activation"], spaces.load_sweeps(), 0), 3))
+    drawn = list(itertools.islice(spaces.sample_families(["activation"], spaces.load_sweeps(), 0), 3))
 
     def few(*_):
         yield from drawn
@@ -458,7 +458,7 @@ def test_points_that_a_shard_misses_are_counted(sure, capsys):
     assert command.main(["sweeps", "merge", *map(str, parts)]) == 1
     out = capsys.readouterr()
     assert "merged: 5 points of 2 shards" in out.out
-    assert out.err == "shard 1/2 misses 1 points: the line that measured it goes on with it\n"
+    assert out.err == "shard 1/2 misses 1 points: repeat the command that measured it to resume\n"
     assert "FAILED: shard 1/2 misses 1 points." in aggregate.read(paths.SWEEPS / "merged").note
 
 

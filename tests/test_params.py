@@ -85,7 +85,6 @@ def test_an_unknown_name_that_papermill_injects_is_refused_and_helpers_of_other_
     assert notebooks.check("02_profile", namespace | {"In": corrected}).iters == 7
 
 
-
 def test_an_error_stays_short_whatever_it_quotes():
     deep = []
     for _ in range(60):

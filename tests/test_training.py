@@ -10,7 +10,7 @@ import torch
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.work import datasets, models, training, weights, workloads
-from lib.work.training import Options, Recipe, Trainer, Unobserved
+from lib.work.training import Observer, Options, Recipe, Trainer
 from lib.work.training import sgd as sgd_recipe
 from tests import refused
 
@@ -67,7 +67,7 @@ def test_accumulated_gradients_are_those_of_the_big_batch(sizes, weight):
 
 
 def test_gradients_are_clipped_and_the_schedule_steps_with_the_optimizer():
-    class Recorder(Unobserved):
+    class Recorder(Observer):
         def __init__(self):
             self.events = []
             self.start, self.mark = lambda: self.events.append("start"), self.events.append
@@ -102,7 +102,7 @@ def test_frozen_layers_keep_their_statistics():
 
 
 def test_bf16_and_channels_last_train_also_where_a_batch_is_augmented():
-    class Formats(Unobserved):
+    class Formats(Observer):
         def end(self, batch):
             formats.append(batch.inputs.is_contiguous(memory_format=torch.channels_last))
 

@@ -96,7 +96,7 @@ def add(verbs) -> None:
                       help="keep the host's name and the folders in paths (default: left out)")
     verb.set_defaults(call=_bundle)
 
-    verb = verbs.add_parser("import", help="bring in another machine's bundle, or published measurements")
+    verb = verbs.add_parser("import", help="import another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm"))
     verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
     verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")

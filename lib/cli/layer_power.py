@@ -34,13 +34,13 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _dataset(options: argparse.Namespace) -> int:
-    from lib.tensorrt.recordings import dataset
     from lib.work import data_versions
 
     if options.push:
         data_versions.check(options.push)
-    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
-    _show(dataset.convert(options.out / "preprocessed_data", options.out / "training_data", options.per_layer_measurements))
+    options.preprocessed = options.out / "preprocessed_data"
+    _preprocess(options)
+    _convert(options)
     if options.push:
         version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
         print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")

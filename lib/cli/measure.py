@@ -3,7 +3,7 @@
 import argparse
 
 from lib import files
-from lib.cli.options import a_path, assignments, folder_name, names, new_file, number, whole
+from lib.cli.options import a_path, add_parameters, assignments, folder_name, names, new_file, number, whole
 
 
 def _machine(_: argparse.Namespace) -> int:
@@ -54,8 +54,8 @@ def _matrix(options: argparse.Namespace) -> int:
     runs = archive.runs("measure")
     table = runs[runs["label"].isin([cell.label for cell in cells])]
     if len(table):
-        own = runs["label"].str.startswith(f"{env}/")
-        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[own]), sep="\n")
+        of_environment = runs["label"].str.startswith(f"{env}/")
+        print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[of_environment]), sep="\n")
     if len(rows):
         print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
     return int("failed" in set(rows.get("status", ())))
@@ -122,8 +122,8 @@ def _compare(options: argparse.Namespace) -> int:
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
     verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load").set_defaults(call=_machine)
-    for one in (_add_compare, _add_networks, _add_matrix):
-        one(verbs)
+    for add_verb in (_add_compare, _add_networks, _add_matrix):
+        add_verb(verbs)
 
 
 def _add_compare(verbs) -> None:
@@ -137,15 +137,15 @@ def _add_compare(verbs) -> None:
 
 
 def _add_networks(verbs) -> None:
-    verb = verbs.add_parser("networks", help="measure whole networks, a process each, as params/networks.yaml says; a second "
+    verb = verbs.add_parser("networks", help="measure whole networks, one process each, as params/networks.yaml says; a second "
                             "call resumes")
     verb.add_argument("--device", default="cpu", help="device id (default cpu)")
     verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
                       help="some of its networks (default: all)")
-    verb.add_argument("--plan", type=a_path, help="another file than params/networks.yaml")
-    verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits a case (default: as in the file)")
+    verb.add_argument("--plan", type=a_path, help="file to use instead of params/networks.yaml")
+    verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits per case (default: as in the file)")
     verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
-                      help="seconds a case and round (default: as in the file)")
+                      help="seconds per case and round (default: as in the file)")
     verb.add_argument("--budget-s", type=number(), default=0.0,
                       help="start no process after so many seconds (default: no limit)")
     verb.add_argument("--name", type=folder_name, default="networks",
@@ -159,12 +159,11 @@ def _add_matrix(verbs) -> None:
     verb.add_argument("--device", default="auto", help="device id, or auto (default)")
     verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",
                       help="some cells by name (default: all)")
-    verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs a cell (default: as in params/matrix.yaml)")
+    verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs per cell (default: as in params/matrix.yaml)")
     verb.add_argument("--budget-s", type=number(), default=0.0,
                       help="start no run after this many seconds (default: no limit)")
-    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                      help="a parameter of 02_profile for every run")
-    verb.add_argument("--notes", default="", help="what to know of the machine, for the record of the environment")
+    add_parameters(verb, "a parameter of 02_profile for every run")
+    verb.add_argument("--notes", default="", help="notes on the machine, for the record of the environment")
     verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels (Nsight Compute), time none")
     verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
     verb.set_defaults(call=_matrix)

@@ -70,6 +70,11 @@ def names(text: str) -> list[str]:
     return parts
 
 
+def add_parameters(verb: argparse.ArgumentParser, text: str) -> None:
+    """Add ``-p NAME VALUE``, which may be given several times; ``text`` is its help."""
+    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=text)
+
+
 def assignments(pairs: list[list[str]]) -> dict[str, str]:
     """Return ``-p NAME VALUE`` pairs as a mapping; the last of a name counts."""
     return dict(pairs)

@@ -76,9 +76,9 @@ def _answer_questions(options: argparse.Namespace) -> int:
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
     usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
-    several = questions.read(options.questions, usual, options.device)
-    options.device = sorted({question.device for question in several}) if all(question.device for question in several) else []
-    table = _after_a_look(options, lambda: questions.answer(several))
+    rows = questions.read(options.questions, usual, options.device)
+    options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
+    table = _after_a_look(options, lambda: questions.answer(rows))
     print(questions.summary(table), file=sys.stderr)
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
@@ -184,8 +184,8 @@ def _models(options: argparse.Namespace) -> int:
 
 def add(verbs) -> None:
     """Add the verbs that predict."""
-    for one in (_add_advise, _add_advise_operator, _add_models, _add_calibrate):
-        one(verbs)
+    for add_verb in (_add_advise, _add_advise_operator, _add_models, _add_calibrate):
+        add_verb(verbs)
 
 
 def _add_advise(verbs) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, assignments, names, new_file
+from lib.cli.options import a_path, add_parameters, assignments, names, new_file
 from lib.errors import InputError, choices
 
 
@@ -94,8 +94,7 @@ def add(verbs) -> None:
                       help="device ids, all, or auto (default)")
     verb.add_argument("--source", default="measure", choices=("measure", "replay"),
                       help="measure here, or replay the reference")
-    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                      help="a parameter for every chosen notebook that has it")
+    add_parameters(verb, "a parameter for every chosen notebook that has it")
     then = verb.add_mutually_exclusive_group()
     then.add_argument("--report", action="store_true", help="then assemble the page, as the verb report does")
     then.add_argument("--check", action="store_true", help="replay all and compare the key numbers with the committed ones")

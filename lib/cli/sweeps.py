@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lib.cli.options import a_path, assignments, folder_name
+from lib.cli.options import a_path, add_parameters, assignments, folder_name
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def _merge(options: argparse.Namespace) -> int:
     folder, missing = shards.merge(options.folders, options.name)
     print(f"{folder}: {len(aggregate.read(folder).table)} points of {len(options.folders)} shards")
     for shard, count in missing.items():
-        print(f"shard {shard} misses {count} points: the line that measured it goes on with it", file=sys.stderr)
+        print(f"shard {shard} misses {count} points: repeat the command that measured it to resume", file=sys.stderr)
     return int(bool(missing))
 
 
@@ -42,12 +42,11 @@ def add(verbs) -> None:
     """Add the verbs of operator sweeps."""
     verb = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
-    action = actions.add_parser("measure", help="a sweep, as 03_sweep measures it; the same line goes on with one that stopped")
+    action = actions.add_parser("measure", help="measure a sweep as 03_sweep does; the same command resumes a stopped sweep")
     action.add_argument("--device", default="all", help="device ids, auto, or all (default): the CPU, then the GPUs together")
-    action.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-                        help="a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
+    add_parameters(action, "a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
     action.set_defaults(call=_measure)
-    action = actions.add_parser("merge", help="one sweep of its shards, in data/sweeps/")
+    action = actions.add_parser("merge", help="merge shards into one sweep in data/sweeps/")
     action.add_argument("folders", nargs="+", type=a_path, metavar="DIR", help="the folder of each shard")
     action.add_argument("--name", type=folder_name, default="merged", help="folder in data/sweeps/ (default: merged)")
     action.set_defaults(call=_merge)

@@ -44,10 +44,11 @@ def _sizes(dataset: str) -> list[int]:
     return sorted(used or {28})
 
 
-def _dictionary(_: argparse.Namespace) -> int:
-    from lib import tables
+def _dictionary(options: argparse.Namespace) -> int:
+    from lib import files, tables
 
-    print(tables.dictionary())
+    page = paths.ROOT / "data" / "README.md"
+    print(files.replace(page, tables.with_dictionary(page.read_text()).encode()) if options.write else tables.dictionary())
     return 0
 
 
@@ -82,12 +83,14 @@ def add(verbs) -> None:
         action.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
         action.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: as workloads read)")
         action.set_defaults(call=_medmnist)
-    actions.add_parser("dictionary", help="print the dictionary of the tables").set_defaults(call=_dictionary)
+    action = actions.add_parser("dictionary", help="print the dictionary of the tables")
+    action.add_argument("--write", action="store_true", help="write it into data/README.md instead")
+    action.set_defaults(call=_dictionary)
 
-    push = actions.add_parser("push", help="push a folder as the next version of a remote's branch; hidden files stay here")
-    push.add_argument("--source", default="", help="where the data come from, for whoever pulls them")
+    push = actions.add_parser("push", help="push a folder as the next version of a remote's branch; hidden files are left out")
+    push.add_argument("--source", default="", help="origin of the data, shown when they are pulled")
     push.set_defaults(call=_push)
-    pull = actions.add_parser("pull", help="bring a version into a folder; files here that differ are never overwritten")
+    pull = actions.add_parser("pull", help="copy a version into a folder; local files that differ are never overwritten")
     pull.add_argument("--version", type=whole(1, 999_999), help="its number (default: the last)")
     pull.set_defaults(call=_pull)
     for action in (push, pull):

@@ -38,11 +38,21 @@ class Parameters(Strict):
         return value
 
 
-class MachineParams(Parameters):
-    """Parameters of ``01_machine``."""
+class Sourced(Parameters):
+    """Parameters that every notebook has: measure here, or replay the data of a reference machine."""
 
     source: Source = "measure"
     reference: MachineName = ""
+
+
+def _names(text: str) -> list[str]:
+    """Return names with commas between them in order, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+class MachineParams(Sourced):
+    """Parameters of ``01_machine``."""
+
     device: Device = "auto"
     budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
     gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
@@ -88,11 +98,9 @@ class ProfileParams(Parameters):
     label: str = ""
 
 
-class SweepParams(Parameters):
+class SweepParams(Sourced):
     """Parameters of ``03_sweep`` and of one sweep."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     op: Names = "conv2d"
     grid: str = ""
     device: Devices = "auto"
@@ -121,7 +129,7 @@ class SweepParams(Parameters):
             if not names:
                 raise InputError(f"{path}: spaces is empty; op = 'all' needs one")
             return names
-        return list(dict.fromkeys(self.op.split(",")))
+        return _names(self.op)
 
     @field_validator("shard")
     @classmethod
@@ -146,11 +154,9 @@ class SweepParams(Parameters):
         return int(number), int(of)
 
 
-class RooflineParams(Parameters):
+class RooflineParams(Sourced):
     """Parameters of ``05_roofline``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     device: Device = "auto"
     models: Names = "resnet50,vgg16,mobilenet_v2"
     batch_size: Annotated[BatchSize, Field(ge=1)] = 1
@@ -160,11 +166,9 @@ class RooflineParams(Parameters):
     nsight: str = ""
 
 
-class ComplexityParams(Parameters):
+class ComplexityParams(Sourced):
     """Parameters of ``04_complexity``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
     input_shape: Shape = ""
     batch_sizes: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")] = "1,8,32"
@@ -173,14 +177,14 @@ class ComplexityParams(Parameters):
     @field_validator("models")
     @classmethod
     def _some(cls, models: str) -> str:
-        if not any(name.strip() for name in models.split(",")):
+        if not _names(models):
             raise ValueError("is empty; name some with commas, such as W1,resnet50,mymodule:Class")
         return models
 
     @property
     def names(self) -> list[str]:
         """Return the models in order, each once."""
-        return list(dict.fromkeys(name.strip() for name in self.models.split(",") if name.strip()))
+        return _names(self.models)
 
     @property
     def sizes(self) -> list[int]:
@@ -188,11 +192,9 @@ class ComplexityParams(Parameters):
         return sorted({int(size) for size in self.batch_sizes.split(",")})
 
 
-class CostModelParams(Parameters):
+class CostModelParams(Sourced):
     """Parameters of ``06_cost_model``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     quick: bool = True
     families: str = "conv2d forward,matmul and linear"
     model: Annotated[str, Field(min_length=1)] = "resnet50"
@@ -205,14 +207,12 @@ class CostModelParams(Parameters):
     @property
     def family_names(self) -> list[str]:
         """Return the families to train again."""
-        return [name.strip() for name in self.families.split(",") if name.strip()]
+        return _names(self.families)
 
 
-class SchedulerParams(Parameters):
+class SchedulerParams(Sourced):
     """Parameters of ``07_scheduler_eval``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     scenarios: Names = "one_gpu,large_gpu,mixed"
     count: Annotated[int, Field(ge=10, le=20_000)] = 120
     seeds: Annotated[int, Field(ge=1, le=100)] = 2
@@ -227,14 +227,12 @@ class SchedulerParams(Parameters):
     @property
     def names(self) -> list[str]:
         """Return the scenarios, each once."""
-        return list(dict.fromkeys(self.scenarios.split(",")))
+        return _names(self.scenarios)
 
 
-class LayerPowerParams(Parameters):
+class LayerPowerParams(Sourced):
     """Parameters of ``08_layer_power``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     recordings: str = ""
     network: FolderName = ""
     engine: str = ""
@@ -243,11 +241,9 @@ class LayerPowerParams(Parameters):
     seed: Seed = 0
 
 
-class FinetuneParams(Parameters):
+class FinetuneParams(Sourced):
     """Parameters of ``09_finetune``."""
 
-    source: Source = "measure"
-    reference: MachineName = ""
     config: FolderName = "cnn"
     run: RunFolder = ""
     device: Device = "auto"

@@ -29,7 +29,7 @@ from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import datasets, losses, weights
-from lib.work.training import Batch, Observer, Options, Recipe, Trainer, Unobserved, seed_everything
+from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_everything
 from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
@@ -200,7 +200,7 @@ class Run:
     def _observer(self, split: str, epoch: int, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
         if not self._profile:
-            return Unobserved()
+            return Observer()
         facts = constants(self.folder.name, self.task.workload, _KINDS[split], self.device, self.config.num_workers,
                           self.config.precision, self.data.data_source)
         observer = BatchProfiler(self._profile, facts, self.device, recorder=recorder, step=step)

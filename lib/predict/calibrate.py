@@ -45,7 +45,7 @@ class Calibrated:
 def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
     """Draw configurations from the spaces of ``params/sweeps.yaml``; return them and their rows."""
     sweeps, configs, rows = spaces.load_sweeps(), [], []
-    for config, ops in spaces.several(list(sweeps.spaces), sweeps, seed, dtype):
+    for config, ops in spaces.sample_families(list(sweeps.spaces), sweeps, seed, dtype):
         if len(configs) == _POOL:
             break
         flops, moved = spaces.work(ops)

@@ -137,7 +137,7 @@ class Engine:
         formats = [layer.unknown_formats for layer in self.layers if layer.kind != OTHER and layer.unknown_formats]
         if not formats:
             return ()
-        names = list(dict.fromkeys(printable(name)[:_SHOWN] for one in formats for name in one))
+        names = list(dict.fromkeys(printable(name)[:_SHOWN] for layer_formats in formats for name in layer_formats))
         return (f"{len(formats)} layers have formats that are not known, and so no bytes: {choices(names[:_MOST_SHOWN])}"
                 f"{', ...' if len(names) > _MOST_SHOWN else ''}; known are {choices(_BYTES)}",)
 

@@ -83,7 +83,7 @@ def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> T
         last, notes = manifests.last(remote, branch, numbers)
         entries = _entries(folder)
         if last and last.files == entries:
-            return Transfer(_recorded(folder, remote, last), (), notes)
+            return Transfer(_write_record(folder / RECORD, remote, last), (), notes)
         if last and (record is None or (record.remote, record.manifest) != (remote.address, last)):
             raise _moved_on(remote, branch, folder)
         manifest = Manifest(branch=branch, number=max(numbers, default=0) + 1, written_utc=store.utc_now(), files=entries,
@@ -91,7 +91,7 @@ def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> T
         carried = [entry.name for entry in track(entries, "push") if _upload(remote, folder, entry)]
         if not remote.create(manifests.path_of(branch, manifest.number), manifest.encoded()):
             raise _moved_on(remote, branch, folder)
-        return Transfer(_recorded(folder, remote, manifest), tuple(carried), notes)
+        return Transfer(_write_record(folder / RECORD, remote, manifest), tuple(carried), notes)
 
 
 def _moved_on(remote: Remote, branch: str, folder: Path) -> InputError:
@@ -161,13 +161,13 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
         wanted = [entry for entry, state in states.items() if state != "same"]
         for entry in track(wanted, "pull"):
             _fetch(remote, entry, folder / SCRATCH / entry.name)
-        _record_as(folder / SCRATCH / f".{branch}-{manifest.number}.json", remote, manifest)
+        _write_record(folder / SCRATCH / f".{branch}-{manifest.number}.json", remote, manifest)
         removed = [name for name, state in absent.items() if state == "older"]
         for name in removed:
             _remove(folder, name, placed)
         for entry in wanted:
             _put(folder, entry, placed)
-        _record_as(folder / RECORD, remote, manifest)
+        _write_record(folder / RECORD, remote, manifest)
         with files.writing(folder):
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
         lost = [f"removed, as version {manifest.number} of {branch} lacks them: {choices(removed)}"] if removed else []
@@ -242,14 +242,9 @@ def _record(folder: Path) -> Record | None:
     return load(Record, folder / RECORD) if (folder / RECORD).is_file() else None
 
 
-def _recorded(folder: Path, remote: Remote, manifest: Manifest) -> Manifest:
-    """Remember in a folder which version it is."""
-    _record_as(folder / RECORD, remote, manifest)
-    return manifest
-
-
-def _record_as(path: Path, remote: Remote, manifest: Manifest) -> None:
+def _write_record(path: Path, remote: Remote, manifest: Manifest) -> Manifest:
     store.write_json(Record(remote=remote.address, manifest=manifest).model_dump(mode="json", by_alias=True), path)
+    return manifest
 
 
 def _digest(path: Path) -> str:

@@ -58,7 +58,7 @@ class Focal(nn.Module):
 
 def build(name: str, multi_label: bool) -> nn.Module:
     """Make a loss; InputError for a name that is none, and for one that does not fit several labels an image."""
-    fitting = [one for one, (several, _) in LOSSES.items() if several or not multi_label]
+    fitting = [key for key, (takes_labels, _) in LOSSES.items() if takes_labels or not multi_label]
     if name not in fitting:
         what = "takes one class an image, but these may have several" if name in LOSSES else "is no loss"
         raise InputError(f"loss_name {name!r} {what}; there are: {choices(fitting)}")

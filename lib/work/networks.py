@@ -38,7 +38,7 @@ class Network:
 
     def made(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Make a batch of random values: what a model is called with, by place and by name."""
-        return inputs.arguments([one.made(torch.device(device)) for one in self.batch], self.batch)
+        return inputs.arguments([entry.made(torch.device(device)) for entry in self.batch], self.batch)
 
 
 def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
@@ -60,7 +60,7 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
         build, sample = user_code.builder(name), inputs.parse(input_shape) or (Input((3, 224, 224)),)
     else:
         build, sample = _listed(name, input_shape)
-    batch = tuple(one.batch(batch_size or 1) for one in sample)
+    batch = tuple(entry.batch(batch_size or 1) for entry in sample)
     return Network(name, build, batch[0].shape, batch)
 
 

@@ -1,6 +1,6 @@
-"""A folder elsewhere, by the address that fsspec gives it: a local folder, ``memory://``, ``s3://`` and whatever else it knows.
+"""A remote folder at an fsspec address: a local folder, ``memory://``, ``s3://``, ...
 
-Keys and end points are fsspec's configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``); nothing of them is written or shown.
+Keys and end points come from fsspec's configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``) and are never written or shown.
 """
 
 import contextlib

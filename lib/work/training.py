@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ PHASES = ("loader_wait", "h2d", "forward", "backward", "optimizer")
 PRECISIONS = ("fp32", *dtypes.AUTOCAST)
 
 
-class Observer(Protocol):
-    """What may watch a pass. ``start`` before a batch is loaded, ``mark`` after each phase, ``end`` after the batch."""
+class Observer:
+    """What may watch a pass; this one does nothing. In turn: ``start``, a ``mark`` after each phase, ``end``."""
 
     def start(self) -> None:
         """Notice that the next batch is about to be loaded."""
@@ -40,19 +40,6 @@ class Batch:
     logits: torch.Tensor
     targets: torch.Tensor
     stepped: bool = False
-
-
-class Unobserved:
-    """The observer that does nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def mark(self, phase: str) -> None:
-        """Do nothing."""
-
-    def end(self, batch: Batch) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +137,18 @@ class Trainer:
     def _place(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs.to(self.options.device, memory_format=self.format, non_blocking=self.options.pin_memory)
 
-    def _receive(self, batch) -> tuple[torch.Tensor, torch.Tensor]:
-        inputs, labels = batch
-        labels = labels.to(self.options.device, non_blocking=self.options.pin_memory)
-        return self._place(inputs), self.task.targets(labels)
+    def _batches(self, loader: Iterable, observer: Observer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs and targets of each batch on the device; the observer learns when loading begins and ends."""
+        waiting = iter(loader)
+        while True:
+            observer.start()
+            batch = next(waiting, None)
+            if batch is None:
+                return
+            observer.mark("loader_wait")
+            inputs, labels = batch
+            labels = labels.to(self.options.device, non_blocking=self.options.pin_memory)
+            yield self._place(inputs), self.task.targets(labels)
 
     def train(self, loader: Iterable, observer: Observer | None = None, first: int = 0) -> float:
         """Train one epoch; return the mean loss a sample. No step synchronises, unless the observer does.
@@ -161,20 +156,12 @@ class Trainer:
         ``first`` is the number of the loader's first batch in the epoch, where it goes on with one: a multiple of
         ``grad_accum_steps``.
         """
-        observer = observer or Unobserved()
+        observer = observer or Observer()
         self._train_mode()
         total = torch.zeros((), device=self.options.device)
-        seen, waiting, index = 0, iter(loader), first
-        batches = first + len(loader)
-        while True:
-            observer.start()
-            batch = next(waiting, None)
-            if batch is None:
-                break
-            observer.mark("loader_wait")
-            inputs, targets = self._receive(batch)
-            if self.recipe.augment:
-                inputs = self._place(self.recipe.augment(inputs))
+        seen, batches = 0, first + len(loader)
+        for index, (images, targets) in enumerate(self._batches(loader, observer), first):
+            inputs = self._place(self.recipe.augment(images)) if self.recipe.augment else images
             observer.mark("h2d")
             stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
             with self._gradients(stepped):
@@ -191,7 +178,7 @@ class Trainer:
             total += loss.detach() * len(inputs)
             observer.mark("optimizer")
             observer.end(Batch(index, inputs, loss, lr, logits, targets, stepped))
-            seen, index = seen + len(inputs), index + 1
+            seen += len(inputs)
         return float(total) / max(1, seen)
 
     def _train_mode(self) -> None:
@@ -233,16 +220,9 @@ class Trainer:
     @torch.inference_mode()
     def predict(self, loader: Iterable, observer: Observer | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the mean loss, probabilities and targets of each batch of ``loader``, without training."""
-        observer = observer or Unobserved()
+        observer = observer or Observer()
         self.model.eval()
-        waiting, index = iter(loader), 0
-        while True:
-            observer.start()
-            batch = next(waiting, None)
-            if batch is None:
-                return
-            observer.mark("loader_wait")
-            inputs, targets = self._receive(batch)
+        for index, (inputs, targets) in enumerate(self._batches(loader, observer)):
             observer.mark("h2d")
             with self._autocast():
                 logits = _logits(self.model(inputs))
@@ -250,7 +230,6 @@ class Trainer:
             observer.mark("forward")
             observer.end(Batch(index, inputs, loss, None, logits, targets))
             yield loss, self.task.scores(logits.float()), targets
-            index += 1
 
 
 def _logits(output: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Users' code is imported, built and run here alone: it may fail in any way, print, and set what the whole process shares."""
+"""The only place that imports and runs users' code, which may fail, print, or change settings of the whole process."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Tensors on disk: written in one step, read as data and never as code."""
+"""Tensors on disk: written in one step, read as data without running code."""
 
 import contextlib
 import os

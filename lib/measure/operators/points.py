@@ -118,7 +118,8 @@ class Points:
             return
         if not self._p.grid:
             try:
-                yield from spaces.several(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device, self._p.shard_pair)
+                yield from spaces.sample_families(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device,
+                                                      self._p.shard_pair)
             except InputError as error:  # a space of few points is drawn to its end
                 if not self.assigned:
                     raise

@@ -9,7 +9,7 @@ import torch
 from lib.config.notebooks import ProfileParams
 from lib.measure.budget import Budget
 from lib.measure.timing import synchronize
-from lib.work.training import Batch, Observer, Unobserved
+from lib.work.training import Batch, Observer
 
 EVAL_SHARE = 0.4  # what an evaluation batch takes of a training step, about
 _OVERRUN = 1.2  # times its share of the budget that a pass may take before it ends early
@@ -32,7 +32,7 @@ class Limited:
             yield next(iterator)
 
 
-class Stopwatch(Unobserved):
+class Stopwatch(Observer):
     """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
 
     ``every`` reads the clock after each batch in between as well, for a pass that may end early; where that has one batch

@@ -18,7 +18,7 @@ from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import constants, profiler
 from lib.progress import track
 from lib.work import datasets, workloads
-from lib.work.training import Observer, Trainer, Unobserved
+from lib.work.training import Observer, Trainer
 
 _LEAST_WARM = 2  # batches of warm-up, where the budget allows: one starts the loader, one is clocked
 _STEADY = 0.03
@@ -120,7 +120,7 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
     """Train the warm-up batches once; return the mean step after the first, in seconds."""
     batches = max(_LEAST_WARM, run.p.warmup_iters)
     loader = Limited(run.loader("train", batches), batches, most_s)
-    clock = Both(observer or Unobserved(), Stopwatch(run.device, len(loader) - 1, every=True))
+    clock = Both(observer or Observer(), Stopwatch(run.device, len(loader) - 1, every=True))
     run.trainer.train(loader, clock)
     return clock.second.step_s
 

@@ -74,8 +74,8 @@ def models(raw: Path) -> dict[str, Source]:
     sources = {}
     for path in _visible(raw, ENGINE, f"*{_GRAPH}"):
         folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
-        several = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
-        name = "-".join([*folder.relative_to(raw).parts, *several]) or raw.resolve().name
+        suffix = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
+        name = "-".join([*folder.relative_to(raw).parts, *suffix]) or raw.resolve().name
         if name in sources:
             raise InputError(f"{raw}: {sources[name].engine.parent} and {path.parent} would both be called {name!r}; give one "
                              "another name")
@@ -148,7 +148,8 @@ def power_teaches(folder: Path) -> bool:
 
 def _strangers(read: Engine, times: dict) -> Sequence[str]:
     """Say which layers have no latencies, and which latencies no layer."""
-    unknown, silent = set(times) - {layer.name for layer in read.layers}, [one for one in read.layers if one.name not in times]
+    unknown = set(times) - {layer.name for layer in read.layers}
+    silent = [layer for layer in read.layers if layer.name not in times]
     return [*([f"{len(unknown)} latencies are of no layer of the engine"] if unknown else []),
             *([f"{len(silent)} of {len(read.layers)} layers have no latency"] if silent else [])]
 

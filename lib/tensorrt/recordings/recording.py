@@ -92,9 +92,9 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
         recorder.rest(_IDLE_S)
         offset_s = time.time() - time.perf_counter()
         passes = _timed(network, where, runs, [op.name for op in graph.ops])
-    latencies = {layer["Name"]: [[round(one[position][1], 6),
-                                  datetime.fromtimestamp(offset_s + one[position][2], UTC).strftime(STAMP)]
-                                 for one in passes] for position, layer in layers}
+    latencies = {layer["Name"]: [[round(operators[position][1], 6),
+                                  datetime.fromtimestamp(offset_s + operators[position][2], UTC).strftime(STAMP)]
+                                 for operators in passes] for position, layer in layers}
     log = _power(recorder, offset_s)
     facts = {**_settings(network, runs, device), "machine": machine.name(), "utc": store.utc_now(), **machine.ids(),
              "power": _source(recorder.meter, log),
@@ -116,7 +116,7 @@ def _timed(network: Network, device: torch.device, runs: int, names: list[str]) 
             with _Stopwatch(device) as stopwatch:
                 model(*placed, **named)
             passes.append(stopwatch.runs)
-    if any([name for name, _, _ in one] != names for one in passes):
+    if any([name for name, _, _ in operators] != names for operators in passes):
         raise InputError(f"{network.name} runs other operators on {device} than were captured: no latency could be given to a "
                          "layer")
     return passes[_WARMUP:]

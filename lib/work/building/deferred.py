@@ -1,8 +1,7 @@
-"""Leaves torch's compiler aside until something compiles: loading it takes a third of the time that a question takes.
+"""Delays the import of torch's compiler until something compiles: the import takes a third of the time of an answer.
 
-torchvision takes one function of it as it is imported. timm, and torch's modes of dispatch as they are first used, take one so
-that the compiler leaves functions of theirs alone, which does not run. Both are stood in for; whatever else is asked of the
-compiler loads it.
+torchvision imports ``is_compile_supported``; timm and torch's dispatch modes use ``disable``. Both functions are stubbed; using
+any other attribute imports the real compiler.
 """
 
 import sys
@@ -121,5 +120,5 @@ class _Finder(MetaPathFinder):
 
 def defer_compiler() -> None:
     """Defer loading torch's compiler in this process, unless it is loaded already."""
-    if _PACKAGE not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
+    if _PACKAGE not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -137,13 +137,13 @@ def _swapped(old: torch.Tensor, new: torch.Tensor, swap: Callable = torch.utils.
 
 
 def forget() -> None:
-    """Drop what functions with a cache keep of fake tensors, in whatever library: real runs would be given them."""
-    for function in [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper]:
-        if any(isinstance(leaf, FakeTensor) for leaf in _kept(function)):
+    """Clear every ``functools`` cache that holds fake tensors, in any library: a later real run would get them."""
+    for function in [candidate for candidate in gc.get_objects() if type(candidate) is functools._lru_cache_wrapper]:
+        if any(isinstance(leaf, FakeTensor) for leaf in _cached(function)):
             function.cache_clear()
 
 
-def _kept(function: Any) -> Iterator[Any]:
+def _cached(function: Any) -> Iterator[Any]:
     """Yield what the cache of a function holds."""
     for value in gc.get_referents(function):
         yield from tree_leaves(list(value.values()) if type(value) is dict else value)

@@ -37,13 +37,13 @@ def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module],
     if wrong := list(_refused(config.to_dict())):
         raise InputError(f"model '{PREFIX}:{place}': {'; '.join(wrong)}")
     kind = _class(place, config)
-    usual = {one.name: one for one in _usual(config, kind)}
+    usual = {entry.name: entry for entry in _usual(config, kind)}
     given = inputs.parse(input_shape, _UNSTATED)
     if not given and kind.main_input_name not in usual:
         raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
                          "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
-    return _builder(place, config, kind), tuple(_bounded(one, config) for one in sample)
+    return _builder(place, config, kind), tuple(_bounded(entry, config) for entry in sample)
 
 
 def family(place: str) -> str:
@@ -96,8 +96,8 @@ def _class(place: str, config: Any) -> type[nn.Module]:
 
         stated = [getattr(transformers, name, None) for name in config.architectures or ()]
         usual = transformers.MODEL_MAPPING.get(type(config), None)
-        several = [*stated, *(usual if isinstance(usual, list | tuple) else [usual])]
-    kind = next((one for one in several if inspect.isclass(one) and issubclass(one, transformers.PreTrainedModel)), None)
+        candidates = [*stated, *(usual if isinstance(usual, list | tuple) else [usual])]
+    kind = next((item for item in candidates if inspect.isclass(item) and issubclass(item, transformers.PreTrainedModel)), None)
     if kind is None:
         raise InputError(f"model '{PREFIX}:{place}': transformers has no network of the type {config.model_type!r}")
     return kind
@@ -106,10 +106,10 @@ def _class(place: str, config: Any) -> type[nn.Module]:
 def _builder(place: str, config: Any, kind: type[nn.Module]) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
         with _offline(f"model '{PREFIX}:{place}' cannot be built"):
-            own = copy.deepcopy(config)
-            own.use_cache = own.use_pretrained_backbone = False
-            own.layerdrop, own.apply_spec_augment = 0.0, False  # what they leave out hangs on values; here nothing is left out
-            return kind(own)
+            adapted = copy.deepcopy(config)
+            adapted.use_cache = adapted.use_pretrained_backbone = False
+            adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
+            return kind(adapted)
     return build
 
 
@@ -179,17 +179,17 @@ def _given(given: tuple[Input, ...], usual: Mapping[str, Input]) -> tuple[Input,
     tokens. An element type that is not stated is the usual one.
     """
     if given[0].name or not usual:
-        return tuple(_typed(one, usual.get(one.name)) for one in given)
-    own = next((name for name, one in usual.items() if len(one.shape) == len(given[0].shape)), next(iter(usual)))
-    resized = {own, *_TOKEN_INPUTS} if own in _TOKEN_INPUTS else {own}
-    return tuple(_typed(replace(given[0], name=name), one) if name in resized else one for name, one in usual.items())
+        return tuple(_typed(entry, usual.get(entry.name)) for entry in given)
+    matching = next((name for name, entry in usual.items() if len(entry.shape) == len(given[0].shape)), next(iter(usual)))
+    resized = {matching, *_TOKEN_INPUTS} if matching in _TOKEN_INPUTS else {matching}
+    return tuple(_typed(replace(given[0], name=name), entry) if name in resized else entry for name, entry in usual.items())
 
 
-def _typed(one: Input, usual: Input | None) -> Input:
-    return one if one.dtype != _UNSTATED else replace(one, dtype=usual.dtype if usual else FLOAT)
+def _typed(entry: Input, usual: Input | None) -> Input:
+    return entry if entry.dtype != _UNSTATED else replace(entry, dtype=usual.dtype if usual else FLOAT)
 
 
-def _bounded(one: Input, config: Any) -> Input:
+def _bounded(entry: Input, config: Any) -> Input:
     """Return an input with whole numbers that the vocabulary has."""
     size = getattr(_text(config), "vocab_size", None)
-    return replace(one, below=size) if one.name in _TOKEN_INPUTS and isinstance(size, int) and size > 1 else one
+    return replace(entry, below=size) if entry.name in _TOKEN_INPUTS and isinstance(size, int) and size > 1 else entry

@@ -70,11 +70,11 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
         several = mapping(load_yaml(Path(text)), text)
         if not several:
             raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-        return tuple(_one(value, f"{text}: {name}", name, usual) for name, value in several.items())
-    return (_one(text, "input shape", "", usual),)
+        return tuple(_parsed(value, f"{text}: {name}", name, usual) for name, value in several.items())
+    return (_parsed(text, "input shape", "", usual),)
 
 
-def _one(text: Any, what: str, name: str, usual: str) -> Input:
+def _parsed(text: Any, what: str, name: str, usual: str) -> Input:
     match = _SAMPLE.fullmatch(str(text).lower()) if isinstance(text, str | int) and not isinstance(text, bool) else None
     if not text or match is None:
         raise InputError(f"{what} {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28, tokens and "
@@ -96,11 +96,11 @@ def _dtype(name: str | None, usual: str) -> str:
 def arguments(several: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
     """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places."""
     pairs = list(zip(several, inputs, strict=True))
-    return [value for value, one in pairs if not one.name], {one.name: value for value, one in pairs if one.name}
+    return [value for value, entry in pairs if not entry.name], {entry.name: value for value, entry in pairs if entry.name}
 
 
 def described(several: Sequence[Input]) -> str:
     """Return inputs in words, for errors: an input of shape (1, 3, 224, 224), or each with its name and element type."""
     if len(several) == 1 and several[0].is_float:
         return f"an input of shape {several[0].shape}"
-    return "inputs " + ", ".join(f"{one.name} {one.shape} {one.dtype}".strip() for one in several)
+    return "inputs " + ", ".join(f"{entry.name} {entry.shape} {entry.dtype}".strip() for entry in several)

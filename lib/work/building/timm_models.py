@@ -67,6 +67,6 @@ def _stated(name: str) -> dict[str, Any]:
     try:
         stated = timm.get_pretrained_cfg(name)
     except RuntimeError:
-        tags = [one.partition(".")[2] for one in timm.list_models(f"{architecture}.*", include_tags=True)]
+        tags = [model.partition(".")[2] for model in timm.list_models(f"{architecture}.*", include_tags=True)]
         raise InputError(f"timm has no {tag!r} of {architecture!r}; there are: {choices(tags) or 'none'}") from None
     return stated.to_dict() if stated else {}

@@ -1,7 +1,7 @@
-"""What a network's control flow reads of values, noted in one real run of random inputs on the CPU.
+"""Values that a network's control flow reads, recorded in one real run with random inputs on the CPU.
 
-Captured tensors are fake and have no values. What operators gave in the real run whose result hangs on values (a number that is
-read, how many elements a mask selects) answers for them in the capture, which then goes the way of those inputs.
+Fake tensors have no values. Results that depend on values (a number that is read, the number of elements that a mask selects)
+are recorded in the real run and replayed during capture, so the capture follows the same branches.
 """
 
 import sys
@@ -115,16 +115,16 @@ class _Answering(TorchDispatchMode):
         self._values, self._turns = values, dict.fromkeys(values.given, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        several: Sequence[Any] = ()
+        answers: Sequence[Any] = ()
         if _hangs_on_values(func) and (key := (str(func), _place())) in self._turns:
-            several, turn = self._values.given[key], self._turns[key]
-            self._turns[key] = (turn + 1) % len(several)
+            answers, turn = self._values.given[key], self._turns[key]
+            self._turns[key] = (turn + 1) % len(answers)
         try:
             return func(*args, **(kwargs or {}))
         except _MISSING:
-            if not several:
+            if not answers:
                 raise
-            return tree_map(lambda one: one.like(args) if isinstance(one, _Shape) else one, several[turn])
+            return tree_map(lambda item: item.like(args) if isinstance(item, _Shape) else item, answers[turn])
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: b
     with user_code.running(f"{name} does not run on {inputs.described(batch)}"), _bounded(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().train(training)
-        placed, named = inputs.arguments([one.made(torch.device("cpu")) for one in batch], batch)
+        placed, named = inputs.arguments([item.made(torch.device("cpu")) for item in batch], batch)
         with torch.set_grad_enabled(training), patch.object(torch.Tensor, "tolist", _one_by_one), noting:
             model(*placed, **named)
     return noting.values
@@ -163,7 +163,7 @@ def refused(error: InputError, weights: float) -> InputError:
 
 def _one_by_one(tensor: torch.Tensor) -> Any:
     """Read a tensor as fake ones are read, an element after the other."""
-    return tensor.item() if tensor.dim() == 0 else [_one_by_one(one) for one in tensor]
+    return tensor.item() if tensor.dim() == 0 else [_one_by_one(item) for item in tensor]
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _bounded() -> Iterator[None]:
 
     before = resource.getrlimit(resource.RLIMIT_AS)
     most = psutil.Process().memory_info().vms + psutil.virtual_memory().available // 2
-    limits = [one for one in (most, *before) if one != resource.RLIM_INFINITY]
+    limits = [item for item in (most, *before) if item != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
     try:
         yield

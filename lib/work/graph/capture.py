@@ -83,7 +83,7 @@ def first_tensor(output: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Setup:
     """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device."""
 
     mode: str
@@ -108,8 +108,8 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     """
     fake = _fake(_copied(model, name), dtype, channels_last, name)
     real = None if any(isinstance(one, FakeTensor) for one in model.parameters()) else partial(copy.deepcopy, model)
-    way = _Way(mode, optimizer, loss, dtype, channels_last, autocast, device)
-    return _captured(fake, (Input(tuple(shape)),), way, name, real)
+    setup = _Setup(mode, optimizer, loss, dtype, channels_last, autocast, device)
+    return _captured(fake, (Input(tuple(shape)),), setup, name, real)
 
 
 def prepared(network: Network, channels_last: bool = False, ready: nn.Module | None = None) -> nn.Module:
@@ -131,39 +131,40 @@ def of_network(network: Network, mode: str = "infer", dtype: str = "float32", ch
     """
     name = f"model {network.name!r}"
     own = _copied(ready, name) if ready is not None else _fake(fakes.build(network.build), dtype, channels_last, name)
-    way = _Way(mode, dtype=dtype, channels_last=channels_last, autocast=autocast, device=device)
-    return _captured(_Rooted(root, own) if root else own, network.batch, way, name, network.build)
+    setup = _Setup(mode, dtype=dtype, channels_last=channels_last, autocast=autocast, device=device)
+    return _captured(_Rooted(root, own) if root else own, network.batch, setup, name, network.build)
 
 
-def _captured(model: nn.Module, batch: Sequence[Input], way: _Way, name: str,
+def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
               real: Callable[[], nn.Module] | None) -> Graph:
     """Capture a network of fake tensors on a batch; where it reads values, by those of a run of what ``real`` builds."""
-    if way.mode not in MODES or way.optimizer not in ("", *OPTIMIZERS):
-        raise InputError(f"no mode {way.mode!r} or optimizer {way.optimizer!r}; there are: infer, train; {choices(OPTIMIZERS)}")
-    if way.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
+    if setup.mode not in MODES or setup.optimizer not in ("", *OPTIMIZERS):
+        raise InputError(f"no mode {setup.mode!r} or optimizer {setup.optimizer!r}; there are: infer, train; "
+                         f"{choices(OPTIMIZERS)}")
+    if setup.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
     try:
-        return _recorded(model, batch, way, name, Values())
+        return _recorded(model, batch, setup, name, Values())
     except InputError as error:
         if real is None or not values.missing(error):
             raise
         weights = sum(one.numel() * one.itemsize for one in model.parameters())
         if weights > values.MOST_BYTES:
             raise values.refused(error, weights) from error
-    return _recorded(model, batch, way, name, values.of_a_run(real, batch, way.mode == "train", name))
+    return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
 
 
-def _recorded(model: nn.Module, batch: Sequence[Input], way: _Way, name: str, known: Values) -> Graph:
+def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, known: Values) -> Graph:
     recorder, given = Recorder({}), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(way.device), values.answering(known):
-            given = _made(batch, way.dtype, way.channels_last)
-            output = _run(model.train(way.mode == "train"), given, batch, recorder, way)
+                cuda_kernels.chosen(setup.device), values.answering(known):
+            given = _made(batch, setup.dtype, setup.channels_last)
+            output = _run(model.train(setup.mode == "train"), given, batch, recorder, setup)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
-        return replace(_graph(model, recorder, output), branches=known.places, computes_in=way.autocast or way.dtype)
+        return replace(_graph(model, recorder, output), branches=known.places, computes_in=setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -194,7 +195,7 @@ def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch
     return [one(wanted) for wanted in batch]
 
 
-def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, way: _Way
+def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, setup: _Setup
          ) -> tuple[int, ...]:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in _buffers(model)),
@@ -202,15 +203,15 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
         recorder.number_of(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
-        with torch.no_grad(), named_modules(model, recorder), recorder, autocasts.region(way.autocast, way.device):
+        with torch.no_grad(), named_modules(model, recorder), recorder, autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
     def lost() -> tuple[torch.Tensor, tuple[int, ...]]:
-        with autocasts.region(way.autocast, way.device):
+        with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
-            return way.loss(output), tuple(output.shape)
+            return setup.loss(output), tuple(output.shape)
 
-    stepper = OPTIMIZERS[way.optimizer](model.parameters()) if way.optimizer else None
+    stepper = OPTIMIZERS[setup.optimizer](model.parameters()) if setup.optimizer else None
     if stepper:
         lost()[0].backward()
         stepper.step()

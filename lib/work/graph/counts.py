@@ -9,6 +9,7 @@ each distinct element that is read, and each that is written.
 from collections.abc import Callable
 from math import log2, prod
 
+from lib.work.graph import shapes
 from lib.work.graph.ops import Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
@@ -71,6 +72,8 @@ PER_INPUT = {
     "grid_sampler_2d_backward": 32,
     **{f"{name}{dims}d_backward": 1 for dims in (1, 2, 3)
        for name in ("upsample_nearest", "_upsample_nearest_exact", "reflection_pad", "replication_pad")}}
+ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
+    "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
 _CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
 
@@ -104,7 +107,7 @@ def _convolution_read(op: Op) -> int:
         return data.elements
     stride, padding, dilation = op.args[3:6] if op.short == "convolution" else op.args[4:7]
     dims = len(weight.shape) - 2
-    wide = [tuple(v) * dims if len(v) == 1 else v for v in (stride, padding, dilation)]
+    wide = [shapes.wide(value, dims) for value in (stride, padding, dilation)]
     read = [_axis_read(*axis) for axis in zip(data.shape[2:], output.shape[2:], weight.shape[2:], *wide, strict=True)]
     return prod(data.shape[:2]) * prod(read)
 
@@ -159,19 +162,11 @@ def _product(left: TensorSpec, right: TensorSpec) -> int:
 _MACS: dict[str, Callable[[Op], int]] = {
     "convolution": _convolution_macs,
     "convolution_backward": lambda op: _convolution_macs(op) * (bool(op.args[10][0]) + bool(op.args[10][1])),
-    "mm": lambda op: _product(*op.args[:2]), "bmm": lambda op: _product(*op.args[:2]),
-    "addmm": lambda op: _product(*op.args[1:3]), "baddbmm": lambda op: _product(*op.args[1:3]),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention_macs,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_macs,
-    "_scaled_dot_product_flash_attention": _attention_macs,
-    "_scaled_dot_product_flash_attention_backward": _attention_macs,
-    "_scaled_dot_product_efficient_attention": _attention_macs,
-    "_scaled_dot_product_efficient_attention_backward": _attention_macs,
-    "_scaled_dot_product_cudnn_attention": _attention_macs,
-    "_scaled_dot_product_cudnn_attention_backward": _attention_macs,
+    **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: _product(*op.args[:2])),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: _product(*op.args[1:3])),
+    **dict.fromkeys(ATTENTION, _attention_macs),
     "_native_multi_head_attention": _multi_head_macs,
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
-    **dict.fromkeys(GROUPED, lambda op: _product(*op.args[:2])), "addbmm": lambda op: _product(*op.args[1:3]),
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
 

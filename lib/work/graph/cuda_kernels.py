@@ -124,14 +124,14 @@ def chosen(device: str) -> Iterator[None]:
         return
     thread = threading.get_ident()
 
-    def here(own: Callable, usual: Callable) -> Callable:
+    def here(choice: Callable, usual: Callable) -> Callable:
         def call(*args, **kwargs):
-            return (own if threading.get_ident() == thread else usual)(*args, **kwargs)
+            return (choice if threading.get_ident() == thread else usual)(*args, **kwargs)
         return call
 
-    several = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
+    replaced = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
                (torch._VF, "dropout", _dropout))
     with _lock, ExitStack() as stack:
-        for holder, name, own in several:
-            stack.enter_context(patch.object(holder, name, here(own, getattr(holder, name))))
+        for holder, name, choice in replaced:
+            stack.enter_context(patch.object(holder, name, here(choice, getattr(holder, name))))
         yield

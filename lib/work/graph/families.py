@@ -30,7 +30,7 @@ def families() -> dict[str, Family]:
     softmax = {"softmax": lambda x: F.softmax(x, 1), "log_softmax": lambda x: F.log_softmax(x, 1)}
     layer = {"layer_norm": lambda x, w, b: F.layer_norm(x, w.shape, w, b)}
     sizes = ("gemm_m", "gemm_k", "gemm_n")
-    several = (
+    listed = (
         windowed.convolution(2), windowed.convolution(3), gemm.matmul("linear", "addmm", sizes, 1),
         gemm.matmul("matmul", "mm", sizes, 0), gemm.matmul("bmm", "bmm baddbmm", ("batch", *sizes), 0), gemm.attention(),
         windowed.pool(2), windowed.pool(3), memory_bound.batch_norm(),
@@ -40,7 +40,7 @@ def families() -> dict[str, Family]:
         memory_bound.elements_only("fill", counts.FILLS),
         memory_bound.elements_only("random", counts.RANDOM | {"native_dropout_backward"}),
         memory_bound.elements_only("loss", names_in(_LOSSES)), memory_bound.elements_only("view", counts.VIEWS))
-    return {family.name: family for family in several}
+    return {family.name: family for family in listed}
 
 
 def family(name: str) -> Family:

@@ -10,7 +10,6 @@ from lib.work.graph.ops import Op, TensorSpec
 
 Params = dict[str, Any]
 Inputs = list[tuple[TensorSpec, bool]]  # each with whether it wants a gradient
-PASSES = ("forward", "backward")
 LAYOUTS = ("layout", ("contiguous", "channels_last"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from lib.work.graph import shapes
+from lib.work.graph import counts, shapes
 from lib.work.graph.family import Family, Params, names_in
 from lib.work.graph.ops import Op, TensorSpec
 from lib.work.graph.shapes import dense, matrix
@@ -69,8 +69,5 @@ def attention() -> Family:
         return "kind mha is self-attention: q_len and kv_len must be equal" if p["kind"] == "mha" and \
             p["q_len"] != p["kv_len"] else ""
 
-    kernels = "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention " \
-              "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
-    covers = " ".join(f"{name} {name}_backward" for name in kernels.split())
-    return Family("attention", names, names_in(f"_native_multi_head_attention {covers}"), read, build, check,
+    return Family("attention", names, frozenset(("_native_multi_head_attention", *counts.ATTENTION)), read, build, check,
                   (("kind", "sdpa"),), (("kind", ("sdpa", "mha")),))

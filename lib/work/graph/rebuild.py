@@ -103,20 +103,20 @@ def arguments(op: Op, device: torch.device,
     """Make the arguments of ``op`` on ``device``, each tensor by ``maker``; the same tensor given twice is made once."""
     fills, high, made_tensors = _fills(op), _high(op), {}
 
-    def one(value: Any, fill: str) -> Any:
+    def argument(value: Any, fill: str) -> Any:
         if isinstance(value, TensorSpec):
             key = (value.storage, value.shape, value.stride) if value.storage >= 0 else object()
             if key not in made_tensors:
                 made_tensors[key] = maker(value, device, fill, high)
             return made_tensors[key]
         if isinstance(value, tuple):
-            return [one(item, fill) for item in value]
+            return [argument(item, fill) for item in value]
         return _plain(value, device)
 
-    made = [one(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
+    made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
     if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
-    return made, {name: one(value, "normal") for name, value in op.kwargs}
+    return made, {name: argument(value, "normal") for name, value in op.kwargs}
 
 
 def runnable(ops: Sequence[Op], device: torch.device) -> Callable[[], Any]:

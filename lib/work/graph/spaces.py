@@ -128,23 +128,23 @@ def _check_axes(op: str, axes: dict[str, Axis]) -> None:
     if unknown:
         raise InputError(f"{op} has no parameters {choices(sorted(unknown))}; it takes: {choices(takes)}")
     families.settled(op, dict.fromkeys(axes, 1))
-    others = {name: _others(op, name, axes) for name in axes}
+    references = {name: _references(op, name, axes) for name in axes}
     for _ in range(_DEPTH + 1):
-        others = {name: refers & set(others) for name, refers in others.items() if refers & set(others)}
-    if others:
-        raise InputError(f"{op}: {choices(others)} refer to one another, or over more than {_DEPTH} axes")
+        references = {name: refers & set(references) for name, refers in references.items() if refers & set(references)}
+    if references:
+        raise InputError(f"{op}: {choices(references)} refer to one another, or over more than {_DEPTH} axes")
 
 
-def _others(op: str, name: str, axes: dict[str, Axis]) -> set[str]:
+def _references(op: str, name: str, axes: dict[str, Axis]) -> set[str]:
     """Return the axes that an axis refers to; InputError for a value that is none, of a number or of a text."""
-    others = set()
+    references = set()
     for value in axes[name].of or (0,):
         word = value.removeprefix("half ") if isinstance(value, str) else ""
         if word in axes and word != "groups" and (word in _TEXTS) == (name in _TEXTS) and (word == value or name not in _TEXTS):
-            others.add(word)
+            references.add(word)
         elif isinstance(value, str) != (name in _TEXTS) and (name, value) != ("groups", "depthwise"):
             raise InputError(f"{op}: {name} = {value!r} is {'no text' if name in _TEXTS else 'no number, and no other axis'}")
-    return others
+    return references
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
             yield drawn_config, ops
 
 
-def several(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
+def sample_families(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
             device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
     """Draw from several families in turn, each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
