@@ -1,4 +1,4 @@
-"""What has been measured before: the tables of this machine, of imported ones, and of the reference."""
+"""Measured tables: of this machine, of imported machines, and of the reference."""
 
 from collections.abc import Mapping
 from pathlib import Path

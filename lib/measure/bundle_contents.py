@@ -231,7 +231,7 @@ def succession(there: Path, new: Path, name: str, names: Collection[str], reader
 
 
 def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
-    """Return what a file that is written as a whole each time is to the one that is there, by when both were written."""
+    """Compare a file that is rewritten each time with the existing one, by the times at which both were written."""
     (hardware, before_utc), (own, after_utc) = (_written(folder, name, readers) for folder in (there, new))
     before, after = (_cases(folder, name) for folder in (there, new))
     if not hardware & own or before_utc == after_utc:
@@ -242,13 +242,13 @@ def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
 
 
 def _cases(folder: Path, name: str) -> set[tuple[Any, ...]]:
-    """Return what the rows of a table are of, also by the name of its provenance; empty for what is no table."""
+    """Return the keys of a table's rows, by its name or that of its provenance; empty for other files."""
     table, path = table_of(name), folder / f"{name.removesuffix(META).removesuffix('.parquet')}.parquet"
     return set() if table in _NO_TABLES else set(store.read(path, table)[_KEYS[table]].itertuples(index=False, name=None))
 
 
 def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
-    """Return of which hardware a model or a table is, and when it was written (UTC); empty where nothing says so."""
+    """Return the hardware ids of a model or table and the UTC time at which it was written; empty where not recorded."""
     if table_of(name) == "model":
         facts = readers["model"](folder / name).facts
         return {facts.get("hardware_id", "")} - {""}, facts.get("calibrated_utc", "")
@@ -275,7 +275,6 @@ def _devices(facts: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
 
 
 def _hardware_in(facts: Mapping[str, Any], path: Path) -> set[str]:
-    """Return the hardware ids in the provenance that ``path`` holds."""
     ids = {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
            *(one.get("hardware_id", "") for one in _devices(facts, path))}
     return ids - {""}

@@ -1,4 +1,4 @@
-"""The difference between two measured runs or sweeps: faster, slower or the same, by how much, matched one by one."""
+"""Differences between two measured runs, sweeps or matrices, matched row by row."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,6 @@ def _word(low: float, high: float, threshold: float) -> str:
 
 
 def _overall(ratios: np.ndarray) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios (n,) and its bootstrap interval over the pairs."""
     logs = np.log(ratios)
     low, high = statistics.bootstrap(logs, np.mean, draws=_DRAWS)
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
@@ -92,7 +91,7 @@ def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.Data
 
 
 def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Return a sweep's rows that can be compared: those with a time, and a range of rounds around it."""
+    """Return the rows of a sweep that have a time within the range of its rounds."""
     timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
     good = timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])
     return sweep.loc[good, ["config", "op", "pass", "dtype", "device", "latency_ms", "low_ms", "high_ms"]]
@@ -123,7 +122,7 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
 
 
 def _steps_ms(rows: pd.DataFrame) -> np.ndarray:
-    """Return the times of a pass's steady steps (n,); a step of 0 ms is none."""
+    """Return the times of the steady steps of a pass (n,), without those of 0 ms."""
     steps_ms = summary.steady(rows)["step_time_ms"].to_numpy()
     return steps_ms[steps_ms > 0]
 
@@ -132,7 +131,7 @@ _CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"
 
 
 def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair the cells of two environments, in ms an image; a pair differs when the ranges of its runs do not touch."""
+    """Pair the cells of two environments, in ms per image; a pair differs when the ranges of its runs do not touch."""
     pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
     of_a, of_b = (1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b"))
     words = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]

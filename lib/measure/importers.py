@@ -108,7 +108,6 @@ def _convolutions(frame: pd.DataFrame, source: _Source, named: Mapping[str, str]
 
 def _gemm(m: pd.Series, k: pd.Series, n: pd.Series, latency_ms: pd.Series, source: _Source,
           batch: pd.Series | None = None) -> pd.DataFrame:
-    """Turn GEMMs, or batched ones, into our families ``linear`` and ``bmm``."""
     sizes = {"gemm_m": m, "gemm_k": k, "gemm_n": n}
     op, layout, values = ("linear", "nt", sizes) if batch is None else ("bmm", "nn", {"batch": batch, **sizes})
     values = {name: size.to_numpy(np.int64) for name, size in values.items()}
@@ -136,7 +135,6 @@ def _rowwise(frame: pd.DataFrame, source: _Source, op: str) -> pd.DataFrame:
 
 
 def _device_id(name: str) -> str:
-    """Return our id of a device by its vendor's name; InputError lists the known names."""
     known = {device.name: device.id for device in definitions.load_devices().values()}
     if name not in known:
         raise InputError(f"no device {name!r} in params/devices.yaml, add it there; there are: {choices(known)}")

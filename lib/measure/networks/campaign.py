@@ -12,7 +12,7 @@ from lib import store
 from lib.config.definitions import Campaign
 from lib.errors import InputError, choices
 from lib.measure import machine
-from lib.measure.budget import Budget
+from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
@@ -60,8 +60,7 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     groups: dict[tuple[str, str], list[Case]] = {}
     for case, memory in on_device(wanted, device_id):
         groups.setdefault((case.network, memory), []).append(case)
-    draw, keys = np.random.default_rng(0), list(groups)
-    order = [(number, *keys[index]) for number in range(rounds) for index in draw.permutation(len(keys))]
+    order = [(number, *key) for number, key in interleaved(list(groups), rounds)]
     with visits_file.opened(raw) if raw else nullcontext() as file:
         visits = visits_file.read(raw, device_id, groups) if raw else {}
         budget = Budget(budget_s)
@@ -79,7 +78,6 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
 
 
 def _by_case(visits: Iterable[Visit]) -> dict[tuple[Case, str], list[Result]]:
-    """Return the results of each case and memory."""
     results: dict[tuple[Case, str], list[Result]] = {}
     for visit in visits:
         for result in visit.results:
@@ -106,17 +104,17 @@ def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
 
 
 def _usual_limit_ms(kernel_ms: np.ndarray) -> float:
-    """Return what the reference kernel takes at most on a processor as fast as usual, by its time beside all passes."""
+    """Return the longest time of the reference kernel at usual processor speed, from its times beside all passes."""
     return SLOW * float(np.percentile(kernel_ms, USUAL)) if len(kernel_ms) and np.isfinite(kernel_ms).all() else np.inf
 
 
 def _usual(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
-    """Return which passes found the processor as fast as usual; all where that is not known."""
+    """Return which passes ran at usual processor speed; all of them where that is unknown."""
     return kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(kernel_ms), bool)
 
 
 def _counting(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
-    """Return which passes count: those on a processor as fast as usual, where there are enough of them, else all."""
+    """Return which passes count: those at usual processor speed where there are LEAST of them, else all."""
     usual = _usual(kernel_ms, usual_ms)
     return usual if usual.sum() >= LEAST else np.ones(len(kernel_ms), bool)
 

@@ -46,7 +46,6 @@ def _status_mb(field: str) -> float:
 
 
 def _reset_peak() -> None:
-    """Have the kernel count the peak of resident memory anew."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
