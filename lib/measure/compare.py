@@ -63,11 +63,11 @@ def find(name: str) -> tuple[str, Path]:
         return kind, path
     if matrix_tables.path_of(path.name).is_file() and path.name == name:
         return "matrix", matrix_tables.path_of(name)
-    own = paths.PROFILES / f"{name}_train.csv"
-    if own.is_file():
-        return "run", own
-    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, {own} "
-                     f"and {matrix_tables.path_of(name)}")
+    profile = paths.PROFILES / f"{name}_train.csv"
+    if profile.is_file():
+        return "run", profile
+    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, "
+                     f"{profile} and {matrix_tables.path_of(name)}")
 
 
 def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -80,8 +80,8 @@ def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
     """Pair two sweeps by configuration; a pair differs when the ranges of its rounds do not touch."""
-    several = any(len(set(frame["device"])) > 1 for frame in (a, b))
-    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if several else ["config"], suffixes=("", "_b"))
+    many_devices = any(len(set(frame["device"])) > 1 for frame in (a, b))
+    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))
     left_out = max(len(a), len(b)) - len(pairs)
     frame = pd.DataFrame({
         "what": pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"],
@@ -107,16 +107,17 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
     rows, random = [], np.random.default_rng(0)
     kinds = {*a["task_type"], *b["task_type"]}
     for kind in sorted(kinds):
-        one, two = (_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b))
-        if len(one) < _LEAST_PAIRS or len(two) < _LEAST_PAIRS:
+        steps = [_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b)]
+        if min(map(len, steps)) < _LEAST_PAIRS:
             continue
-        blocks = [statistics.block_length(part) for part in (one, two)]
+        blocks = [statistics.block_length(part) for part in steps]
         drawn = [statistics.resampled(part, np.median, _DRAWS, random, block)
-                 for part, block in zip((one, two), blocks, strict=True)]
-        freedom = max(1.0, len(one) / blocks[0] + len(two) / blocks[1] - 2)
-        ratio, wider = np.median(two) / np.median(one), stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
+                 for part, block in zip(steps, blocks, strict=True)]
+        freedom = max(1.0, sum(len(part) / block for part, block in zip(steps, blocks, strict=True)) - 2)
+        a_ms, b_ms = map(np.median, steps)
+        ratio, wider = b_ms / a_ms, stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
         low, high = statistics.interval(ratio * (drawn[1] / drawn[0] / ratio) ** wider)
-        rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": np.median(one), "b_ms": np.median(two),
+        rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": a_ms, "b_ms": b_ms,
                      "ratio": ratio, "low": low, "high": high, "word": _word(low, high, threshold)})
     return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), len(kinds) - len(rows)
 
@@ -200,4 +201,5 @@ def words(result: Difference) -> str:
     apart = result.pairs.assign(size=np.abs(np.log(result.pairs["ratio"]))).query("word != 'same'").nlargest(5, "size")
     lines += [f"  {row.what}: {row.a_ms:.4g} -> {row.b_ms:.4g} ms, x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}"
               for row in apart.itertuples()]
-    return "\n".join(lines + [f"{name} differs: {one} and {two}" for name, (one, two) in result.differs.items()])
+    lines += [f"{name} differs: {value_a} and {value_b}" for name, (value_a, value_b) in result.differs.items()]
+    return "\n".join(lines)
