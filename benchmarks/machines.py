@@ -114,7 +114,7 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
     after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
     measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
-    speed = ProcessorSpeed.of(store.read_all(sorted(paths.SWEEPS.glob("calibration_*/*/repeats.csv")), "repeats"))
+    speed = ProcessorSpeed.from_visits(store.read_all(sorted(paths.SWEEPS.glob("calibration_*/*/repeats.csv")), "repeats"))
     usual_ms = speed.at_usual_ms(rows["latency_ms"], campaign.kernel_ms(rows, folder / "visits.jsonl"))
     measured = measured.assign(measured_ms=rows["latency_ms"], latency_ms=usual_ms, **asdict(speed), machine=machine.name(),
                                unseen_family=rows["network"].isin(UNSEEN), refused=refused)

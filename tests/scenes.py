@@ -123,11 +123,12 @@ class Networks:
         from lib.measure import machine
         from lib.measure.networks import campaign
         from lib.measure.networks.case import Case
+        from lib.measure.networks.visits_file import Result
 
         def in_a_process(cases, *_):
             time.sleep(0.002)
-            samples = {"samples_ms": [1 + random.random()] * 5, "yardstick_ms": [1.0] * 5, "rss_mb": 1.0, "tensors_mb": 1.0}
-            return [{"case": case, **samples, "reason": ""} for case in cases], {**machine.ids(), "threads": 1}
+            return [Result(case=case, samples_ms=[1 + random.random()] * 5, reference_kernel_ms=[1.0] * 5, rss_mb=1.0,
+                           tensors_mb=1.0) for case in cases], {**machine.ids(), "threads": 1}
 
         campaign.in_a_process = in_a_process
         wanted = [(Case(name, "infer", 1), "kept") for name in ("W1", "W2", "W6")]

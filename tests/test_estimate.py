@@ -51,7 +51,7 @@ def test_the_peak_is_what_the_allocator_hands_out(build, mode):
 def test_fresh_bytes_are_those_that_the_allocator_gives_back():
     big = chain(nn.Conv2d(3, 64, 1), nn.Conv2d(64, 64, 1), shape=(16, 3, 128, 128))  # 64 MiB each: beyond every threshold
     small = chain(nn.Conv2d(3, 8, 1), shape=(1, 3, 16, 16))
-    found = [allocator.fresh_bytes(allocator.Plan.of(graph)) for graph in (big, small)]
+    found = [allocator.fresh_bytes(allocator.Plan.from_graph(graph)) for graph in (big, small)]
     assert found[0] == pytest.approx(5 * 64 * 2**20, rel=0.05)  # two outputs, and three in blocks beside them
     assert found[1] == 0
 
@@ -59,7 +59,7 @@ def test_fresh_bytes_are_those_that_the_allocator_gives_back():
 @of_glibc
 def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_path):
     """A heap's layout moves with the lengths of paths and environment; the answer is a mean over layouts that are set."""
-    plan = allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
+    plan = allocator.Plan.from_graph(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(),
                                    shape=(64, 3, 28, 28)))
     before = allocator.fresh_bytes(plan)
     assert before > 0
@@ -76,7 +76,7 @@ def test_fresh_bytes_do_not_depend_on_the_process_that_asks(monkeypatch, tmp_pat
 
 @of_glibc
 def test_allocations_are_repeated_beside_other_work_also_of_a_copied_process():
-    plans = [allocator.Plan.of(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
+    plans = [allocator.Plan.from_graph(chain(nn.Conv2d(3, 32, 3), nn.ReLU(), shape=(batch, 3, 64, 64))) for batch in (1, 8, 64)]
     waiting = [allocator.replayed(plan) for plan in plans]
     alone = [allocator.fresh_bytes(plan) for plan in plans]
     assert [replay.result() for replay in waiting] == alone and alone[-1] > 0

@@ -26,19 +26,24 @@ from tests import refused
 pytestmark = pytest.mark.usefixtures("home")  # with locks of its own: others may measure meanwhile
 PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer", "train")]
 IDS = {"threads": 1, "hardware_id": "h", "software_id": "s"}
-KEY = (0, "simple_cnn", "default")
 
 
-def visit(case=PAIR[0][0], slow=0, **changed):
-    """Return a visit of eight passes, of which so many found a slow processor."""
-    return {"case": case, "samples_ms": [1.0] * (8 - slow) + [9.0] * slow, "rss_mb": 1.0, "tensors_mb": 2.0, "reason": "",
-            "yardstick_ms": [1.0] * (8 - slow) + [2.0] * slow, **changed}
+def result(case=PAIR[0][0], slow=0, **changed):
+    """Return the result of eight passes, of which so many ran on a slow processor."""
+    values = {"samples_ms": [1.0] * (8 - slow) + [9.0] * slow, "reference_kernel_ms": [1.0] * (8 - slow) + [2.0] * slow}
+    return visits_file.Result(case=case, rss_mb=1.0, tensors_mb=2.0, **values | changed)
+
+
+def visit(device="cpu", **changed):
+    """Return a visit to one case."""
+    return visits_file.Visit(round=0, network="simple_cnn", memory="default", device=device, results=[result(**changed)],
+                             identity=IDS)
 
 
 @pytest.fixture
 def pretended(monkeypatch):
     """Measure nothing: each visit has the same passes."""
-    monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([visit(case) for case in cases], IDS))
+    monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([result(case) for case in cases], IDS))
 
 
 @pytest.fixture
@@ -106,14 +111,14 @@ def test_a_case_goes_on_until_five_passes_found_the_processor_as_fast_as_usual(m
     monkeypatch.setattr(end_to_end, "ReferenceKernel", Disturbed)
     for patience, passes in ((1e9, 17), (1, end_to_end.LEAST)):
         monkeypatch.setattr(end_to_end, "_PATIENCE", patience)
-        (result,), _ = end_to_end._measure([PAIR[0][0]], "cpu", 1e-6)
-        assert len(result["samples_ms"]) == passes
+        (measured,), _ = end_to_end._measure([PAIR[0][0]], "cpu", 1e-6)
+        assert len(measured.samples_ms) == passes
 
 
 def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(tmp_path, monkeypatch):
-    visits = [visit(PAIR[0][0], samples_ms=[10.0] * 6 + [20.0] * 8, yardstick_ms=[1.0] * 6 + [2.0] * 8),
-              visit(PAIR[1][0], samples_ms=[30.0] * 3 + [50.0] * 4, yardstick_ms=[1.0] * 3 + [3.0] * 4)]  # too few were not
-    monkeypatch.setattr(campaign, "in_a_process", lambda *_: (visits, IDS))
+    results = [result(PAIR[0][0], samples_ms=[10.0] * 6 + [20.0] * 8, reference_kernel_ms=[1.0] * 6 + [2.0] * 8),
+               result(PAIR[1][0], samples_ms=[30.0] * 3 + [50.0] * 4, reference_kernel_ms=[1.0] * 3 + [3.0] * 4)]
+    monkeypatch.setattr(campaign, "in_a_process", lambda *_: (results, IDS))
     table, _ = campaign.measure(PAIR, rounds=1, raw=tmp_path / "visits.jsonl")
     assert table["latency_ms"].tolist() == [10.0, 50.0]
     table = pd.concat([table, table.tail(1).assign(batch_size=64)], ignore_index=True)  # never measured
@@ -143,15 +148,15 @@ def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
     meter.period_s = 0.002
     monkeypatch.setattr(end_to_end, "program", lambda case, device: one)
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.2)
-    result = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, None, meter, 15.0)
-    looped = passes_s[2 + len(result["samples_ms"]):-1]
+    measured = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, None, meter, 15.0)
+    looped = passes_s[2 + len(measured.samples_ms):-1]
     seconds = looped[-1][1] - looped[0][0]
-    assert result["energy"]["energy_j"] == pytest.approx(40 * seconds / len(looped), rel=0.01)
-    assert (result["energy"]["power_w"], result["energy"]["idle_w"]) == (pytest.approx(40.0), 15.0)
+    assert measured.energy.energy_j == pytest.approx(40 * seconds / len(looped), rel=0.01)
+    assert (measured.energy.power_w, measured.energy.idle_w) == (pytest.approx(40.0), 15.0)
 
 
 def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_have_none():
-    several = [{"energy_j": energy_j, "energy_reason": reason}
+    several = [visits_file.PassEnergy.model_construct(energy_j=energy_j, energy_reason=reason)
                for energy_j, reason in ((3.0, ""), (float("nan"), "too few"), (1.0, ""), (2.0, ""))]
     assert campaign._energy(several)["energy_j"] == 2.0
     assert campaign._energy(several[1:2])["energy_reason"] == "too few"
@@ -161,7 +166,7 @@ def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_h
 @pytest.mark.parametrize(("slow", "expected"), [
     (3, [1.0, 5, "stable", ""]), (4, [5.0, 8, "unusable", "fewer than five passes on a processor as fast as usual"])])
 def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
-    table = campaign.summarise({KEY: [visit(slow=slow)]}, IDS, "cpu")
+    table = campaign.summarise([visit(slow=slow)], IDS, "cpu")
     assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == expected
 
 
@@ -170,9 +175,9 @@ def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
 def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(others, verdict, reason, tmp_path):
     gpu = {"others": others, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}
     raw = tmp_path / "visits.jsonl"
-    raw.write_bytes(visits_file.line(KEY, "cuda:0", [visit(yardstick_ms=[float("nan")] * 8, gpu=gpu)], IDS))
-    visits, _ = visits_file.read(raw, "cuda:0", {KEY[1:]: [PAIR[0][0]]})
-    table = campaign.summarise(visits, IDS, "cuda:0")
+    raw.write_bytes(visit("cuda:0", reference_kernel_ms=[float("nan")] * 8, gpu=gpu).line)
+    visits = visits_file.read(raw, "cuda:0", {("simple_cnn", "default"): [PAIR[0][0]]})
+    table = campaign.summarise(visits.values(), IDS, "cuda:0")
     assert table[["verdict", "reason"]].iloc[0].tolist() == [verdict, reason]
 
 
@@ -201,7 +206,7 @@ def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
         measured.append(case)
         if broken and len(measured) == 2:
             raise RuntimeError("CUDA error: unspecified launch failure\nCompile with ...")
-        return visit(case)
+        return result(case)
 
     monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
     monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))

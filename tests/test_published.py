@@ -104,8 +104,8 @@ def test_aiconfigurator_takes_the_newest_version(tmp_path):
 
 def test_imported_tables_are_valid_and_replaced(neusight, home):
     for _ in range(2):
-        path, rows = importers.bring_in("neusight", neusight)["t4"]
-        assert len(store.read(path, "sweep")) == rows == 13
+        path, table = importers.bring_in("neusight", neusight)["t4"]
+        assert len(store.read(path, "sweep")) == len(table) == 13
     assert store.read_json(path.with_name("sweep.meta.json"))["device"] == "t4"
 
 

@@ -18,7 +18,7 @@ def _visits(elasticity, slow, configs=40):
 
 @given(st.floats(0.1, 0.9), st.floats(1.5, 4.0))
 def test_how_latencies_follow_the_kernel_is_learned_from_repeats(elasticity, slow):
-    speed = ProcessorSpeed.of(_visits(elasticity, slow))
+    speed = ProcessorSpeed.from_visits(_visits(elasticity, slow))
     assert speed.usual_ms == pytest.approx(0.3)
     assert abs(speed.elasticity - elasticity) <= 0.45 * abs(elasticity - 0.45) + 1e-9  # between what was seen and expected
     disturbed = pd.Series([10.0 * slow**speed.elasticity, 10.0])
@@ -26,18 +26,18 @@ def test_how_latencies_follow_the_kernel_is_learned_from_repeats(elasticity, slo
 
 
 def test_a_quiet_processor_teaches_nothing_and_changes_nothing():
-    speed = ProcessorSpeed.of(_visits(0.9, 1.0))
+    speed = ProcessorSpeed.from_visits(_visits(0.9, 1.0))
     assert speed.elasticity == pytest.approx(0.45)
     assert speed.at_usual_ms(pd.Series([7.0]), pd.Series([0.3])).tolist() == pytest.approx([7.0])
 
 
 def test_latencies_without_the_kernels_time_stay():
-    speed = ProcessorSpeed.of(_visits(0.5, 2.0))
+    speed = ProcessorSpeed.from_visits(_visits(0.5, 2.0))
     assert speed.at_usual_ms(pd.Series([7.0, 8.0]), pd.Series([np.nan, np.nan])).tolist() == [7.0, 8.0]
-    unknown = ProcessorSpeed.of(_visits(0.5, 2.0).assign(yardstick_ms=np.nan))  # of a GPU
+    unknown = ProcessorSpeed.from_visits(_visits(0.5, 2.0).assign(yardstick_ms=np.nan))  # of a GPU
     assert unknown.at_usual_ms(pd.Series([7.0]), pd.Series([0.3])).tolist() == [7.0]
 
 
 @pytest.mark.parametrize(("elasticity", "least", "most"), [(-1.0, 0.0, 0.0), (3.0, 1.0, 1.0)])
 def test_an_elasticity_is_a_share(elasticity, least, most):
-    assert least <= ProcessorSpeed.of(_visits(elasticity, 3.0)).elasticity <= most
+    assert least <= ProcessorSpeed.from_visits(_visits(elasticity, 3.0)).elasticity <= most

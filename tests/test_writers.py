@@ -46,9 +46,10 @@ def test_a_writer_killed_in_a_line_leaves_a_file_to_go_on_with(tmp_path, kept):
 
 
 def _visits(home):
-    results = [{"case": Case("W1", "infer", 1), "reason": "x" * 200}]
+    result = visits_file.Result(case=Case("W1", "infer", 1), reason="x" * 200)
+    visit = visits_file.Visit(round=0, network="W1", memory="kept", device="cpu", results=[result], identity={})
     with closing(store.Lines(home / "visits.jsonl", resume=True)) as file:
-        file.write(visits_file.line((0, "W1", "kept"), "cpu", results, {}))
+        file.write(visit.line)
 
 
 def _convolutions(home):

@@ -58,8 +58,8 @@ def _print_power(what: str, tables) -> None:
 
 
 def _print_rows(tables) -> None:
-    for device, (target, rows) in tables.items():
-        print(f"{device}: {rows} rows in {target}")
+    for device, (target, table) in tables.items():
+        print(f"{device}: {len(table)} rows in {target}")
 
 
 def _import(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What has been measured before: the tables of this machine, of imported ones, and of the reference."""
+"""Measured tables: of this machine, of imported machines, and of the reference."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,20 +19,20 @@ def machines(imported: bool = False) -> dict[str, Path]:
     A replay that names no machine goes without these, so that it gives the same everywhere.
     """
     roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
-    several: dict[str, Path] = {}
+    folders_by_name: dict[str, Path] = {}
     for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
         if path.is_dir() and path.name not in NO_MACHINES:
-            several.setdefault(path.name, path)
-    return several
+            folders_by_name.setdefault(path.name, path)
+    return folders_by_name
 
 
 def machine_folder(reference: str) -> Path:
     """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
-    several = machines(imported=True)
-    if reference not in several:
+    folders_by_name = machines(imported=True)
+    if reference not in folders_by_name:
         raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
-                         f"{choices(several) or 'none'}")
-    return several[reference]
+                         f"{choices(folders_by_name) or 'none'}")
+    return folders_by_name[reference]
 
 
 def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
@@ -46,13 +46,13 @@ def machine_with(pattern: str, what: str, reference: str = "", hint: str = "") -
 
     Raises InputError, which lists the machines that have ``what``, and ends with ``hint``.
     """
-    several = machines_with(pattern, imported=bool(reference))
-    if not several or (reference and reference not in several):
+    paths_by_name = machines_with(pattern, imported=bool(reference))
+    if not paths_by_name or (reference and reference not in paths_by_name):
         which, where = (f" {reference!r}", f" or {paths.IMPORTED}") if reference else ("", "")
         raise InputError(f"no reference machine{which} with {what} in {paths.REFERENCE}{where}; there are: "
-                         f"{choices(several) or 'none'}{hint}")
-    name = reference or next(iter(several))
-    return name, several[name]
+                         f"{choices(paths_by_name) or 'none'}{hint}")
+    name = reference or next(iter(paths_by_name))
+    return name, paths_by_name[name]
 
 
 def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
@@ -70,9 +70,9 @@ def hardware(folder: Path) -> dict[str, Any]:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
     for path in sorted(folder.glob("**/*.meta.json")):
         facts = store.read_json(path)
-        for one in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
-            if one.get("hardware"):
-                return one["hardware"]
+        for entry in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
+            if entry.get("hardware"):
+                return entry["hardware"]
     return {}
 
 

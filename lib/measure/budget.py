@@ -1,8 +1,13 @@
-"""The time that a measurement may take, whatever the machine does meanwhile."""
+"""The time that a measurement may take, and the order of its visits."""
 
 import math
 import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
+import numpy as np
+
+Item = TypeVar("Item")
 _PATIENCE_SHARE, _PATIENCE_S = 0.15, 10.0
 
 
@@ -27,3 +32,11 @@ class Budget:
     def patience_s(self) -> float:
         """Return how long to wait for a quiet machine, in seconds: a part of the budget, ten seconds at most."""
         return min(_PATIENCE_S, _PATIENCE_SHARE * self.seconds) if self.seconds else _PATIENCE_S
+
+
+def interleaved(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]]:
+    """Yield the number of the round and an item: each item once a round, in a random order that is the same in each call."""
+    draw = np.random.default_rng(0)
+    for number in range(rounds):
+        for index in draw.permutation(len(items)):
+            yield number, items[index]

@@ -75,7 +75,7 @@ def machine_of(here: str, folder: Path | None = None, readers: Readers = NO_READ
 
 
 def _finished(folder: Path, readers: Readers) -> list[str]:
-    """Return the names of what a folder holds and a bundle may, without what was cut short."""
+    """Return the names of the files to pack: those that a bundle may hold, of measurements that ended."""
     names: list[str] = []
     for path in (path for name in FOLDERS for path in sorted((folder / name).glob("**/[!.]*"))):
         name = path.relative_to(folder).as_posix()
@@ -133,7 +133,6 @@ def _checked(folder: Path, name: str, readers: Readers, where: Path) -> set[str]
 
 
 def _successions(folder: Path, scratch: Path, index: Index, readers: Readers) -> dict[str, str]:
-    """Return what each file of a bundle is to the one of its name in ``folder``, of those that are there."""
     return {name: bundle_contents.succession(folder, scratch, name, index.files, readers)
             for name in index.files if (folder / name).is_file()}
 
@@ -156,7 +155,7 @@ def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_directory(source: Path) -> None:
-    """Refuse an archive whose list of entries, which is read whole, is longer than that of any bundle."""
+    """Refuse an archive with too long a list of entries, before that list is read."""
     with open(source, "rb") as file:
         file.seek(max(0, source.stat().st_size - 42))
         locator, end = (tail := file.read().rjust(42, b"\0"))[:20], tail[20:]
@@ -183,7 +182,7 @@ def _check_entries(archive: zipfile.ZipFile, source: Path) -> None:
 
 
 def _check_sizes(archive: zipfile.ZipFile, where: str) -> None:
-    """Refuse by the list of entries what would be too large when it is read; more than it says is never read."""
+    """Refuse files that are too large by the list of entries; no more than listed is read later."""
     entries = archive.infolist()
     for entry in entries:
         most_mb = _JSON_MB if entry.filename.endswith(".json") else _FILE_MB

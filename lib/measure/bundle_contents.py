@@ -195,8 +195,8 @@ def _check_meta(path: Path, table: str, parts: tuple[str, ...]) -> set[str]:
     meta = build(Provenance, mapping(store.read_json(path), path), str(path))
     check_schema(meta.schema_version)
     missing = [fact for fact in _FACTS.get(table, ()) if not getattr(meta, fact)]
-    own = parts[0] if table in ("profile", "runs") else ""
-    if missing or meta.table != table or (meta.run_id and meta.run_id != own):
+    run_id = parts[0] if table in ("profile", "runs") else ""
+    if missing or meta.table != table or (meta.run_id and meta.run_id != run_id):
         raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(missing)}]")
     return {meta.hardware_id} - {""}
 
@@ -222,19 +222,19 @@ def succession(there: Path, new: Path, name: str, names: Collection[str], reader
         before, after = (there / name).read_bytes(), (new / name).read_bytes()
         return "grown" if after.startswith(before) else "older" if before.startswith(after) else "other"
     folder = name.rpartition("/")[0]
-    raw = [one for one in names if table == "sweep" and one.startswith(f"{folder}/") and table_of(one) in _GROWING
-           and (there / one).is_file()]
-    several = {succession(there, new, one, names, readers) for one in raw} - {"same"}
-    if several:
-        return several.pop() if len(several) == 1 else "other"
+    raw = [raw_name for raw_name in names if table == "sweep" and raw_name.startswith(f"{folder}/")
+           and table_of(raw_name) in _GROWING and (there / raw_name).is_file()]
+    outcomes = {succession(there, new, raw_name, names, readers) for raw_name in raw} - {"same"}
+    if outcomes:
+        return outcomes.pop() if len(outcomes) == 1 else "other"
     return _later(there, new, name, readers) if table in _WRITTEN_ANEW else "other"
 
 
 def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
-    """Return what a file that is written as a whole each time is to the one that is there, by when both were written."""
-    (hardware, before_utc), (own, after_utc) = (_written(folder, name, readers) for folder in (there, new))
+    """Compare a file that is rewritten each time with the existing one, by the times at which both were written."""
+    (hardware, before_utc), (new_hardware, after_utc) = (_written(folder, name, readers) for folder in (there, new))
     before, after = (_cases(folder, name) for folder in (there, new))
-    if not hardware & own or before_utc == after_utc:
+    if not hardware & new_hardware or before_utc == after_utc:
         return "other"
     if before_utc < after_utc:
         return "grown" if before <= after else "other"
@@ -242,13 +242,13 @@ def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
 
 
 def _cases(folder: Path, name: str) -> set[tuple[Any, ...]]:
-    """Return what the rows of a table are of, also by the name of its provenance; empty for what is no table."""
+    """Return the keys of a table's rows, by its name or that of its provenance; empty for other files."""
     table, path = table_of(name), folder / f"{name.removesuffix(META).removesuffix('.parquet')}.parquet"
     return set() if table in _NO_TABLES else set(store.read(path, table)[_KEYS[table]].itertuples(index=False, name=None))
 
 
 def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
-    """Return of which hardware a model or a table is, and when it was written (UTC); empty where nothing says so."""
+    """Return the hardware ids of a model or table and the UTC time at which it was written; empty where not recorded."""
     if table_of(name) == "model":
         facts = readers["model"](folder / name).facts
         return {facts.get("hardware_id", "")} - {""}, facts.get("calibrated_utc", "")
@@ -265,19 +265,18 @@ def hardware_of(folder: Path) -> set[str]:
 def machines_in(meta: Path) -> set[str]:
     """Return the names of the machines that a provenance says."""
     facts = mapping(store.read_json(meta), meta)
-    return {str(one["machine"]) for one in (facts, *_devices(facts, meta)) if one.get("machine")}
+    return {str(entry["machine"]) for entry in (facts, *_devices(facts, meta)) if entry.get("machine")}
 
 
 def _devices(facts: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
     """Return the identities of a sweep's devices in the provenance that ``path`` holds; none in that of other tables."""
     devices = facts.get("devices")
-    return [mapping(one, path) for one in devices.values()] if isinstance(devices, dict) else []
+    return [mapping(identity, path) for identity in devices.values()] if isinstance(devices, dict) else []
 
 
 def _hardware_in(facts: Mapping[str, Any], path: Path) -> set[str]:
-    """Return the hardware ids in the provenance that ``path`` holds."""
     ids = {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
-           *(one.get("hardware_id", "") for one in _devices(facts, path))}
+           *(identity.get("hardware_id", "") for identity in _devices(facts, path))}
     return ids - {""}
 
 

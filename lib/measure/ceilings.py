@@ -14,7 +14,7 @@ from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders
-from lib.measure.budget import Budget
+from lib.measure.budget import Budget, interleaved
 from lib.measure.statistics import VERDICTS, Timing, joined, worst
 from lib.measure.timing import measure, synchronize, time_calls
 from lib.progress import track
@@ -145,8 +145,7 @@ def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[T
     A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
     """
     samples: list[list[Timing]] = [[] for _ in probes]
-    order = np.random.default_rng(0)
-    visits = [index for _ in range(ROUNDS) for index in order.permutation(len(probes))]
+    visits = [index for _, index in interleaved(range(len(probes)), ROUNDS)]
     for number, index in enumerate(track(visits, "ceilings")):
         if samples[index] and budget.spent:
             continue
@@ -169,7 +168,6 @@ def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing:
 
 
 def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
-    """Turn samples into a row; the ceiling is the fast decile, what the device does when nothing disturbs it."""
     fast_ms = float(np.percentile(timing.samples_ms, 10))
     method = probe.row["method"] + (", as a CUDA graph" if timing.graphed else "")
     return {**constants, **probe.row, "method": method, "source": "measured",
@@ -317,16 +315,21 @@ def _left_out(table: pd.DataFrame, p: MachineParams, without: list[Probe]) -> It
         yield f"Memory ran out for {choices(names)}."
 
 
+def _stored(meta: Path, note: str) -> Ceilings:
+    """Read ceilings by their provenance; ``note`` has places for the file's name and the time of measuring."""
+    facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
+    other = path.with_name(path.name.replace("ceilings", "overheads", 1))
+    return Ceilings(store.read(path, "ceilings"), store.read(other, "overheads"), facts,
+                    note.format(path.name, facts["started_utc"]), (path, other))
+
+
 def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
     """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
-    several = []
-    for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json"):
-        facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
-        table, other = store.read(path, "ceilings"), path.with_name(path.name.replace("ceilings", "overheads", 1))
-        if len(table) and all((table[name] == value).all() for name, value in wanted.items()):
-            note = f"Ceilings of {path.name}, measured here {facts['started_utc']}."
-            several.append(Ceilings(table, store.read(other, "overheads"), facts, note, (path, other)))
-    return sorted(several, key=lambda one: one.facts["started_utc"])
+    stored = [_stored(meta, "Ceilings of {}, measured here {}.")
+              for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json")]
+    fitting = [result for result in stored
+               if len(result.table) and all((result.table[name] == value).all() for name, value in wanted.items())]
+    return sorted(fitting, key=lambda result: result.facts["started_utc"])
 
 
 def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
@@ -354,14 +357,10 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
     """
     wanted = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
     for folder in folders("replay", p.reference):
-        metas = sorted((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"),
-                       key=lambda path: store.read_json(path)["started_utc"])
+        metas = list((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"))
         if metas:
-            path = metas[-1].with_name(metas[-1].name.replace(".meta.json", ".csv"))
-            facts = store.read_json(metas[-1])
-            other = path.with_name(path.name.replace("ceilings", "overheads", 1))
-            note = f"REPLAY of {path.name}, measured {facts['started_utc']} on {folder.name}."
-            return Ceilings(store.read(path, "ceilings"), store.read(other, "overheads"), facts, note, (path, other))
+            newest = max(metas, key=lambda path: store.read_json(path)["started_utc"])
+            return _stored(newest, f"REPLAY of {{}}, measured {{}} on {folder.name}.")
     raise InputError(f"the reference has no ceilings of {wanted}; measure them with source=measure")
 
 

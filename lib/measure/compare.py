@@ -1,4 +1,4 @@
-"""The difference between two measured runs or sweeps: faster, slower or the same, by how much, matched one by one."""
+"""Differences between two measured runs, sweeps or matrices, matched row by row."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,6 @@ def _word(low: float, high: float, threshold: float) -> str:
 
 
 def _overall(ratios: np.ndarray) -> tuple[float, float, float]:
-    """Return the geometric mean of ratios (n,) and its bootstrap interval over the pairs."""
     logs = np.log(ratios)
     low, high = statistics.bootstrap(logs, np.mean, draws=_DRAWS)
     return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
@@ -64,11 +63,11 @@ def find(name: str) -> tuple[str, Path]:
         return kind, path
     if matrix_tables.path_of(path.name).is_file() and path.name == name:
         return "matrix", matrix_tables.path_of(name)
-    own = paths.PROFILES / f"{name}_train.csv"
-    if own.is_file():
-        return "run", own
-    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, {own} "
-                     f"and {matrix_tables.path_of(name)}")
+    profile = paths.PROFILES / f"{name}_train.csv"
+    if profile.is_file():
+        return "run", profile
+    raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, "
+                     f"{profile} and {matrix_tables.path_of(name)}")
 
 
 def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -81,8 +80,8 @@ def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
     """Pair two sweeps by configuration; a pair differs when the ranges of its rounds do not touch."""
-    several = any(len(set(frame["device"])) > 1 for frame in (a, b))
-    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if several else ["config"], suffixes=("", "_b"))
+    many_devices = any(len(set(frame["device"])) > 1 for frame in (a, b))
+    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))
     left_out = max(len(a), len(b)) - len(pairs)
     frame = pd.DataFrame({
         "what": pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"],
@@ -92,7 +91,7 @@ def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.Data
 
 
 def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Return a sweep's rows that can be compared: those with a time, and a range of rounds around it."""
+    """Return the rows of a sweep that have a time within the range of its rounds."""
     timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
     good = timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])
     return sweep.loc[good, ["config", "op", "pass", "dtype", "device", "latency_ms", "low_ms", "high_ms"]]
@@ -108,22 +107,23 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
     rows, random = [], np.random.default_rng(0)
     kinds = {*a["task_type"], *b["task_type"]}
     for kind in sorted(kinds):
-        one, two = (_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b))
-        if len(one) < _LEAST_PAIRS or len(two) < _LEAST_PAIRS:
+        steps = [_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b)]
+        if min(map(len, steps)) < _LEAST_PAIRS:
             continue
-        blocks = [statistics.block_length(part) for part in (one, two)]
+        blocks = [statistics.block_length(part) for part in steps]
         drawn = [statistics.resampled(part, np.median, _DRAWS, random, block)
-                 for part, block in zip((one, two), blocks, strict=True)]
-        freedom = max(1.0, len(one) / blocks[0] + len(two) / blocks[1] - 2)
-        ratio, wider = np.median(two) / np.median(one), stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
+                 for part, block in zip(steps, blocks, strict=True)]
+        freedom = max(1.0, sum(len(part) / block for part, block in zip(steps, blocks, strict=True)) - 2)
+        a_ms, b_ms = map(np.median, steps)
+        ratio, wider = b_ms / a_ms, stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
         low, high = statistics.interval(ratio * (drawn[1] / drawn[0] / ratio) ** wider)
-        rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": np.median(one), "b_ms": np.median(two),
+        rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": a_ms, "b_ms": b_ms,
                      "ratio": ratio, "low": low, "high": high, "word": _word(low, high, threshold)})
     return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), len(kinds) - len(rows)
 
 
 def _steps_ms(rows: pd.DataFrame) -> np.ndarray:
-    """Return the times of a pass's steady steps (n,); a step of 0 ms is none."""
+    """Return the times of the steady steps of a pass (n,), without those of 0 ms."""
     steps_ms = summary.steady(rows)["step_time_ms"].to_numpy()
     return steps_ms[steps_ms > 0]
 
@@ -132,7 +132,7 @@ _CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"
 
 
 def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair the cells of two environments, in ms an image; a pair differs when the ranges of its runs do not touch."""
+    """Pair the cells of two environments, in ms per image; a pair differs when the ranges of its runs do not touch."""
     pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
     of_a, of_b = (1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b"))
     words = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]
@@ -201,4 +201,5 @@ def words(result: Difference) -> str:
     apart = result.pairs.assign(size=np.abs(np.log(result.pairs["ratio"]))).query("word != 'same'").nlargest(5, "size")
     lines += [f"  {row.what}: {row.a_ms:.4g} -> {row.b_ms:.4g} ms, x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}"
               for row in apart.itertuples()]
-    return "\n".join(lines + [f"{name} differs: {one} and {two}" for name, (one, two) in result.differs.items()])
+    lines += [f"{name} differs: {value_a} and {value_b}" for name, (value_a, value_b) in result.differs.items()]
+    return "\n".join(lines)

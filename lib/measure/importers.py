@@ -1,12 +1,13 @@
-"""What others measured and published, turned into our tables: so that devices nobody here owns have operator models.
+"""Published operator measurements as ``sweep`` tables, one per device: models of devices that are not at hand learn from them.
 
-Each reader takes the original's own layout and gives ``sweep`` tables, one a device; FLOPs and compulsory bytes are computed
-from the shapes. Where an original says neither spread nor repeats, the verdict is noisy and the reason says so.
+FLOPs and compulsory bytes are computed from the shapes. An original without spread or repeats gives noisy rows.
 """
 
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,29 +34,37 @@ _MOST = 2**31 - 1  # of what an original counts
 _ONE_VALUE = "the original gives one value, without spread"
 
 
-def _texts_and_counts() -> dict[str, str]:
-    return {column.name: column.kind for column in PARAMETERS}
+@dataclass(frozen=True)
+class _Source:
+    """Who measured the rows of a table: our id of the device, the software, and how the calls were timed."""
+
+    device: str
+    software: str
+    latency_type: str
+    dtype: str = "fp32"
 
 
-def _table(values: Mapping[str, Any], rows: int, device: str, software: str, how: Mapping[str, str], flops: np.ndarray,
-           moved: np.ndarray, latency_ms: np.ndarray, dtype: str, op: str) -> pd.DataFrame:
-    """Complete one family's columns to a ``sweep`` table; rows without a positive time become failed ones."""
-    absent = {name: np.full(rows, "" if kind == "text" else np.nan) for name, kind in _texts_and_counts().items()}
+def _table(op: str, values: Mapping[str, Any], flops: np.ndarray, moved: np.ndarray, latency_ms: pd.Series,
+           source: _Source) -> pd.DataFrame:
+    """Complete the parameters of one operator family to a ``sweep`` table; rows without a positive time are failed ones."""
+    absent = {column.name: "" if column.kind == "text" else np.nan for column in PARAMETERS}
+    latency_ms = latency_ms.to_numpy(float)
     good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
     latency_ms = np.where(good, latency_ms, np.nan)
-    frame = pd.DataFrame({**absent, **values, "op": op, "dtype": dtype, "pass": "forward", "device": "cuda:0",
-                          "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0), **how,
-                          "flops": flops, "bytes": moved, "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
+    frame = pd.DataFrame({**absent, **values, "op": op, "dtype": source.dtype, "pass": "forward", "device": "cuda:0",
+                          "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0),
+                          "latency_type": source.latency_type, "cache": "warm", "flops": flops, "bytes": moved,
+                          "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
                           "energy_j": np.nan, "status": np.where(good, "ok", "failed"),
                           "reason": np.where(good, _ONE_VALUE, "the original has no time here that could be one"),
-                          "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{device}",
-                          "software_id": software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
+                          "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{source.device}",
+                          "software_id": source.software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
                           "other_cores": np.nan, "tf32": False,
                           **Energy(np.nan, reason="the original gives no energy").columns})
     named = [name for name in values if name not in ("layout", "kind")]
-    keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {dtype} {how['latency_type']}"
+    keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {source.dtype} {source.latency_type}"
     numbers = keys.groupby(keys).cumcount().astype(str)
-    frame["config"] = [store.digest([key, number, device]) for key, number in zip(keys, numbers, strict=True)]
+    frame["config"] = [store.digest([key, number, source.device]) for key, number in zip(keys, numbers, strict=True)]
     return frame[columns("sweep")]
 
 
@@ -64,78 +73,68 @@ def _output(v: Mapping[str, np.ndarray], size: np.ndarray) -> np.ndarray:
 
 
 def convolution(v: Mapping[str, np.ndarray], item: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, from arrays of their parameters."""
+    """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, from arrays of their parameters.
+
+    ``item`` is the size of an element, in bytes.
+    """
     v = {name: values.astype(float) for name, values in v.items()}  # no product of counts overflows
+    outputs = {side: _output(v, v[side]) for side in ("height", "width")}
 
-    def out(size: np.ndarray) -> np.ndarray:
-        return _output(v, size)
+    def read(side: str) -> np.ndarray:
+        """Return how many rows or columns of the input the kernel touches."""
+        size, out = v[side], outputs[side]
+        touched = (out - 1) * v["stride_h"] + v["kernel_h"] - v["padding_h"]
+        return np.minimum(size, np.where(v["stride_h"] <= v["kernel_h"], touched, out * v["kernel_h"]))
 
-    def read(size: np.ndarray) -> np.ndarray:
-        dense = v["stride_h"] <= v["kernel_h"]
-        touched = np.minimum(size, (out(size) - 1) * v["stride_h"] + v["kernel_h"] - v["padding_h"])
-        return np.where(dense, touched, np.minimum(size, out(size) * v["kernel_h"]))
-
-    made = v["batch"] * v["out_channels"] * out(v["height"]) * out(v["width"])
+    made = v["batch"] * v["out_channels"] * outputs["height"] * outputs["width"]
     weights = v["out_channels"] * v["in_channels"] * v["kernel_h"] ** 2
-    taken = v["batch"] * v["in_channels"] * read(v["height"]) * read(v["width"])
-    return 2.0 * made * v["in_channels"] * v["kernel_h"] ** 2, item * (taken + weights + made).astype(float)
+    taken = v["batch"] * v["in_channels"] * read("height") * read("width")
+    return 2.0 * made * v["in_channels"] * v["kernel_h"] ** 2, item * (taken + weights + made)
 
 
-def _convolutions(frame: pd.DataFrame, named: Mapping[str, str], device: str, software: str, how: Mapping[str, str],
-                  dtype: str = "fp32") -> pd.DataFrame:
+def _convolutions(frame: pd.DataFrame, source: _Source, named: Mapping[str, str]) -> pd.DataFrame:
     """Turn square convolutions into our columns; ``named`` maps batch, in_channels, ... to the original's names."""
     v = {name: frame[column].to_numpy(np.int64) for name, column in named.items()}
-    v.setdefault("batch", np.ones(len(frame), np.int64))
-    v.setdefault("width", v["height"])
-    v.setdefault("padding_h", v["kernel_h"] // 2)
+    ones = np.ones(len(frame), np.int64)
+    v = {**v, "batch": v.get("batch", ones), "width": v.get("width", v["height"]),
+         "padding_h": v.get("padding_h", v["kernel_h"] // 2)}
     empty = np.minimum(_output(v, v["height"]), _output(v, v["width"])) < 1
     if empty.any():
-        raise InputError(f"{software}: {row_name(frame.index[empty][0])} has a kernel larger than its padded input")
-    flops, moved = convolution(v, _BYTES[dtype])
-    ones = np.ones(len(frame), np.int64)
-    values = {**v, **{f"{what}_w": v[f"{what}_h"] for what in ("kernel", "stride", "padding")}, "dilation_h": ones,
+        raise InputError(f"{source.software}: {row_name(frame.index[empty][0])} has a kernel larger than its padded input")
+    values = {**v, **{f"{size}_w": v[f"{size}_h"] for size in ("kernel", "stride", "padding")}, "dilation_h": ones,
               "dilation_w": ones, "groups": ones, "bias": 0 * ones, "input_grad": ones, "layout": "contiguous"}
-    return _table(values, len(frame), device, software, how, flops, moved, frame["Latency"].to_numpy(float), dtype, "conv2d")
+    return _table("conv2d", values, *convolution(v, _BYTES[source.dtype]), frame["Latency"], source)
 
 
-def _products(m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
-              how: Mapping[str, str], dtype: str) -> pd.DataFrame:
-    m, k, n = (np.asarray(values, np.int64) for values in (m, k, n))
-    moved = _BYTES[dtype] * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
-    values = {"gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nt"}
-    return _table(values, len(m), device, software, how, 2.0 * m * k * n, moved, np.asarray(latency_ms, float), dtype, "linear")
+def _gemm(m: pd.Series, k: pd.Series, n: pd.Series, latency_ms: pd.Series, source: _Source,
+          batch: pd.Series | None = None) -> pd.DataFrame:
+    sizes = {"gemm_m": m, "gemm_k": k, "gemm_n": n}
+    op, layout, values = ("linear", "nt", sizes) if batch is None else ("bmm", "nn", {"batch": batch, **sizes})
+    values = {name: size.to_numpy(np.int64) for name, size in values.items()}
+    m, k, n, count = (values[name].astype(float) if name in values else 1.0 for name in (*sizes, "batch"))
+    return _table(op, {**values, "layout": layout}, 2.0 * count * m * k * n,
+                  _BYTES[source.dtype] * count * (m * k + k * n + m * n), latency_ms, source)
 
 
-def _batched(batch: np.ndarray, m: np.ndarray, k: np.ndarray, n: np.ndarray, latency_ms: np.ndarray, device: str, software: str,
-             how: Mapping[str, str]) -> pd.DataFrame:
-    batch, m, k, n = (np.asarray(values, np.int64) for values in (batch, m, k, n))
-    moved = _BYTES["fp32"] * batch * (1.0 * m * k + 1.0 * k * n + 1.0 * m * n)
-    values = {"batch": batch, "gemm_m": m, "gemm_k": k, "gemm_n": n, "layout": "nn"}
-    return _table(values, len(m), device, software, how, 2.0 * batch * m * k * n, moved, np.asarray(latency_ms, float), "fp32",
-                  "bmm")
+_ROWWISE: dict[str, tuple[str, str, int, float]] = {  # NeuSight's name: our family, kind, matrices moved, FLOPs an element
+    **{op: ("elementwise", op, 3, counts.PER_OUTPUT[op]) for op in ("add", "mul", "div")},
+    "pow": ("elementwise", "pow", 2, counts.PER_OUTPUT["pow"]),
+    **{op: ("activation", op, 2, counts.PER_OUTPUT[op]) for op in ("relu", "gelu", "tanh")},
+    "softmax": ("softmax", "softmax", 2, counts.PER_INPUT["_softmax"]),
+    "ln": ("layer_norm", "layer_norm", 2, counts.PER_INPUT["native_layer_norm"])}
 
 
-_ROWWISE: dict[str, tuple[str, str, int]] = {  # NeuSight's name: our family and kind, how many matrices are read and written
-    **{op: ("elementwise", op, 3) for op in ("add", "mul", "div")}, "pow": ("elementwise", "pow", 2),
-    **{op: ("activation", op, 2) for op in ("relu", "gelu", "tanh")},
-    "softmax": ("softmax", "softmax", 2), "ln": ("layer_norm", "layer_norm", 2)}
-_EACH = {"softmax": counts.PER_INPUT["_softmax"], "ln": counts.PER_INPUT["native_layer_norm"]}  # FLOPs an element
-
-
-def _rowwise(op: str, frame: pd.DataFrame, device: str, software: str, how: Mapping[str, str]) -> pd.DataFrame:
+def _rowwise(frame: pd.DataFrame, source: _Source, op: str) -> pd.DataFrame:
     """Turn NeuSight's operators on a matrix of B rows and H columns into our families."""
     rows, width = frame["B"].to_numpy(np.int64), frame["H"].to_numpy(np.int64)
-    size, (family, kind, matrices) = rows * width, _ROWWISE[op]
+    size, (family, kind, matrices, flops) = rows * width, _ROWWISE[op]
     values = {"elementwise": {"outer": rows, "inner": width, "broadcast": "none", "inplace": 0 * rows},
               "activation": {"elements": size, "inplace": 0 * rows}}.get(family, {"rows": rows, "columns": width})
     moved = matrices * size + (2 * width + 2 * rows if op == "ln" else 0)
-    each = _EACH.get(op) or counts.PER_OUTPUT[op]
-    return _table({"kind": kind, **values}, len(frame), device, software, how, float(each) * size, 4.0 * moved,
-                  frame["Latency"].to_numpy(float), "fp32", family)
+    return _table(family, {"kind": kind, **values}, float(flops) * size, 4.0 * moved, frame["Latency"], source)
 
 
 def _device_id(name: str) -> str:
-    """Return our id of a device by its vendor's name; InputError lists the known names."""
     known = {device.name: device.id for device in definitions.load_devices().values()}
     if name not in known:
         raise InputError(f"no device {name!r} in params/devices.yaml, add it there; there are: {choices(known)}")
@@ -173,13 +172,13 @@ def row_name(index: int) -> str:
 
 _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
                   "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
-_NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # operators by NeuSight's names: whole numbers of a table, and who reads it
-    "conv": ({*_NEUSIGHT_CONV.values()}, lambda frame, *rest: _convolutions(frame, _NEUSIGHT_CONV, *rest)),
-    "linear": ({"B", "M", "N", "K"}, lambda frame, *rest: _products(frame["B"] * frame["M"], frame["N"], frame["K"],
-                                                                    frame["Latency"], *rest, "fp32")),
-    "bmm": ({"B", "M", "N", "K"}, lambda frame, *rest: _batched(frame["B"], frame["M"], frame["N"], frame["K"],
-                                                                frame["Latency"], *rest)),
-    **{op: ({"B", "H"}, lambda frame, *rest, op=op: _rowwise(op, frame, *rest)) for op in _ROWWISE}}
+_NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # NeuSight's operators: whole numbers, reader
+    "conv": ({*_NEUSIGHT_CONV.values()}, partial(_convolutions, named=_NEUSIGHT_CONV)),
+    "linear": ({"B", "M", "N", "K"}, lambda frame, source: _gemm(frame["B"] * frame["M"], frame["N"], frame["K"],
+                                                                 frame["Latency"], source)),
+    "bmm": ({"B", "M", "N", "K"}, lambda frame, source: _gemm(frame["M"], frame["N"], frame["K"], frame["Latency"], source,
+                                                              frame["B"])),
+    **{op: ({"B", "H"}, partial(_rowwise, op=op)) for op in _ROWWISE}}
 _NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
 
 
@@ -208,29 +207,28 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     torch's release. In its products N is the contraction. Returns a ``sweep`` table a device. Raises InputError naming what is
     not there, and a GPU that is there twice.
     """
-    how = {"latency_type": "end_to_end", "cache": "warm"}
     tables: dict[str, list[pd.DataFrame]] = {}
     for op, (counted, reader) in _NEUSIGHT.items():
         for path in neusight_files(folder, op):
             device = _device_id(path.stem)
-            table = reader(_read_csv(path, counted), device, "neusight torch-2.1 fp32 tf32-off", how)
-            tables.setdefault(device, []).append(table)
+            source = _Source(device, "neusight torch-2.1 fp32 tf32-off", "end_to_end")
+            tables.setdefault(device, []).append(reader(_read_csv(path, counted), source))
     if not tables:
         raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(_NEUSIGHT)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")
     return {device: pd.concat(parts, ignore_index=True) for device, parts in tables.items()}
 
 
-def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, pd.DataFrame]:
+def pytorch_scheduler(path: Path) -> dict[str, pd.DataFrame]:
     """Read ``results_convolution*.csv`` of the convolution study of 2023 (fp32, ms; external = kernel, internal = end to end).
 
     Raises InputError naming missing columns, and for FLOPs that are not those of the shapes.
     """
-    there = csv_files.frame(path)
-    old = "Input Size" in there
+    device, there = "v100-pcie-32gb", csv_files.frame(path)
     named = {"in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size", "stride_h": "Stride",
-             "height": "Input Size" if old else "Height", "width": "Input Size" if old else "Width",
-             **({} if "Batch size" not in there else {"batch": "Batch size"})}
+             **(dict.fromkeys(("height", "width"), "Input Size") if "Input Size" in there else
+                {"height": "Height", "width": "Width"}),
+             **({"batch": "Batch size"} if "Batch size" in there else {})}
     frame = _read_csv(path, set(named.values()), ("Flops", "Latency"))
     kinds = frame["Latency Type"] if "Latency Type" in frame else pd.Series("external", index=frame.index)
     if not kinds.isin(_LATENCY_TYPES).all():
@@ -238,8 +236,7 @@ def pytorch_scheduler(path: Path, device: str = "v100-pcie-32gb") -> dict[str, p
                          f"{choices(_LATENCY_TYPES)}")
     parts = []
     for kind, rows in frame.groupby(kinds):
-        how = {"latency_type": _LATENCY_TYPES[kind], "cache": "warm"}
-        table = _convolutions(rows, named, device, "pytorch-scheduler 2023", how)
+        table = _convolutions(rows, _Source(device, "pytorch-scheduler 2023", _LATENCY_TYPES[kind]), named)
         wrong = table["flops"].to_numpy() != rows["Flops"].to_numpy(float)
         if wrong.any():
             raise InputError(f"{path}: {wrong.sum()} rows state FLOPs that their shapes do not have, the first in line "
@@ -273,9 +270,9 @@ def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", versio
         frame = frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str))
         frame = checked(frame[frame["gemm_dtype"].isin(AICONFIGURATOR_DTYPES)].reset_index(drop=True), versions[-1],
                          ("m", "n", "k"), ("latency",))
-        parts = [_products(part["m"], part["k"], part["n"], part["latency"], device,
-                           f"aiconfigurator {framework} {versions[-1].parent.name}",
-                           {"latency_type": "kernel", "cache": "warm"}, AICONFIGURATOR_DTYPES[dtype])
+        software = f"aiconfigurator {framework} {versions[-1].parent.name}"
+        parts = [_gemm(part["m"], part["k"], part["n"], part["latency"],
+                       _Source(device, software, "kernel", AICONFIGURATOR_DTYPES[dtype]))
                  for dtype, part in frame.groupby("gemm_dtype")]
         if parts:
             tables[device] = pd.concat(parts, ignore_index=True)
@@ -295,11 +292,8 @@ def version_order(path: Path) -> tuple:
 READERS = {"neusight": neusight, "pytorch-scheduler": pytorch_scheduler, "aiconfigurator": aiconfigurator}
 
 
-def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
-    """Turn published data into ``sweep`` tables under ``data/imported/<device>/sweeps/<kind>``; return file and rows by device.
-
-    A second import replaces the first, and no other file.
-    """
+def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
+    """Turn published data into ``sweep`` tables, see ``write``, in ``sweeps/<kind>``. Raises InputError."""
     if path is None and kind != "aiconfigurator":
         raise InputError(f"import {kind} needs the path of its data")
     if path is not None and not path.exists():
@@ -307,13 +301,22 @@ def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, int]]:
     stem = kind if kind != "pytorch-scheduler" else path.stem
     if not re.fullmatch(files.NAME, stem):
         raise InputError(f"{path}: {stem!r} cannot be the name of a folder; rename the file (letters, digits, dots, dashes)")
-    tables = READERS[kind](path)
-    targets = {device: imported(device, "sweeps", stem, "sweep.parquet") for device in tables}
-    for device, table in tables.items():
-        store.write(table, targets[device], "sweep", derived=True)
-        store.write_meta(targets[device], "sweep", source=kind, origin=path.name if path else "aiconfigurator-core",
-                         device=device, rows=len(table))
-    return {device: (targets[device], len(table)) for device, table in tables.items()}
+    return write(READERS[kind](path), "sweep", kind, path, "sweeps", stem)
+
+
+def write(tables: Mapping[str, pd.DataFrame], table: str, source: str, path: Path | None, *place: str,
+          **facts: Any) -> dict[str, tuple[Path, pd.DataFrame]]:
+    """Write tables of devices, read from ``path``, below ``data/imported/<device>/<place>``; return file and table by device.
+
+    A second import replaces the first, and no other file.
+    """
+    targets = {device: imported(device, *place, f"{table}.parquet") for device in tables}
+    for device, rows in tables.items():
+        short = {"short_windows": int((rows["window"] == "short").sum())} if "window" in rows else {}
+        store.write(rows, targets[device], table, derived=True)
+        store.write_meta(targets[device], table, source=source, origin=path.name if path else "aiconfigurator-core",
+                         device=device, rows=len(rows), **short, **facts)
+    return {device: (targets[device], rows) for device, rows in tables.items()}
 
 
 def imported(*parts: str) -> Path:

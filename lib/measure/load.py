@@ -1,7 +1,7 @@
-"""Whose load is it? What strangers took from the cores, or from the GPU, that we measured on; and waiting for quiet.
+"""The load that other processes put on the cores or the GPU of a measurement; waiting for a quiet machine.
 
-The processes of a run are no strangers to each other, nor are those on cores that this process may not use. A GPU is judged by
-itself alone: by its other users, its clock and what throttles it, never by the load of its host.
+Processes of the same run, and those on cores that this process may not use, do not count. A GPU is judged by its other users,
+its clock and its throttling, never by the load of its host.
 """
 
 import multiprocessing
@@ -59,7 +59,7 @@ class Load:
         return float(in_the_way(self.other_cores, self.stolen_cores, spare_cores(threads)))
 
     def words(self) -> str:
-        """Say what others took."""
+        """Return the load as words."""
         if self.gpu:
             return self.gpu.words()
         return f"others took {self.other_cores:.1f} cores and the host {self.stolen_cores:.1f}"

@@ -1,4 +1,4 @@
-"""What is this machine: its inventory, its devices, and the two ids that every measured row carries."""
+"""The inventory of this machine, its devices, and the two ids that every measured row carries."""
 
 import importlib.util
 import json
@@ -42,7 +42,6 @@ exact_fp32()  # whoever measures, in whichever process, imports this module
 
 
 def _proc_cpuinfo() -> dict[str, str]:
-    """Return the first processor's entries of /proc/cpuinfo; empty where there is none."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
@@ -138,7 +137,7 @@ def _torchvision() -> str:
 
 
 def _managed(function: str) -> Any:
-    """Return what a function of NVML without arguments answers; None without NVML, and where it fails."""
+    """Call a function of NVML that takes no arguments; None without NVML, and where it fails."""
     try:
         nvml = management()
     except InputError:
@@ -151,7 +150,6 @@ def _managed(function: str) -> Any:
 
 @cache
 def _driver() -> str | None:
-    """Return the NVIDIA driver's version, or None without one."""
     return _managed("nvmlSystemGetDriverVersion") if torch.cuda.is_available() else None
 
 
@@ -295,7 +293,7 @@ def own_hardware(name: str, facts: dict[str, Any] | None = None) -> dict[str, An
 
 
 def kind(name: str, facts: dict[str, Any] | None = None) -> str:
-    """Return what devices are alike in: of GPUs their model, by the hardware of a machine (default: this one); else the id."""
+    """Return the kind of a device: the entry of a GPU's model in a machine's hardware (default: this one), else the id."""
     return name if number_of(name) is None else str(own_hardware(name, facts) or name)
 
 

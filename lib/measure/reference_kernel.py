@@ -76,7 +76,7 @@ class ProcessorSpeed:
     elasticity: float
 
     @classmethod
-    def of(cls, visits: pd.DataFrame) -> "ProcessorSpeed":
+    def from_visits(cls, visits: pd.DataFrame) -> "ProcessorSpeed":
         """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each."""
         good = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
         if good.empty:

@@ -1,4 +1,4 @@
-"""What samples say: median, spread, bootstrap interval, and the verdict on them. The one place of these definitions."""
+"""Median, spread, bootstrap interval and verdict of samples: the only definitions of these."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ def spread_verdict(iqr_over_median: float) -> str:
 
 
 def crowd_verdict(cores: float) -> str:
-    """Return the verdict on what was measured while others used so many cores that it needs, or such a share of its GPU."""
+    """Return the verdict on a measurement by the cores, or the share of its GPU, that other processes took from it."""
     return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
 
 

@@ -1,4 +1,4 @@
-"""Time a function honestly: warm, repeated, synchronised."""
+"""Timing of functions: warmed up, repeated, synchronised."""
 
 import time
 from collections.abc import Callable

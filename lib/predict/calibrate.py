@@ -126,7 +126,7 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
     swept = aggregate.read(sweep.measure_sweep(p, chosen=chosen))
-    table, speed = swept.table, ProcessorSpeed.of(swept.visits)
+    table, speed = swept.table, ProcessorSpeed.from_visits(swept.visits)
     kernel_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
     usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -24,20 +23,22 @@ _WHOLE_BOARD = "VDD_IN"  # the label of the channel that feeds the whole board, 
 _NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labelled ones
 
 
-class Meter(Protocol):
-    """What can be asked for power: ``name``, how often that makes sense, and both readings, NaN where it has not the one."""
+class Meter:
+    """A meter of power, of energy, or of both: ``name``, and how often reading it makes sense."""
 
     name: str
     period_s: float
 
     def power_w(self) -> float:
-        """Return the power now, in W."""
+        """Return the power now, in W; NaN without such a reading."""
+        return math.nan
 
     def counter_j(self) -> float:
-        """Return the energy since any moment, in J."""
+        """Return the energy since any moment, in J; NaN without such a counter."""
+        return math.nan
 
 
-class Nvml:
+class Nvml(Meter):
     """One NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), and its energy counter."""
 
     period_s = _DRIVER_PERIOD_S
@@ -80,7 +81,7 @@ class _Number:
         return float(os.pread(self._file, 64, 0))
 
 
-class Rapl:
+class Rapl(Meter):
     """The processor packages of this machine, by the counters of Linux's powercap; they may be read by root alone."""
 
     name, period_s = "rapl", PERIOD_S
@@ -98,10 +99,6 @@ class Rapl:
             raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
         self._total = 0.0
 
-    def power_w(self) -> float:
-        """Return NaN: there are counters alone."""
-        return math.nan
-
     def counter_j(self) -> float:
         """Return the energy since the meter was opened, in J, NaN if unreadable; a counter that begins anew is followed."""
         try:
@@ -114,7 +111,7 @@ class Rapl:
         return self._total
 
 
-class Ina3221:
+class Ina3221(Meter):
     """The sensors of a board such as NVIDIA's Jetson, by Linux's hwmon: the channel of the whole board, else the sum of all.
 
     Boards without that channel (AGX Orin) are summed as jetson_stats does; ``whole`` refuses them.
@@ -147,12 +144,8 @@ class Ina3221:
         except (OSError, ValueError):
             return math.nan
 
-    def counter_j(self) -> float:
-        """Return NaN: there is power alone."""
-        return math.nan
 
-
-class Replay:
+class Replay(Meter):
     """A recorded trace played again from the moment it is opened, by any clock in s; NaN once it is over."""
 
     def __init__(self, trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter):
@@ -175,21 +168,13 @@ class Replay:
         return self._at(self._trace.counter_j)
 
 
-class Absent:
+class Absent(Meter):
     """No meter; ``reason`` says why."""
 
     name, period_s = NOT_MEASURED, math.inf
 
     def __init__(self, reason: str):
         self.reason = reason
-
-    def power_w(self) -> float:
-        """Return NaN."""
-        return math.nan
-
-    def counter_j(self) -> float:
-        """Return NaN."""
-        return math.nan
 
 
 def _text(path: Path) -> str:
@@ -200,7 +185,6 @@ def _text(path: Path) -> str:
 
 
 def _current(path: Path) -> str:
-    """Return the name of the file of the current, beside that of a voltage."""
     return path.name.replace("in", "curr", 1)
 
 

@@ -1,4 +1,4 @@
-"""What a meter gave over time, and the energy of a window of it."""
+"""Readings of a meter over time, and the energy of a window of them."""
 
 import math
 from dataclasses import dataclass, replace
@@ -83,7 +83,6 @@ def of_window(trace: Trace, start_s: float, end_s: float, idle_w: float = math.n
 
 
 def _known(at_s: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the moments and values of the readings that there are."""
     good = np.isfinite(values)
     return at_s[good], values[good]
 

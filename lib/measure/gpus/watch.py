@@ -1,4 +1,4 @@
-"""What happened on a GPU beside a measurement: its other users, its clock, what throttled it."""
+"""Use of a GPU during a measurement: its other users, its clock, its throttling."""
 
 from collections.abc import Set
 from dataclasses import dataclass

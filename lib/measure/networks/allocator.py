@@ -90,8 +90,8 @@ class Plan:
     freed: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, graph: Graph) -> "Plan":
-        """Take it down from a captured graph."""
+    def from_graph(cls, graph: Graph) -> "Plan":
+        """Return the plan of a captured graph."""
         beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
         return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
                    tuple(tuple(new.items()) for new in graph.made), graph.freed)

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from lib.measure.gpus.watch import GpuWatch
 from lib.measure.load import OwnProcesses
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
+from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
 from lib.measure.worker import WorkerLostError, call
@@ -46,7 +46,6 @@ def _status_mb(field: str) -> float:
 
 
 def _reset_peak() -> None:
-    """Have the kernel count the peak of resident memory anew."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -73,7 +72,7 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
 
 
 def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel | None, meter: Meter,
-                  idle_w: float) -> dict[str, Any]:
+                  idle_w: float) -> Result:
     _reset_peak()
     before_mb = _status_mb("VmRSS")
     run = program(case, device)
@@ -91,23 +90,21 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
         samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
         kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
         usual += not (kernel and kernel.is_slow(kernel_ms[-1]))
-    gpu = watch and asdict(watch.reading())
+    gpu = watch and watch.reading()
     rss_mb = _status_mb("VmHWM") - before_mb
 
-    def one() -> None:
+    def synchronized() -> None:
         run()
         synchronize(device)
 
-    energy, calls = windows.of_calls(one, 1, LEAST_S, meter, idle_w)
-    return {"samples_ms": samples_ms, "yardstick_ms": kernel_ms, "rss_mb": rss_mb, "tensors_mb": tensor_peak_mb(run, device),
-            "energy": {"energy_j": energy.energy_j / calls if calls else float("nan"), **energy.columns}, "gpu": gpu}
+    energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
+    pass_j = energy.energy_j / calls if calls else float("nan")
+    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=kernel_ms, rss_mb=rss_mb, gpu=gpu,
+                  tensors_mb=tensor_peak_mb(run, device), energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
-def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure some cases in this process, one after another; return the result of each, and the identity.
-
-    Raises DeviceLostError where a GPU breaks.
-    """
+def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[Result], dict[str, Any]]:
+    """Measure cases in this process, one after another; DeviceLostError where a GPU breaks."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
     machine.use(device)
@@ -122,11 +119,11 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
         for case in cases:
             try:
                 with user_code.running(f"model {case.network!r} does not run"):
-                    results.append({"case": case, **_measure_case(case, device, budget_s, kernel, meter, idle_w), "reason": ""})
+                    results.append(_measure_case(case, device, budget_s, kernel, meter, idle_w))
             except InputError as error:
                 if error.__cause__ and is_broken_device(error.__cause__):  # the other cases would fail in its place
                     raise machine.DeviceLostError(f"{device} broke: {one_line(error.__cause__)}") from None
-                results.append({"case": case, "reason": str(error)})
+                results.append(Result(case=case, reason=str(error)))
             gc.collect()
             allocator.trim()
     return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device),
@@ -134,14 +131,12 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
 
 
 def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float = 1.0,
-                 memory: str = "default") -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Measure some cases in a process of its own, ``budget_s`` and five passes at least each; return results and its identity.
+                 memory: str = "default") -> tuple[list[Result], dict[str, Any]]:
+    """Measure cases in a new process, each for ``budget_s`` and five passes at least; return results and the identity.
 
-    On a disturbed processor up to three times as long, until five passes found it as fast as usual.
-    A result holds ``case``, ``samples_ms, yardstick_ms`` (lists, one a pass), ``rss_mb, tensors_mb``, ``energy`` (its columns
-    of ``networks``; where there is a meter, a loop of LEAST_S more), ``gpu`` (what happened on it; None elsewhere) and a
-    ``reason``, which is empty, or the only entry beside the case where that failed. A process that dies, or whose GPU breaks,
-    fails all of its cases (no identity then).
+    On a disturbed processor a case takes up to three times as long, until five passes ran at its usual speed. Where there is a
+    meter, an energy loop of LEAST_S follows. A process that dies, or whose GPU breaks, fails all of its cases and has no
+    identity. Raises InputError for an unknown ``memory``.
     """
     if memory not in allocator.HEAPS:
         raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")
@@ -149,4 +144,4 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
         heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
         return call(_measure, tuple(cases), device_id, budget_s, environment=heap, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
-        return [{"case": case, "reason": str(error)} for case in cases], {}
+        return [Result(case=case, reason=str(error)) for case in cases], {}

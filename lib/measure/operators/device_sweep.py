@@ -37,7 +37,7 @@ class StoppedError(Exception):
 
 
 def _load_capture() -> None:
-    """Let torch load what describing an operator needs (2 s), while the worker starts and before anything is timed."""
+    """Load the parts of torch that capture operators (2 s) while the worker starts, before anything is timed."""
     spaces.config("activation", {"kind": "relu", "elements": 1}).ops()
     spaces.config("conv2d", {"batch": 1, "in_channels": 1, "out_channels": 1, "height": 1, "width": 1, "kernel_h": 1,
                              "kernel_w": 1, "stride_h": 1, "stride_w": 1}).ops()
@@ -72,7 +72,7 @@ class DeviceSweep:
         return psutil.virtual_memory().available
 
     def run(self) -> dict[str, Any]:
-        """Carry the sweep out as far as budget and count allow; return the worker's identity.
+        """Measure as far as budget and count allow; return the identity of the worker.
 
         Raises InputError where there was nothing to visit, and for a device that is lost meanwhile: what it measured is
         kept, and others go on. Where every visit failed, ``failure`` says why.
@@ -111,7 +111,7 @@ class DeviceSweep:
         return f"{self.device}: each of {len(self.files.failed)} configurations failed, {times} of them with: {reason}"
 
     def _over(self, budget_s: float) -> bool:
-        """Return whether so much time was spent: the visits of earlier calls, and all that this one has taken."""
+        """Return whether the visits of earlier calls and this call together took ``budget_s``. Raises StoppedError."""
         if self._stop.is_set():
             raise StoppedError
         return bool(self.p.budget_s) and self._before_s + time.monotonic() - self._begin >= budget_s
@@ -151,7 +151,6 @@ class DeviceSweep:
         return (spent and bool(self.files.configs or skipped)) or (skipped >= _MOST_SKIPPED and not self.p.grid)
 
     def _again(self, number: int, keys: list[str], budget_s: float) -> None:
-        """Visit the given configurations once more, in a new random order."""
         random.Random(f"{self.p.seed} {number}").shuffle(keys)
         for key in keys:
             if self._over(budget_s):
@@ -183,7 +182,6 @@ class DeviceSweep:
             self._ticks.put(result["loop_s"])
 
     def _left_s(self) -> float:
-        """Return what is left of the budget, in seconds; inf without one."""
         spent_s = self._before_s + time.monotonic() - self._begin
         return max(0.0, self.p.budget_s - spent_s) if self.p.budget_s else math.inf
 

@@ -70,7 +70,6 @@ def emptiness(table: pd.DataFrame, folder: Path) -> str:
 
 
 def _renamed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return convolutions with the original's names, counts as whole numbers, and element types as torch calls them."""
     named = rows[[*_WHERE, *_NAMES, *_OTHERS]].rename(columns=_WHERE | _NAMES | _OTHERS)
     torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
     return named.assign(Flops=named["Flops"].astype("int64"), Datatype=named["Datatype"].map(torch_names),

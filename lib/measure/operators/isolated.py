@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch.utils._pytree import tree_map
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_map
 from lib import locks, paths, store
 from lib.measure import load, machine
 from lib.measure.archive import folders
-from lib.measure.budget import Budget
+from lib.measure.budget import Budget, interleaved
 from lib.measure.statistics import Timing, joined, worst
 from lib.measure.timing import measure
 from lib.progress import track
@@ -129,8 +128,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     samples: list[list[Timing]] = [[] for _ in items]
     programs: dict[int, Callable] = {}
     failed: dict[int, str] = {}
-    draw = np.random.default_rng(0)
-    for index in track([n for _ in range(ROUNDS) for n in draw.permutation(len(items))], "timing"):
+    for _, index in track(list(interleaved(range(len(items)), ROUNDS)), "timing"):
         item, kind = items[index], items[index].row["kind"]
         fails = f"{item.row['label']} does not run on {device}"
         if index in failed or (samples[index] and budget.spent):

@@ -100,7 +100,6 @@ class Points:
                 self._returned.append(point)
 
     def _all(self) -> Iterator[Point]:
-        """Yield valid points in every wanted way of timing them."""
         p = self._p
         for point in self._one_way():
             if point is INVALID:

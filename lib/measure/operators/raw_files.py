@@ -42,9 +42,9 @@ def entered_configs(sweep: Path, device: str, visited: bool = False) -> set[str]
 
 @dataclass
 class RawFiles:
-    """What one device has measured so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.
+    """The measurements of one device so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.
 
-    The files are this process's alone from before they are read until ``close``; else the memory would not be what they hold.
+    The files are locked from before they are read until ``close``, so that memory and disk agree.
     """
 
     folder: Path

@@ -83,7 +83,6 @@ def _check(shards: Sequence[Shard]) -> None:
 
 
 def _overlap(table: pd.DataFrame) -> None:
-    """Raise InputError where one device has measured the same twice."""
     twice = table[table.duplicated(["device", "config"])]
     if len(twice):
         raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")

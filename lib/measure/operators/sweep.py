@@ -105,7 +105,6 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
 
 
 def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence[Config]) -> Path:
-    """Measure the CPU, then all accelerators side by side, and derive the table."""
     started, together = store.utc_now(), _Together(p, folder, chosen)
     for phase in ([name for name in devices if name == "cpu"], [name for name in devices if name != "cpu"]):
         together.run(phase)

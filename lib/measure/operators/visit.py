@@ -33,7 +33,7 @@ _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
 
 class _Watch:
-    """Looks at the machine during one visit (ticks of 10 ms: only a run of visits tells much)."""
+    """Watches the load of the machine during one visit (in ticks of 10 ms, so that single visits say little)."""
 
     def __init__(self, tools: "Tools"):
         self._processes, self._gpu = tools.processes, tools.gpu
@@ -68,7 +68,7 @@ class Flusher:
 
 
 class Tools:
-    """What the worker of a device keeps from visit to visit, made when first needed."""
+    """Tools of a worker that last from visit to visit, made when first needed."""
 
     def __init__(self, device: torch.device):
         self._device, self.processes = device, load.OwnProcesses()
@@ -112,7 +112,7 @@ def _program(config: Config, device: torch.device) -> Callable[[], object]:
 
 
 def _check(result: Any, ops: tuple[Op, ...]) -> None:
-    """Refuse a result whose shape is not what the shapes say: then something else was run."""
+    """Refuse a result of another shape than expected: another operator was run."""
     got = [tuple(tensor.shape) for tensor in (result if isinstance(result, tuple | list) else [result])
            if isinstance(tensor, torch.Tensor)]
     expected = [spec.shape for spec in ops[0].outputs]

@@ -40,24 +40,11 @@ def read(folder: Path | None = None) -> dict[str, pd.DataFrame]:
 
     A folder without such power gives none. Raises InputError for a file with other columns, or cells that are no such numbers.
     """
-    folder, tables = folder or importers.aiconfigurator_folder(), {}
-    for name, device in importers.AICONFIGURATOR.items():
-        newest = {}
-        for path in _files(folder, name):
-            if set(power.READINGS[1:]) & set(store.parquet_columns(path)):
-                newest[path.parents[1].name, path.name] = path
-        if newest:
-            tables[device] = pd.concat([_table(path, device) for path in newest.values()], ignore_index=True)
-    return tables
-
-
-def _files(folder: Path, name: str) -> list[Path]:
-    several = [path for phase in PHASES for path in folder.glob(f"{name}/attention/*/*/{phase}_attention_perf.parquet")]
-    return sorted(several, key=lambda path: (importers.version_order(path), path))
+    return power.newest_tables(folder, [f"attention/*/*/{phase}_attention_perf.parquet" for phase in PHASES], _table,
+                               any)
 
 
 def _table(path: Path, device: str) -> pd.DataFrame:
-    """Return one file's ``attention_power`` table."""
     frame = store.read_parquet(path, _COLUMNS).astype(dict.fromkeys(_TEXTS, str))
     original = path.name.partition("_")[0]
     _refuse(frame, path, frame["op_name"] != f"{original}_attention", "op_name", f"{original}_attention")
@@ -93,4 +80,4 @@ def work(table: Mapping[str, pd.Series]) -> dict[str, np.ndarray]:
 
 def bring_in(folder: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
     """Write published power of attention into ``data/imported/<device>/power``; return file and table by device."""
-    return power.write(read(folder), "attention_power", folder.name if folder else "aiconfigurator-core")
+    return importers.write(read(folder), "attention_power", "aiconfigurator", folder, "power", "aiconfigurator")

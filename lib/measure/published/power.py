@@ -1,6 +1,6 @@
 """Power of GEMM kernels as aiconfigurator publishes it (NVIDIA, Apache-2.0), and what every published table of power has."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +16,33 @@ _OVER_LIMIT = 1.05  # of the power limit that a sensor may read: regulation over
 
 
 def read(folder: Path | None = None) -> dict[str, pd.DataFrame]:
-    """Read the power of GEMM kernels, of any element type, of aiconfigurator: the newest version of each framework that has it.
+    """Read the power of GEMM kernels, of any element type, of aiconfigurator.
 
-    The sensor (NVML) averages over about a second, so kernels below SHORT_MS are marked as short windows. Returns a ``power``
-    table a device, none where no file has the column. Raises InputError for a damaged file.
+    The sensor (NVML) averages over about a second, so kernels below SHORT_MS are marked as short windows. Returns one ``power``
+    table per device, none where no file has the column. Raises InputError for a damaged file.
+    """
+    return newest_tables(folder, ("gemm/*/*/gemm_perf.parquet",), _power, all)
+
+
+def newest_tables(folder: Path | None, patterns: Iterable[str], read_table: Callable[[Path, str], pd.DataFrame],
+                  enough: Callable[[Iterable[bool]], bool]) -> dict[str, pd.DataFrame]:
+    """Return the table of each device: of each framework the newest version of each file with power columns.
+
+    ``folder`` None is that of the installed package; ``patterns`` lie below a device's folder. ``enough`` (any, all) of the
+    columns power and power_limit must be there.
     """
     folder, tables = folder or importers.aiconfigurator_folder(), {}
     for name, device in importers.AICONFIGURATOR.items():
-        newest = {}
-        for path in sorted(folder.glob(f"{name}/gemm/*/*/gemm_perf.parquet"), key=importers.version_order):
-            if {"power", "power_limit"} <= set(store.parquet_columns(path)):
-                newest[path.parents[1].name] = path
+        files = [path for pattern in patterns for path in folder.glob(f"{name}/{pattern}")]
+        newest = {(path.parents[1].name, path.name): path
+                  for path in sorted(files, key=lambda path: (importers.version_order(path), path))
+                  if enough(name in store.parquet_columns(path) for name in READINGS[1:])}
         if newest:
-            tables[device] = pd.concat([_power(path, device) for path in newest.values()], ignore_index=True)
+            tables[device] = pd.concat([read_table(path, device) for path in newest.values()], ignore_index=True)
     return tables
 
 
 def _power(path: Path, device: str) -> pd.DataFrame:
-    """Return one file's ``power`` table; rows without a positive time and power, or with one beyond the limit, are failed."""
     frame = store.read_parquet(path, ("gemm_dtype", "m", "n", "k", *READINGS), others=True)
     frame = importers.checked(frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str)), path, ("m", "n", "k"), READINGS)
     m, k, n = (frame[name].to_numpy(np.int64) for name in ("m", "k", "n"))
@@ -61,14 +70,4 @@ def readings(frame: pd.DataFrame, path: Path, device: str, short_ms: float) -> p
 
 def bring_in(folder: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
     """Turn the power that aiconfigurator publishes into ``data/imported/<device>/power``; return file and table by device."""
-    return write(read(folder), "power", folder.name if folder else "aiconfigurator-core")
-
-
-def write(tables: Mapping[str, pd.DataFrame], kind: str, origin: str) -> dict[str, tuple[Path, pd.DataFrame]]:
-    """Write tables of power by device, of the kind ``power`` or ``attention_power``; return file and table by device."""
-    targets = {device: importers.imported(device, "power", "aiconfigurator", f"{kind}.parquet") for device in tables}
-    for device, table in tables.items():
-        store.write(table, targets[device], kind, derived=True)
-        store.write_meta(targets[device], kind, source="aiconfigurator", origin=origin, device=device, rows=len(table),
-                         short_windows=int((table["window"] == "short").sum()))
-    return {device: (targets[device], table) for device, table in tables.items()}
+    return importers.write(read(folder), "power", "aiconfigurator", folder, "power", "aiconfigurator")

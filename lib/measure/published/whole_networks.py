@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, store
+from lib import csv_files
 from lib.errors import InputError, choices
 from lib.measure import importers
 from lib.tables import columns
@@ -49,13 +49,14 @@ def read(path: Path) -> pd.DataFrame:
 
 def _table(path: Path, frame: pd.DataFrame, values: dict[str, pd.Series], named: re.Match) -> pd.DataFrame:
     """Complete what a file says in its rows by what it says in its name."""
+    missing = pd.Series(np.nan, frame.index)
     per_image = named["mode"] == "infer" and (values["batch_size"] == 1).all()
     apart = np.abs(values.pop("step_ms") / values["latency_ms"] - 1) > _TOLERANCE
     if apart.any() and not per_image:
         raise InputError(f"{path}: {importers.row_name(apart.idxmax())}, {frame['model'][apart.idxmax()]}, has a step time "
                          "that is not its batch size over its throughput")
-    stated = {name: pd.to_numeric(frame[old], errors="coerce") if (old := _stated(frame, short, named["mode"])) else np.nan
-              for name, short in _STATED.items()}
+    stated = {name: pd.to_numeric(frame.get(old, frame.get(f"{named['mode']}_{old}", missing)), errors="coerce")
+              for name, old in _STATED.items()}
     digits = named["torch"]
     version = f"1.{digits[1:]}" if digits.startswith("1") else ".".join(digits)  # 113 is 1.13, 240 is 2.4.0
     table = pd.DataFrame({**values, **stated, "network": frame["model"], "module": frame["module"], "mode": named["mode"],
@@ -65,28 +66,19 @@ def _table(path: Path, frame: pd.DataFrame, values: dict[str, pd.Series], named:
     return table[columns("whole_networks")]
 
 
-def _stated(frame: pd.DataFrame, name: str, mode: str) -> str:
-    return next((one for one in (name, f"{mode}_{name}") if one in frame), "")
-
-
-def bring_in(path: Path | None) -> dict[str, tuple[Path, int]]:
+def bring_in(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
     """Turn a file of timm's results, or all in a folder, into ``data/imported/<device>/whole_networks/timm``.
 
-    Returns file and rows by device. A second import replaces the first. Raises InputError for what is none.
+    Returns file and table by device. Raises InputError where there is no such file.
     """
     if path is None:
         raise InputError("import timm needs the path of a file or folder of huggingface/pytorch-image-models, results/")
     if not path.exists():
         raise InputError(f"{path} is missing")
-    several = [path] if path.is_file() else sorted(path.glob("benchmark-*.csv"))
-    if not several:
+    files = [path] if path.is_file() else sorted(path.glob("benchmark-*.csv"))
+    if not files:
         raise InputError(f"{path} has no benchmark-*.csv; it is the folder results of huggingface/pytorch-image-models")
-    table = pd.concat(map(read, several), ignore_index=True)
-    targets = {}
-    for device, rows in table.groupby("device"):
-        target = importers.imported(device, "whole_networks", "timm", "whole_networks.parquet")
-        store.write(rows.reset_index(drop=True), target, "whole_networks", derived=True)
-        store.write_meta(target, "whole_networks", source="timm", origin=path.name, device=device, rows=len(rows),
-                         licence="Apache-2.0, huggingface/pytorch-image-models")
-        targets[device] = (target, len(rows))
-    return targets
+    table = pd.concat(map(read, files), ignore_index=True)
+    tables = {device: rows.reset_index(drop=True) for device, rows in table.groupby("device")}
+    return importers.write(tables, "whole_networks", "timm", path, "whole_networks", "timm",
+                           licence="Apache-2.0, huggingface/pytorch-image-models")

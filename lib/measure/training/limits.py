@@ -1,4 +1,4 @@
-"""Loaders that end early and clocks that observe a pass: what keeps a profiled run within its budget."""
+"""Loaders that end early and clocks of a pass: they keep a profiled run within its budget."""
 
 import math
 import time
@@ -36,15 +36,18 @@ class Stopwatch(Observer):
     """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
 
     ``every`` reads the clock after each batch in between as well, for a pass that may end early; where that has one batch
-    only, its time counts, from when this was made.
+    only, its time counts, from when this was made. ``observer`` is told all that this one is.
     """
 
-    def __init__(self, device: torch.device, last: int, every: bool = False):
+    def __init__(self, device: torch.device, last: int, every: bool = False, observer: Observer | None = None):
         self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
+        self._observer = observer or Observer()
+        self.start, self.mark = self._observer.start, self._observer.mark
         self.window_s, self.batches = (self._begin, self._begin), 0
 
     def end(self, batch: Batch) -> None:
-        """Read the clock."""
+        """End a batch for the observer, then read the clock."""
+        self._observer.end(batch)
         if batch.index not in (0, self._last) and not (self._every and batch.index < self._last):
             return
         synchronize(self._device)
@@ -83,23 +86,3 @@ class PassLimits:
             iters = min(iters or fit, fit)
         self._weight -= weight
         return iters, _OVERRUN * most_s
-
-
-class Both:
-    """Two observers of one pass."""
-
-    def __init__(self, first: Observer, second: Stopwatch):
-        self.first, self.second = first, second
-
-    def start(self) -> None:
-        """Tell the first; the stopwatch needs no start."""
-        self.first.start()
-
-    def mark(self, phase: str) -> None:
-        """Tell the first."""
-        self.first.mark(phase)
-
-    def end(self, batch: Batch) -> None:
-        """Tell both."""
-        self.first.end(batch)
-        self.second.end(batch)

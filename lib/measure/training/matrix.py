@@ -18,7 +18,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices, one_line
 from lib.measure import machine
 from lib.measure.archive import runs
-from lib.measure.budget import Budget
+from lib.measure.budget import Budget, interleaved
 from lib.measure.statistics import VERDICTS
 from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
@@ -124,12 +124,10 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
 
 
 def _left(chosen: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
-    """Yield what is still to be measured, round after round, each in a random order."""
-    done, draw = repeats_done(chosen), np.random.default_rng(0)
-    for repeat in range(1, repeats + 1):
-        for index in draw.permutation(len(chosen)):
-            if done[chosen[index].label] < repeat:
-                yield chosen[index], repeat
+    done = repeats_done(chosen)
+    for number, cell in interleaved(chosen, repeats):
+        if done[cell.label] <= number:
+            yield cell, number + 1
 
 
 def _keep(row: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from lib.config.notebooks import ProfileParams
 from lib.measure import load
 from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
-from lib.measure.training.limits import EVAL_SHARE, Both, Limited, PassLimits, Stopwatch
+from lib.measure.training.limits import EVAL_SHARE, Limited, PassLimits, Stopwatch
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import constants, profiler
 from lib.progress import track
@@ -120,9 +120,9 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
     """Train the warm-up batches once; return the mean step after the first, in seconds."""
     batches = max(_LEAST_WARM, run.p.warmup_iters)
     loader = Limited(run.loader("train", batches), batches, most_s)
-    clock = Both(observer or Observer(), Stopwatch(run.device, len(loader) - 1, every=True))
+    clock = Stopwatch(run.device, len(loader) - 1, every=True, observer=observer)
     run.trainer.train(loader, clock)
-    return clock.second.step_s
+    return clock.step_s
 
 
 def measure_passes(run: Run, budget: Budget) -> Outcome:

@@ -63,7 +63,7 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
 
 
 def _check(p: ProfileParams, device: torch.device) -> None:
-    """Refuse switches that would silently do nothing."""
+    """Refuse switches that would have no effect."""
     if p.nvtx and device.type != "cuda":
         raise InputError(f"nvtx ranges need a CUDA device, not {device}")
     if p.prefetch_factor and not p.num_workers:
@@ -78,7 +78,6 @@ def _check(p: ProfileParams, device: torch.device) -> None:
 
 
 def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
-    """Refuse a batch size for which the training split has no two full batches."""
     samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
     if samples < 2 * size:
         raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
@@ -86,7 +85,6 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
 
 
 def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> dict:
-    """Return the row of ``runs``."""
     p, workload, pipelined, seen = run.p, run.task.workload, outcome.pipelined, outcome.seen
     train = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     timing = Timing(train) if len(train) else None

@@ -1,4 +1,4 @@
-"""What the rows of a profiled run say: its steady part, what its phases leave unexplained, and its verdict."""
+"""Summary of a profiled run: its steady steps, the share of time outside its phases, and its verdict."""
 
 import numpy as np
 import pandas as pd

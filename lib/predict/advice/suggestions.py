@@ -173,7 +173,7 @@ def _median_ms(case: Any, device: str, budget_s: float, memory: str = "default")
     from lib.measure.networks import end_to_end
 
     visit = end_to_end.in_a_process([case], device, budget_s, memory)[0][0]
-    return visit["reason"] or float(np.median(visit["samples_ms"]))
+    return visit.reason or float(np.median(visit.samples_ms))
 
 
 def loader_changes(workload: str) -> list[Change]:

@@ -149,7 +149,7 @@ class Work:
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
         values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
-        plan = allocator.Plan.of(graph)
+        plan = allocator.Plan.from_graph(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
         return cls(table, mode, batch_size, modules, replay, float(weights), plan,
                    _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
