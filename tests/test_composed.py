@@ -10,7 +10,7 @@ from torch import nn
 
 from lib.config import definitions
 from lib.predict.advice import advise, suggestions
-from lib.predict.composed import answers, evaluation, features, fusion, model, model_file, rows, training
+from lib.predict.composed import answers, evaluation, families, features, fusion, model, model_file, rows, training
 from lib.predict.composed.features import Condition
 from lib.predict.composed.model import Fitted
 from lib.predict.composed.model_file import Composed
@@ -220,14 +220,17 @@ def test_families_stay_whole_in_folds():
     assert place.nunique() == evaluation.FOLDS
 
 
-def test_training_scores_families_left_out_and_leaves_the_final_ones_alone():
-    several = evaluation.cases(*of_card("rtx-4090", slower=0.5), "rtx-4090")
-    predicted = evaluation.left_out(several)
-    composed = evaluation.fit("rtx-4090", several, predicted, "timm", "Apache-2.0")
-    (fitted,) = composed.conditions.values()
+def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves_the_final_ones_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    shown = evaluation.ship(*of_card("rtx-4090", slower=0.5))
+    composed = model_file.of_device("rtx-4090")
+    (fitted,), lines = composed.conditions.values(), families.scores("rtx-4090", "networks")
+    for name in ("mape", "median", "bias", "n"):
+        assert lines[name].iloc[0] == pytest.approx(fitted.scores[name], rel=1e-3, abs=1e-3)
+    assert shown["mape"].tolist() == pytest.approx([fitted.scores["mape"]], rel=1e-3)
     assert fitted.scores["mape"] < 3
-    assert fitted.scores["families"] == 7
-    assert fitted.half < 0.1
+    assert fitted.scores["families"] == lines["family_n"].iloc[0] == 7
+    assert fitted.half < 0.1 and families.half_of("rtx-4090", EAGER, "all") == pytest.approx(fitted.half, rel=1e-3)
     assert fitted.batches == (64, 64)
     assert evaluation.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
 

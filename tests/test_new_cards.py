@@ -44,7 +44,7 @@ def two_cards(tables):
     return cards, new_cards.left_out(cards, (0, 10, 50), iterations=40)
 
 
-def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tables):
+def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tables, tmp_path):
     rows_of = new_cards.table(two_cards[1], tables[2], "timm", "Apache-2.0")
     scores = new_cards.curve(rows_of).set_index(["device", "networks"])
     assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
@@ -52,6 +52,12 @@ def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_c
     assert half.max() <= 2, "one interval per number of networks: that of the other card"
     for device in ("rtx-3090", "rtx-4090"):
         assert scores["mape"][device].is_monotonic_decreasing
+    held_out.save(rows_of, tmp_path / f"{model_file.ANY}.json")
+    alone, corrected, together = (families.scores(model_file.ANY, what, tmp_path) for what in (
+        held_out.NEW_CARDS, held_out.CORRECTED_CARDS, held_out.NETWORKS))
+    assert alone["mape"].tolist() == pytest.approx([scores["mape"][device, 0] for device in alone["device"]], rel=1e-4)
+    assert set(corrected["kind"]) == {"10 of its networks", "50 of its networks"} and set(corrected["n"]) == {70}
+    assert together[["device", "kind", "n"]].to_numpy().tolist() == [[model_file.ANY, "all", 140]]
     assert scores["bias"]["rtx-4090", 0] < -10 < 10 < scores["bias"]["rtx-3090", 0], "one is slower than the other"
 
 

@@ -1,6 +1,7 @@
 """Predict: what work would take, and why.
 
-What a file may import, from the ground up: ``model_file`` (files of models, checked), ``analytic`` (complexity, rooflines, the
+What a file may import, from the ground up: ``model_file`` (a saved model, checked), ``scores`` (the one scorer), ``held_out``
+(rows of held-out predictions beside a model), ``analytic`` (complexity, rooflines, the
 scaling from one CPU to another, checks against second sources), ``learners`` (perceptrons, boosted trees), ``operators`` (the
 time of one kernel), ``networks`` (a network's operators, memory, and what composing them adds), ``power`` (watts of GEMMs,
 joules of networks), ``transfer`` and ``transfer_cpu`` (GPUs and CPUs that were not measured), ``registry`` (the models at
