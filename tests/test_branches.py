@@ -124,16 +124,16 @@ def test_the_answer_is_the_same_each_time_and_says_so(capsys):
     several = [work.captured(networks.network(f"{__name__}:Branches", 4, "8"), "infer").flops for _ in range(2)]
     assert several[0] == several[1]
     assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4"]) == 0
-    assert "its control flow depends on values (test_branches.py, line 37): the branch of random inputs was taken" in \
+    assert "its control flow depends on values (test_branches.py, line 36): the branch of random inputs was taken" in \
         capsys.readouterr().out
     table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
-    assert "values at test_branches.py, line 37 (those of random inputs)" in table["not_modelled"][0]
+    assert "values at test_branches.py, line 36 (those of random inputs)" in table["not_modelled"][0]
     assert (advise.advise(Query(f"{__name__}:Loops", 4, "8"), ["cpu", "t4"]).table["predicted_ms"] > 0).all()
 
 
 @pytest.mark.parametrize(("kind", "words"), [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
-    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 93")])
+    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 92")])
 @pytest.mark.slow
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)

@@ -336,7 +336,7 @@ def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkey
         yield from drawn
         raise InputError("no new valid point")
 
-    monkeypatch.setattr(points.spaces, "several", few)
+    monkeypatch.setattr(points.spaces, "sample_families", few)
     shared = shared_points("activation")
     assert list(iter(lambda: taken(shared), None)) == drawn and shared.last_invalid == "no new valid point"
     drawn.clear()

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import held_out
-from lib.predict.composed import model_file, older_scores
+from lib.predict.composed import model_file
 from lib.predict.composed.features import Condition, version
 from lib.predict.composed.model_file import ANY
 from lib.predict.composed.training import Cases
@@ -92,10 +92,7 @@ def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
     """
     model = (folder or model_file.FOLDER) / f"{device}.json"
     path = held_out.path_of(model)
-    if path.is_file():
-        return _scores(model, what, path.stat().st_mtime_ns)
-    lines = older_scores.of_device(device, model.parent)
-    return lines[lines["what"] == what]
+    return _scores(model, what, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=[*_KEYS, "half"])
 
 
 @cache

@@ -14,7 +14,6 @@ from lib.predict.operators.chip import Chip
 
 FOLDER = paths.REFERENCE / "models" / "composed"
 ANY = "any-card"  # what cards share, for those without a model of their own
-CURVE = "new_cards.csv"  # how wrong that is of a card left out, and with a few of its networks
 RETRAIN = "train it again with: python -m lib models --train timm"
 
 
