@@ -11,7 +11,7 @@ from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.composed import evaluation
 from lib.predict.networks import kinds
-from lib.predict.operators.validation import score
+from lib.predict.scores import score
 from lib.progress import track
 
 _TORCH = {"infer rtx-3090": "2.4.0", "infer rtx-4090": "2.4.0", "infer rtx-pro-6000-max-q": "2.9.1",

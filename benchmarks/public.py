@@ -14,7 +14,8 @@ from lib.config.definitions import load_devices
 from lib.measure import importers
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.validation import score, shapes_of, usable
+from lib.predict.operators.validation import shapes_of, usable
+from lib.predict.scores import score
 
 SHARED = paths.ROOT.parent / "shared" / "data"
 MOST = 1_000_000  # rows of a table

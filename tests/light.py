@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 
 from lib.errors import InputError
@@ -70,7 +71,8 @@ def kill(job):
 
 
 def freeze(job):
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # to this thread: a signal to the process may stop another one first, and the job would end well meanwhile
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def chatter(job, count, path=None, pause_s=0.0):

@@ -15,7 +15,8 @@ from lib.predict.evaluation import baselines, learning
 from lib.predict.operators import augmentation, cost_model, fitting, inputs
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import conformal, score, shapes_of, usable
+from lib.predict.operators.validation import conformal, shapes_of, usable
+from lib.predict.scores import score
 from lib.studies.cost_model import study, tables
 from lib.work.graph import spaces
 from tests import refused

@@ -13,7 +13,7 @@ from torchvision.models.resnet import BasicBlock
 from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting, resident
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import score
+from lib.predict.scores import score
 from lib.work.graph import capture, ops
 from tests import refused
 

@@ -19,7 +19,8 @@ from lib.predict.networks.calibration import LEAST_NETWORKS
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
-from lib.predict.operators.validation import score, worse
+from lib.predict.operators.validation import worse
+from lib.predict.scores import score
 from lib.predict.transfer_cpu import CALIBRATED, CPU
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config

@@ -13,7 +13,8 @@ from scipy import optimize, stats
 
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import SUM, TERMS, Composition
-from lib.predict.operators.validation import COVER, score
+from lib.predict.operators.validation import COVER
+from lib.predict.scores import score
 from lib.work.graph.ops import MODES
 
 LEAST_NETWORKS = 2

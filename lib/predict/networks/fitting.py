@@ -14,7 +14,8 @@ from lib.errors import InputError
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import KINDS, MAPPED, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum
-from lib.predict.operators.validation import half_interval, score
+from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score
 
 WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
 SPREADS = (0.05, 0.1, 0.2)  # of the log of a kind's factor about the common one; chosen by families left out

@@ -11,7 +11,8 @@ from lib.predict.networks.composition import Composition
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import half_interval, score
+from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score
 
 # first use of libraries (1 or 0), weights and inputs, peak of tensors by mode, all blocks of a pass
 TERMS = ("first_use", "weights_mb", "infer_peak_mb", "train_peak_mb", "blocks_mb")

@@ -15,7 +15,8 @@ import pandas as pd
 from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate
-from lib.predict.operators.validation import conformal, score
+from lib.predict.operators.validation import conformal
+from lib.predict.scores import score
 from lib.work.training import PHASES
 
 PARTS = PHASES

@@ -12,7 +12,8 @@ from lib.predict.learners import mlp
 from lib.predict.model_file import NotNegative, require
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
-from lib.predict.operators.validation import half_interval, score
+from lib.predict.operators.validation import half_interval
+from lib.predict.scores import score
 
 TERMS = ["flops", "bytes", "trained", "input", "step"]
 FEATURES = ["flops", "bytes", "intensity", "weights", "operators", "batch", "fresh"]

@@ -12,7 +12,8 @@ from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import LEAST_ROWS
 from lib.predict.operators.parts import Part
-from lib.predict.operators.validation import conformal, folds, score, shapes_of, usable
+from lib.predict.operators.validation import conformal, folds, shapes_of, usable
+from lib.predict.scores import score
 
 _SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
            "groups", "working", "log_served", "over_served")  # the features over which a correction is smooth

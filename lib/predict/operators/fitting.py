@@ -18,7 +18,8 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import FAMILY, Interval, Part
 from lib.predict.operators.regressors import Boosted, Rates, Regressor, Student, nonnegative_rates, weights
-from lib.predict.operators.validation import FOLDS, conformal, folds, score, shapes_of, usable
+from lib.predict.operators.validation import FOLDS, conformal, folds, shapes_of, usable
+from lib.predict.scores import score
 from lib.progress import track
 
 LEAST_ROWS = 40

@@ -6,6 +6,7 @@ averaged, and one small network is distilled from both (Hinton et al., 2015), so
 is a few arrays.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,7 +70,7 @@ def one_hot(known: dict[str, list[float]], names: list[str], x: np.ndarray) -> n
 
 
 @dataclass
-class Regressor:
+class Regressor(ABC):
     """Physical rates, the costs of terms in ms, and by what factor the time departs from their sum."""
 
     terms: list[str]
@@ -79,9 +80,9 @@ class Regressor:
         """Refuse costs that are not those of the terms."""
         require(len(self.terms) == len(self.costs) > 0, f"{len(self.terms)} terms have {len(self.costs)} costs")
 
+    @abstractmethod
     def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return log factors (n) for the terms' shares, features (n, names) and whether each row is out of range."""
-        raise NotImplementedError
 
     def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return times in ms for terms (n, terms), features (n, names) and whether each row is out of range (n)."""

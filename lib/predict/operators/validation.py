@@ -8,7 +8,6 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.statistics import VERDICTS
 from lib.predict.operators import features
-from lib.predict.scores import score  # noqa: F401 - the scorer of all trainers
 
 COVER = 0.9
 FOLDS = 5

@@ -17,9 +17,10 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.fitting import held_out
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Boosted
-from lib.predict.operators.validation import FOLDS, conformal, folds, score
+from lib.predict.operators.validation import FOLDS, conformal, folds
 from lib.predict.power.features import frames
 from lib.predict.power.model import PowerModel, path_of
+from lib.predict.scores import score
 from lib.progress import track
 from lib.tables import columns
 
