@@ -62,6 +62,12 @@ def test_points_are_as_large_as_their_type_of_device_allows(device):
     assert (SWEEPS.limits.cpu.most_flops, SWEEPS.limits.cpu.most_bytes) == (1.6e10, 5e8)
 
 
+def test_a_sweep_that_is_soon_over_has_a_point_of_each_family():
+    families_drawn = {config.op for config, _ in itertools.islice(
+        spaces.sample_families(list(SWEEPS.spaces), SWEEPS, 0, device="cuda:0"), len(SWEEPS.spaces))}
+    assert families_drawn == set(SWEEPS.spaces)
+
+
 def test_every_parameter_of_every_family_has_a_column():
     named = {column.name for column in tables.PARAMETERS}
     for family in families.families().values():

@@ -256,12 +256,13 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
 
 def sample_families(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
             device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
-    """Draw from several families in turn, each as often as its weight says; of n shards, see ``sample``."""
+    """Draw from several families: each once, then each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
     limits = getattr(sweeps.limits, device.partition(":")[0])
     draws = {op: sample(op, sweeps.spaces[op], limits, seed + number, dtype, device, shard)
              for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
+    yield from (next(draw) for draw in draws.values())  # a sweep that is soon over has a point of each
     while True:
         yield next(draws[generator.choices(ops, weights)[0]])
 
