@@ -9,8 +9,8 @@ from lib.errors import InputError
 from lib.measure.published import whole_networks
 from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
-from lib.predict.composed import evaluation
-from lib.predict.networks import kinds
+from lib.predict.cards import learning
+from lib.predict.networks import architectures
 from lib.predict.scores import score
 from lib.progress import track
 
@@ -26,7 +26,7 @@ def _medians(table: pd.DataFrame) -> pd.DataFrame:
     """Return the network of median latency of each family of each card: eager, in fp16 under autocast."""
     own = table[(table["precision"] == "amp_fp16") & (table["layout"] == "nchw") & ~table["compiled"].astype(bool)
                 & (table["torch"] == (table["mode"] + " " + table["device"]).map(_TORCH))
-                & ~evaluation.is_final(table["module"])].sort_values("latency_ms")
+                & ~learning.is_final(table["module"])].sort_values("latency_ms")
     families = own.groupby(["device", "mode", "module"])
     medians = own[families.cumcount() == families["network"].transform("size") // 2]
     return medians.groupby(["device", "mode"]).head(MOST)
@@ -45,9 +45,9 @@ def sums(table: pd.DataFrame) -> Iterator[dict]:
             continue
         if abs((work.weight_bytes / 4 - work.input_values) / 1e6 / row["parameters_m"] - 1) < _ALIKE:
             answer = predictors[row["device"]].estimate(work)
-            yield {"device": row["device"], "mode": row["mode"], "network": row["network"], "kind": kinds.of_work(work.table),
-                   "latency_ms": row["latency_ms"], "predicted_ms": answer.predicted_ms, "low_ms": answer.low_ms,
-                   "high_ms": answer.high_ms}
+            yield {"device": row["device"], "mode": row["mode"], "network": row["network"],
+                   "kind": architectures.of_work(work.table), "latency_ms": row["latency_ms"],
+                   "predicted_ms": answer.predicted_ms, "low_ms": answer.low_ms, "high_ms": answer.high_ms}
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
     if TIMM.is_dir():
         whole_networks.bring_in(TIMM)
     try:
-        table = evaluation.tables()
+        table = learning.tables()
     except InputError as error:
         print(f"   skipped: {error}")
         return

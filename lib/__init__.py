@@ -10,9 +10,8 @@ The map of the library, from the ground up. Each package imports only from those
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
                  energy/ power meters                  gpus/ NVML                published/ importers
     predict    what it would take, and why: registry, steps, calibration
-                 analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, memory
-                 composed/ whole networks on GPUs, composed/cards/ cards with few measurements
-                 gains/ layouts and element types      learners/ trees, perceptrons
+                 analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
+                 cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts and joules               evaluation/ scores        trust/ held-out errors
                  advice/ answers to one question or many
     schedule   where it runs: problem, state, energy, bounds

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from lib.predict import held_out
-from lib.predict.composed import families, model_file
-from lib.predict.composed.features import Condition
+from lib.predict.cards import card_errors, card_model
+from lib.predict.cards.features import Condition
 from lib.predict.scores import constants, score, score_by, score_families, score_gains
-from tests.test_composed import EAGER, advised, change
+from tests.test_cards import EAGER, advised, change
 
 LAST, COMPILED = replace(EAGER, layout="nhwc"), replace(EAGER, compiled=True)
 
@@ -22,12 +22,12 @@ def networks(log_ms, log_predicted, condition=EAGER, batch_size=64):
     part = pd.DataFrame({"device": "rtx-4090", "network": numbers.astype(str), "image_size": 224, "module": numbers.astype(str),
                          "batch_size": batch_size, "fold": numbers, "condition": condition.name, "half": 0.2,
                          "kind": "CNN", "log_ms": log_ms, "log_predicted": log_predicted})
-    return families.rows(part, what=held_out.NETWORKS, left_out="families of timm", source="timm", licence="Apache-2.0")
+    return card_errors.rows(part, what=held_out.NETWORKS, left_out="families of timm", source="timm", licence="Apache-2.0")
 
 
 def gains(*parts):
     """Return the rows of the one change that there is between networks of several conditions."""
-    ((_, _, rows),) = families.gains(pd.concat(parts, ignore_index=True))
+    ((_, _, rows),) = card_errors.gains(pd.concat(parts, ignore_index=True))
     return rows
 
 
@@ -67,8 +67,8 @@ def test_a_change_is_one_thing_of_one_torch_under_autocast():
     both, bf16 = replace(LAST, compiled=True), replace(COMPILED, precision="amp_bf16")
     several = (EAGER, LAST, COMPILED, both, bf16, replace(LAST, torch="2.4.0"), replace(COMPILED, precision="bf16"),
                replace(LAST, mode="train"))
-    assert set(families.changes(several)) == {(EAGER, LAST), (EAGER, COMPILED), (LAST, both), (COMPILED, both), (EAGER, bf16),
-                                              (bf16, both)}
+    assert set(card_errors.changes(several)) == {
+        (EAGER, LAST), (EAGER, COMPILED), (LAST, both), (COMPILED, both), (EAGER, bf16), (bf16, both)}
     assert [Condition.from_name(condition.name) for condition in several] == list(several)
 
 
@@ -87,8 +87,8 @@ def test_gains_are_quotients_of_two_conditions_scored_by_sign_and_factor_an_imag
 
 def test_networks_that_ran_one_way_alone_tell_no_gain_and_those_measured_again_tell_the_noise():
     ran, again = networks(np.zeros(2), 0), networks(np.log([1.0, 2.0]), 0, replace(EAGER, torch="2.10.0"))
-    assert not list(families.gains(pd.concat([ran, networks(np.zeros(2), 0, LAST).assign(case=["a", "b"])])))
-    (noise,) = families.measured_again(pd.concat([ran, again]))
+    assert not list(card_errors.gains(pd.concat([ran, networks(np.zeros(2), 0, LAST).assign(case=["a", "b"])])))
+    (noise,) = card_errors.measured_again(pd.concat([ran, again]))
     assert score(noise["measured"], noise["predicted"])["mape"] == pytest.approx(50)
     assert set(noise["left_out"]) == {"none: torch 2.10.0 against it"}
 
@@ -97,11 +97,11 @@ def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_pat
     several = [networks(np.zeros(3), 0.1, replace(condition, torch=torch))
                for torch in ("2.9.1", "2.10.0") for condition in (EAGER, LAST)]
     held_out.save(pd.concat(several, ignore_index=True), tmp_path / "rtx-4090.json")
-    assert families.of_change("rtx-4090", EAGER, LAST, tmp_path)["torch"] == "2.9.1"
-    newest = families.of_change("rtx-4090", *(replace(one, torch="2.11.0") for one in (EAGER, LAST)), tmp_path)
+    assert card_errors.of_change("rtx-4090", EAGER, LAST, tmp_path)["torch"] == "2.9.1"
+    newest = card_errors.of_change("rtx-4090", *(replace(one, torch="2.11.0") for one in (EAGER, LAST)), tmp_path)
     assert newest["torch"] == "2.10.0", "the newest that was held out"
-    assert "in 100 % of 3 cases with torch 2.10.0" in families.change_words(newest), "and said to be"
-    assert families.of_change("rtx-4090", EAGER, COMPILED, tmp_path) is None
+    assert "in 100 % of 3 cases with torch 2.10.0" in card_errors.change_words(newest), "and said to be"
+    assert card_errors.of_change("rtx-4090", EAGER, COMPILED, tmp_path) is None
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_pat
 def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, after, left_out):
     gain = change(advised(device, "resnet18"), what)
     assert 0.5 < gain.predicted_gain < 3
-    lines = families.scores(model_file.ANY if "card" in left_out else device, held_out.GAINS)
+    lines = card_errors.scores(card_model.ANY if "card" in left_out else device, held_out.GAINS)
     lines = lines[(lines["before"] == EAGER.how) & (lines["after"] == after.how)]
     scored = lines.sort_values("torch").iloc[-1]
     assert f"with {left_out} left out whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases " \
@@ -123,9 +123,9 @@ def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, 
 def test_every_change_that_is_predicted_has_its_errors_beside_the_models():
     """One without: run python -m lib models --train timm."""
     trained = False
-    for device in model_file.files_of_cards():
-        several = list(families.changes(model_file.of_device(device).conditions))
+    for device in card_model.files_of_cards():
+        several = list(card_errors.changes(card_model.of_device(device).conditions))
         assert several, device
-        assert all(families.of_change(device, *change) for change in several)
+        assert all(card_errors.of_change(device, *change) for change in several)
         trained |= any(before.mode == "train" for before, _ in several)
     assert trained, "of training, too"

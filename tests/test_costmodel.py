@@ -17,7 +17,7 @@ from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import conformal, shapes_of, usable
 from lib.predict.scores import score
-from lib.studies.cost_model import study, tables
+from lib.studies.cost_model import tables
 from lib.work.graph import spaces
 from tests import refused
 
@@ -47,9 +47,6 @@ def test_networks_of_a_gpu_are_in_the_tables_of_06_although_their_heap_is_no_con
                               "latency_ms": 10.0 * (1 + place), "predicted_ms": 10.0, "low_ms": 9.0, "high_ms": 11.0,
                               "outside": 0.0}
                              for number in (1, 2, 3) for place, heap in enumerate(heaps)])
-    predictions = networks.drop_duplicates("network").assign(kind="step", model="mean", family=lambda table: table["network"],
-                                                             what="train 8", predicted_ms=shown_ms)
-    assert study._steps(predictions, networks)[["learner", "n", "mape"]].to_numpy().tolist() == [["mean", 3, 0.0]]
     assert tables.worst(networks)["latency_ms"].tolist() == [shown_ms] * 3
 
 

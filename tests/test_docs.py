@@ -10,7 +10,7 @@ import pytest
 
 from lib import paths, store
 from lib.config import definitions, notebooks
-from lib.predict.composed import families
+from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
@@ -110,7 +110,7 @@ def test_errors_of_gemms_in_16_bits_are_those_of_their_file():
 
 def test_errors_of_networks_on_cards_are_those_of_their_file():
     for card, *cells in rows(ERRORS, "Whole networks on cards"):
-        own = families.scores(card.lower().replace(" ", "-"), "networks")
+        own = card_errors.scores(card.lower().replace(" ", "-"), "networks")
         own = own[own["kind"] == "all"]
         stated = re.findall(r"[\d.]+(?= /)|(?<=/ )[\d.]+", " ".join(re.sub(r"torch [\d.]+", "", cell) for cell in cells))
         present = {f"{value:.1f}" for column in ("mape", "median") for value in own[column]}

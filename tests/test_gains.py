@@ -9,14 +9,14 @@ import pytest
 
 from lib import store
 from lib.measure import archive, machine
-from lib.predict import registry
+from lib.predict import gain_training, registry
 from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.advice.suggestions import changes
-from lib.predict.gains import answers, model, model_file, training
-from lib.predict.gains.model import TERMS
+from lib.predict.networks import gains
+from lib.predict.networks.gains import TERMS
 from lib.predict.scores import score_gains
-from tests.test_composed import advised, answered, change
+from tests.test_cards import advised, answered, change
 from tests.test_published import refused
 
 
@@ -30,10 +30,10 @@ def _rows(count: int = 40) -> tuple[pd.DataFrame, np.ndarray]:
 
 def test_factors_of_kinds_are_found_from_sums_of_networks():
     rows, factors = _rows(120)
-    fitted = model.fit(rows)
+    fitted = gains.fit(rows)
     assert [fitted.ratios[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
-    predicted = model.left_out(rows)
-    scores = training.scores_of(predicted)
+    predicted = gains.left_out(rows)
+    scores = gain_training.scores_of(predicted)
     inside = predicted["measured"].between(predicted["low"], predicted["high"])
     assert scores["coverage"] == pytest.approx(inside.mean() * 100)
     assert scores["mape"] < 5 < scores["constant_mape"]
@@ -42,7 +42,7 @@ def test_factors_of_kinds_are_found_from_sums_of_networks():
     assert low < gain < high
     assert gain == pytest.approx(1 / fitted.ratios[TERMS[0]])
     with refused("four networks or more, not from 3"):
-        model.fit(rows.head(3))
+        gains.fit(rows.head(3))
 
 
 def test_cases_are_paired_with_the_usual_way_and_unusable_ones_are_marked():
@@ -50,7 +50,7 @@ def test_cases_are_paired_with_the_usual_way_and_unusable_ones_are_marked():
     cases = [("a", "fp32", False, 4.0, "stable"), ("a", "fp32", True, 2.0, "stable"), ("a", "bf16", False, 1.0, "stable"),
              ("b", "fp32", False, 4.0, "stable"), ("b", "bf16", False, 4.0, "unusable"), ("c", "bf16", False, 4.0, "stable")]
     table = pd.DataFrame(cases, columns=columns).assign(mode="infer", batch_size=1, status="ok", compiled=False)
-    pairs = training.pairs(pd.concat([table, table.assign(latency_ms=9.0, compiled=True)], ignore_index=True))
+    pairs = gain_training.pairs(pd.concat([table, table.assign(latency_ms=9.0, compiled=True)], ignore_index=True))
     assert pairs[["network", "dtype", "layout", "ratio", "usable"]].to_numpy().tolist() == [
         ["a", "fp32", "channels_last", 0.5, True], ["a", "bf16", "contiguous", 0.25, True],
         ["b", "bf16", "contiguous", 1.0, False]]
@@ -59,16 +59,16 @@ def test_cases_are_paired_with_the_usual_way_and_unusable_ones_are_marked():
 def test_unusable_rows_teach_nothing_and_are_scored_apart():
     rows = _rows()[0].assign(mode="infer", dtype="bf16", layout="contiguous")
     spoiled = pd.concat([rows, rows.head(3).assign(ratio=50.0, usable=False)], ignore_index=True)
-    ((_, clean, _),), ((way, gain, predicted),) = training.learned(rows), training.learned(spoiled)
+    ((_, clean, _),), ((way, gain, predicted),) = gain_training.learned(rows), gain_training.learned(spoiled)
     assert gain.ratios == clean.ratios
     assert (gain.scores["n"], gain.scores["every_row_n"]) == (40, 43)
     assert gain.scores["every_row_mape"] > 2 * gain.scores["mape"]
-    written = training.table("machine", way, predicted.assign(batch_size=1))
+    written = gain_training.table("machine", way, predicted.assign(batch_size=1))
     assert score_gains(written[written["usable"]])["mape"] == pytest.approx(gain.scores["mape"]), "anybody can recompute it"
 
 
 def test_noise_is_how_far_the_ratios_of_two_visits_differ(tmp_path):
-    lines = training.campaign().with_name("visits.jsonl").read_text().splitlines()
+    lines = gain_training.campaign().with_name("visits.jsonl").read_text().splitlines()
     visit = next(one for one in map(json.loads, lines) if one["network"] == "timm:lcnet_050")
     visit["results"] = [one for one in visit["results"] if (one["case"]["mode"], one["case"]["batch_size"]) == ("infer", 1)
                         and not (one["case"]["channels_last"] and one["case"]["dtype"] == "bf16")]
@@ -78,22 +78,22 @@ def test_noise_is_how_far_the_ratios_of_two_visits_differ(tmp_path):
             result["samples_ms"] = [ms * 1.2 for ms in result["samples_ms"]]
     path = tmp_path / "visits.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in ({**visit, "round": 0}, again)))
-    noise = training.noise(path)
+    noise = gain_training.noise(path)
     assert noise["infer", "bf16", "contiguous"] == pytest.approx(100 * np.log(1.2))
     assert noise["infer", "fp32", "channels_last"] == pytest.approx(0)
 
 
 @pytest.mark.slow
 def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gains():
-    shipped, path = model_file.shipped(), training.campaign()
-    pairs = training.pairs(store.read(path, "networks")).query("usable")
+    shipped, path = gains.shipped(), gain_training.campaign()
+    pairs = gain_training.pairs(store.read(path, "networks")).query("usable")
     assert shipped.machine == path.parents[2].name
     assert {(way.mode, way.dtype, way.layout): gain.networks for way, gain in shipped.ways.items()} == \
         pairs.groupby(["mode", "dtype", "layout"])["network"].nunique().to_dict()
     some = pairs[pairs["network"].isin(["mobilenet_v3_small", "squeezenet1_1", "timm:lcnet_050"]) & (pairs["mode"] == "infer")]
     inside = []
-    for row in training.with_terms(some.reset_index(drop=True)).to_dict("records"):
-        way = shipped.ways[model.Way(row["mode"], row["dtype"], row["layout"])]
+    for row in gain_training.with_terms(some.reset_index(drop=True)).to_dict("records"):
+        way = shipped.ways[gains.Way(row["mode"], row["dtype"], row["layout"])]
         _, low, high = way.of(np.array([row[name] for name in TERMS]))
         inside.append(low <= 1 / row["ratio"] <= high)
     assert len(inside) >= 12
@@ -101,7 +101,7 @@ def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gain
 
 
 def test_scores_beat_a_constant_gain_in_every_way_of_inference_and_training():
-    for gain in model_file.shipped().ways.values():
+    for gain in gains.shipped().ways.values():
         assert gain.scores["mape"] < gain.scores["constant_mape"]
         assert 80 <= gain.scores["coverage"] <= 100
 
@@ -109,7 +109,7 @@ def test_scores_beat_a_constant_gain_in_every_way_of_inference_and_training():
 @pytest.fixture
 def same_cpu(monkeypatch):
     """Have this machine compute bf16 by the instructions of the networks that were measured."""
-    monkeypatch.setattr(machine, "bf16_instructions", lambda: model_file.shipped().bf16_instructions)
+    monkeypatch.setattr(machine, "bf16_instructions", lambda: gains.shipped().bf16_instructions)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
     captured, predictor = squeezenet
     monkeypatch.setattr(machine, "bf16_instructions", lambda: ())
     with refused("amx_bf16, avx512_bf16, and this one has neither"):
-        answers.answer(captured.work(), predictor.model, "bf16", "contiguous")
+        gains.answer(captured.work(), predictor.model, "bf16", "contiguous")
     by_name = {one.what: one for one in changes(captured, predictor)}
     assert np.isnan(by_name["bf16 (autocast)"].predicted_gain)
     assert by_name["bf16 (autocast)"].why.startswith("not predicted: networks were measured in bf16 on a CPU with amx_bf16")
@@ -137,7 +137,7 @@ def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
     with refused("no bf16 model of a device 'cpu'"):
         advise.for_networks(["cpu"], "bf16")
     with refused("no networks were measured on a CPU in fp16 contiguous; there are: bf16"):
-        answers.answer(captured.work(), predictor.model, "fp16", "contiguous")
+        gains.answer(captured.work(), predictor.model, "fp16", "contiguous")
 
 
 @pytest.mark.slow
@@ -167,14 +167,14 @@ def test_libraries_limited_to_older_instructions_have_none_of_bf16(monkeypatch):
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path = tmp_path / "cpu-x.json"
-    whole = json.loads(next(model_file.FOLDER.glob("*.json")).read_text())
+    whole = json.loads(next(gains.FOLDER.glob("*.json")).read_text())
     whole["ways"][0]["ratios"].pop("calls")
     path.write_text(json.dumps(whole))
     with refused("is no file of gains, or is damaged.*--train gains"):
-        model_file.Gains.load(path)
+        gains.Gains.load(path)
 
 
 def test_networks_of_other_layouts_are_not_mixed_with_the_usual_ones():
-    rows = archive.networks(training.campaign().parents[2])
+    rows = archive.networks(gain_training.campaign().parents[2])
     assert len(rows)
     assert not rows["channels_last"].any()

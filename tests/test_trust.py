@@ -16,25 +16,25 @@ from lib.predict import held_out as held_out_rows
 from lib.predict import network_training, registry
 from lib.predict.advice import questions
 from lib.predict.advice.query import CapturedQuery, Query
-from lib.predict.composed import answers as composed_answers
-from lib.predict.composed import families, model_file, rows
-from lib.predict.gains import model_file as cpu_gains
-from lib.predict.networks import kinds, work
+from lib.predict.cards import answers as card_answers
+from lib.predict.cards import card_errors, card_model, rows
+from lib.predict.networks import architectures, work
+from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.transfer_cpu import CALIBRATED
-from lib.predict.trust import held_out, quote
+from lib.predict.trust import errors, quote
 from lib.studies.cost_model import findings, tables
 from lib.work import networks
 from lib.work.networks import Network
-from tests.test_composed import EAGER, answered
+from tests.test_cards import EAGER, answered
 
 CPU = "amd-epyc-2c-ea2da3d4"
-SHIPPED = model_file.FOLDER
+SHIPPED = card_model.FOLDER
 
 
 @pytest.fixture(scope="module")
 def table():
-    return held_out.table()
+    return errors.table()
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,9 @@ def network_of(build):
     (lambda: Attention(8), "hybrid"), (lambda: nn.Sequential(nn.Conv2d(3, 8, 1, 2), nn.ReLU()), "other")])
 def test_kinds_are_of_what_is_computed_and_the_same_of_both_forms_of_work(build, kind):
     network = network_of(build)
-    assert kinds.of_work(work.captured(network, "infer").table) == kind
-    assert kinds.of_work(work.captured(network, "infer", device="cuda:0").table) == kind
-    assert kinds.of_rows(rows.of_network(network)) == kind
+    assert architectures.of_work(work.captured(network, "infer").table) == kind
+    assert architectures.of_work(work.captured(network, "infer", device="cuda:0").table) == kind
+    assert architectures.of_rows(rows.of_network(network)) == kind
 
 
 def test_tokens_alone_make_a_transformer_and_recurrence_none():
@@ -91,16 +91,16 @@ def test_tokens_alone_make_a_transformer_and_recurrence_none():
 
     for build, size, kind in ((lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 16, "transformer"),
                               (lambda: Recurrent(8, 8), 8, "other")):
-        assert kinds.of_work(work.captured(Network("layer", build, (2, 5, size)), "infer").table) == kind
+        assert architectures.of_work(work.captured(Network("layer", build, (2, 5, size)), "infer").table) == kind
 
 
 def test_every_held_out_network_of_a_reference_machine_has_its_kind():
-    """One without: run python -m lib models --train cpu, which writes kinds.csv."""
-    networks_of = held_out.machine_networks(archive.machine_folder(CPU))
+    """One without: run python -m lib models --train cpu, which writes architectures.csv."""
+    networks_of = errors.machine_networks(archive.machine_folder(CPU))
     assert (networks_of["kind"] != "").all()
     for name in ("alexnet", "vit_b_32"):
         captured = work.captured(networks.network(name, 1), "infer")
-        assert set(networks_of.loc[networks_of["network"] == name, "kind"]) == {kinds.of_work(captured.table)}
+        assert set(networks_of.loc[networks_of["network"] == name, "kind"]) == {architectures.of_work(captured.table)}
 
 
 def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table, predicted):
@@ -113,12 +113,12 @@ def test_errors_of_networks_on_a_cpu_are_those_of_its_predictions(table, predict
     inside = usable["latency_ms"].between(usable["low_ms"], usable["high_ms"])
     assert [row[name] for name in ("mape_pct", "bias_pct", "coverage_pct", "n")] == pytest.approx(
         [error.abs().mean() * 100, error.mean() * 100, inside.mean() * 100, len(usable)])
-    assert one(shown, what=held_out.EVERY_NETWORK)["n"] == len(case)
+    assert one(shown, what=errors.EVERY_NETWORK)["n"] == len(case)
     assert of(shown, what="networks")["n"].sum() == 2 * len(usable), "all, and each by its kind"
 
 
 def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
-    unseen = of(held_out.machine_networks(archive.machine_folder(CPU)), memory="default", mode="train")
+    unseen = of(errors.machine_networks(archive.machine_folder(CPU)), memory="default", mode="train")
     unseen, shown = unseen[unseen["verdict"] != "unusable"], of(table, device=CPU, mode="train")
     resident = one(shown, what="resident memory", condition="weights and tensors")["mape_pct"]
     assert resident == pytest.approx((unseen["memory_mb"] / unseen["rss_mb"] - 1).abs().mean() * 100)
@@ -128,10 +128,10 @@ def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
 def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
-    networks_of, composed = families.scores(device, held_out.NETWORKS), model_file.of_device(device)
-    of_families = families.scores(device, held_out.FAMILIES)
-    assert set(networks_of["condition"]) == {condition.name for condition in composed.conditions}
-    for condition, fitted in composed.conditions.items():
+    networks_of, card = card_errors.scores(device, errors.NETWORKS), card_model.of_device(device)
+    of_families = card_errors.scores(device, errors.FAMILIES)
+    assert set(networks_of["condition"]) == {condition.name for condition in card.conditions}
+    for condition, fitted in card.conditions.items():
         own = of(networks_of, condition=condition.name).rename(columns={"kind": "name", "cover": "coverage"})
         of_all, of_kinds = one(own, name="all"), own[own["name"] != "all"]
         for name in ("mape", "median", "bias", "n"):
@@ -150,12 +150,12 @@ def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
 
 
 def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
-    shown, cpu_ways = of(table, what=held_out.GAINS), cpu_gains.shipped()
+    shown, cpu_ways = of(table, what=errors.GAINS), cpu_gains.shipped()
     is_cpu = shown["device"] == cpu_ways.machine
     for name in ("mape", "median", "bias", "coverage"):
         of_files = [gain.scores[name] for gain in cpu_ways.ways.values()]
         assert sorted(shown[f"{name}_pct"][is_cpu]) == pytest.approx(sorted(of_files), rel=1e-4), "rows give the model's scores"
-    cards = pd.concat(families.scores(device, held_out.GAINS) for device in model_file.files_of_cards())
+    cards = pd.concat(card_errors.scores(device, errors.GAINS) for device in card_model.files_of_cards())
     assert shown["mape_pct"][~is_cpu].tolist() == cards["mape"].tolist()
     assert "fp32 contiguous to bf16 channels_last" in set(shown["condition"][is_cpu])
     assert tables.gains(table)["n"].tolist() == shown["n"].tolist()
@@ -163,17 +163,17 @@ def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
 
 def test_an_interval_comes_from_the_other_folds():
     error, fold = np.random.default_rng(0).normal(0, 0.1, 1000), np.arange(1000) % 5
-    assert 87 < (np.abs(error) <= families.fold_halves(error, fold)).mean() * 100 < 93
+    assert 87 < (np.abs(error) <= card_errors.fold_halves(error, fold)).mean() * 100 < 93
     error[fold == 0] *= 10
-    half = families.fold_halves(error, fold)
+    half = card_errors.fold_halves(error, fold)
     assert (np.abs(error) <= half)[fold == 0].mean() < 0.5, "its own errors would have made its interval wide"
 
 
 def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
     fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
     error = np.random.default_rng(1).normal(0, np.where(kind == "CNN", 0.05, 0.2))
-    half, halves = families.intervals(error, fold, kind)
-    covered, together = np.abs(error) <= half, np.abs(error) <= families.fold_halves(error, fold)
+    half, halves = card_errors.intervals(error, fold, kind)
+    covered, together = np.abs(error) <= half, np.abs(error) <= card_errors.fold_halves(error, fold)
     assert {name: halves[name] for name in halves if name != "all"} == pytest.approx(
         {"CNN": 1.645 * 0.05, "hybrid": 1.645 * 0.2}, rel=0.1)
     assert all(87 < covered[kind == name].mean() * 100 < 93 for name in ("CNN", "hybrid"))
@@ -181,34 +181,34 @@ def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
 
 
 def test_the_interval_of_an_answer_is_that_of_its_kind(tmp_path):
-    composed, of_all = model_file.of_device("rtx-4090"), model_file.of_device("rtx-4090").conditions[EAGER].half
-    of_hybrids = families.half_of("rtx-4090", EAGER, "hybrid")
+    card, of_all = card_model.of_device("rtx-4090"), card_model.of_device("rtx-4090").conditions[EAGER].half
+    of_hybrids = card_errors.half_of("rtx-4090", EAGER, "hybrid")
     for build, half in ((mixer, of_all), (lambda: Attention(8), of_hybrids)):
-        answer = composed_answers.answer(composed, rows.of_network(network_of(build)), 256, EAGER)
+        answer = card_answers.answer(card, rows.of_network(network_of(build)), 256, EAGER)
         assert answer.high_ms / answer.predicted_ms == pytest.approx(math.exp(half))
     assert of_hybrids != of_all
-    assert families.half_of("rtx-4090", EAGER, "other") is None
-    assert families.half_of("rtx-4090", EAGER, "CNN", tmp_path) is None
+    assert card_errors.half_of("rtx-4090", EAGER, "other") is None
+    assert card_errors.half_of("rtx-4090", EAGER, "CNN", tmp_path) is None
 
 
 @pytest.mark.parametrize(("name", "message"), [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
 def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
-    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     with pytest.raises(InputError, match=message):
-        list(held_out.of_final_set() if "final" in name else held_out.of_card(model_file.of_device("rtx-4090", SHIPPED)))
+        list(errors.of_final_set() if "final" in name else errors.of_card(card_model.of_device("rtx-4090", SHIPPED)))
 
 
 def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
-    final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=held_out.FINAL)
+    final, shown = pd.read_csv(SHIPPED / "final.csv"), of(table, what=errors.FINAL)
     assert shown[["mape_pct", "coverage_pct"]].to_numpy().tolist() == final[["mape", "coverage"]].to_numpy().tolist()
-    assert shown["condition"].iloc[0] == held_out.condition_of_card(final["condition"][0])
-    for what, kinds_of in ((held_out.NEW_CARDS, {"all"}), (held_out.CORRECTED_CARDS, {
+    assert shown["condition"].iloc[0] == errors.condition_of_card(final["condition"][0])
+    for what, kinds_of in ((errors.NEW_CARDS, {"all"}), (errors.CORRECTED_CARDS, {
             f"{number} of its networks" for number in (10, 20, 50)})):
-        shown, scored = of(table, what=what), families.scores(model_file.ANY, what)
+        shown, scored = of(table, what=what), card_errors.scores(card_model.ANY, what)
         assert shown["mape_pct"].tolist() == scored["mape"].tolist()
         assert set(shown["kind"]) == kinds_of
-    shared = of(table, device=model_file.ANY, what="networks")
+    shared = of(table, device=card_model.ANY, what="networks")
     assert set(shared["kind"]) == {"all"}
     assert set(shared["left_out"]) == {"each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm"}
 
@@ -221,7 +221,7 @@ def test_parts_of_models_of_operators_have_their_scores(table):
 
 
 def test_the_weakest_come_first_each_by_its_worst_condition(table):
-    shown = held_out.weakest_first(table)
+    shown = errors.weakest_first(table)
     assert shown["mape_pct"].is_monotonic_decreasing
     assert not shown.duplicated(["device", "what", "kind", "mode"]).any()
     how = {"device": "rtx-4090", "what": "networks"}
@@ -240,13 +240,13 @@ def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
 
 def test_a_kind_of_few_is_quoted_with_all_kinds_and_one_of_none_by_them():
     item = SimpleNamespace(table=work.captured(network_of(mixer), "infer").table, mode="infer")
-    predictor = SimpleNamespace(composed=model_file.of_device("rtx-4090"))
+    predictor = SimpleNamespace(card=card_model.of_device("rtx-4090"))
     several = quote.quote(predictor, item, Estimate(1.0, 1.0, 1.0, 0.0, Provenance(condition=EAGER), pd.DataFrame))
     assert several.numbers["n"] == 3
     assert "other networks on rtx-4090, infer, eager" in several.words
-    of_all = one(families.scores("rtx-4090", held_out.NETWORKS), kind="all", condition=EAGER.name)
+    of_all = one(card_errors.scores("rtx-4090", errors.NETWORKS), kind="all", condition=EAGER.name)
     assert f"(few; all kinds: MAPE {of_all['mape']:.1f} %" in several.words
-    of_kinds = [row for row in held_out.of_card(predictor.composed, EAGER) if row["kind"] != "other"]
+    of_kinds = [row for row in errors.of_card(predictor.card, EAGER) if row["kind"] != "other"]
     of_none = quote._of_kind(of_kinds, "other").words
     assert of_none.startswith("no other network was held out; all networks on rtx-4090, infer, eager")
 
@@ -321,7 +321,7 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gp
     assert given.words.startswith("no network was measured there; of its operators, by share of the time: ")
     assert "convolution forward" in given.words
     assert "shapes, in folds, their place in the published table known (neusight)" in given.words
-    assert held_out.of_part(t4.model, "memory forward")["left_out"] == "shapes, in folds"
+    assert errors.of_part(t4.model, "memory forward")["left_out"] == "shapes, in folds"
     assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
 
 
@@ -333,7 +333,7 @@ def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
     assert mine["mape"] < borrowed["mape"]
     assert borrowed == any_gpu.parts["gemm forward"].scores
     assert same == mine, "the card itself, in bf16"
-    shown = [held_out.of_part(model, "gemm forward") for model in (own, other, alike)]
+    shown = [errors.of_part(model, "gemm forward") for model in (own, other, alike)]
     assert [row["left_out"] for row in shown] == ["shapes, in folds", "GPUs, one after another", "shapes, in folds"]
     assert shown[1]["device"] == "l40s"
 
@@ -360,16 +360,16 @@ def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_fami
     captures = {("a", 8): rows.of_network(network_of(mixer)), ("b", 8): rows.of_network(network_of(lambda: nn.Conv2d(3, 8, 3)))}
     part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4})
     log_predicted = np.where(part["module"] == "c", math.log(1.5), 0.0)
-    predictions = families.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
+    predictions = card_errors.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
                                  {"m": 0, "c": 1}, captures, "timm", "MIT")
     held_out_rows.save(predictions, tmp_path / "card.json")
     pd.testing.assert_frame_equal(held_out_rows.load(tmp_path / "card.json"), store.read(tmp_path / "card.parquet", "held_out"))
-    by_kind, by_family = (families.scores("card", what, tmp_path) for what in (held_out.NETWORKS, held_out.FAMILIES))
+    by_kind, by_family = (card_errors.scores("card", what, tmp_path) for what in (errors.NETWORKS, errors.FAMILIES))
     assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})
     assert by_family.set_index("kind")["mape"].to_dict() == pytest.approx({"c": 50, "m": 0})
     one_fold = one(by_kind, kind="CNN")
     assert (one_fold["bias"], one_fold["cover"]) == (pytest.approx(50), 0), "the other fold has no error at all"
-    assert families.half_of("card", EAGER, "all", tmp_path) == pytest.approx(math.log(1.5))
+    assert card_errors.half_of("card", EAGER, "all", tmp_path) == pytest.approx(math.log(1.5))
 
 
 def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():
@@ -391,7 +391,7 @@ def test_kinds_are_of_the_works_that_were_captured_for_the_terms(monkeypatch):
 
 
 def test_errors_and_coverage_of_flagged_answers_are_means_over_answers():
-    flagged = held_out.FLAGGED[held_out.NETWORKS]
+    flagged = errors.FLAGGED[errors.NETWORKS]
     rows_of = pd.DataFrame({"what": flagged, "n": [1, 99], "coverage_pct": [0.0, 100.0], "mape_pct": [300.0, 10.0]})
     assert findings._flagged(rows_of) == [
-        {"what": held_out.NETWORKS, "n": 100, "coverage_pct": 99, "mape_pct": pytest.approx(12.9)}]
+        {"what": errors.NETWORKS, "n": 100, "coverage_pct": 99, "mape_pct": pytest.approx(12.9)}]

@@ -111,7 +111,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         from lib.config.definitions import load_devices
         from lib.measure import machine
         from lib.predict import registry
-        from lib.predict.composed.cards import few_networks
+        from lib.predict.cards import calibration
 
         given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
         unused = [option for option, value in given.items() if value is not None]
@@ -124,7 +124,7 @@ def _calibrate(options: argparse.Namespace) -> int:
                 raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
                                  "or an id of params/devices.yaml")
             device = registry.vendor_of(machine.device_name(where))
-        print(few_networks.summary(few_networks.calibrate(device, options.networks)))
+        print(calibration.summary(calibration.calibrate(device, options.networks)))
         return 0
     from lib.predict import calibrate
 
@@ -137,12 +137,12 @@ def _models(options: argparse.Namespace) -> int:
     from lib.predict.evaluation import evaluate, models_at_hand
 
     if options.errors:
-        from lib.predict.trust import held_out
+        from lib.predict.trust import errors
 
         if options.train:
             raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
-        rows = held_out.table()
-        rows = held_out.weakest_first(rows[rows["what"] != held_out.FAMILIES])
+        rows = errors.table()
+        rows = errors.weakest_first(rows[rows["what"] != errors.FAMILIES])
         print(rows.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         return 0
 
@@ -154,23 +154,22 @@ def _models(options: argparse.Namespace) -> int:
             print(f"{path}\n{scores.to_string(index=False, float_format=lambda value: f'{value:.1f}')}\n")
         return 0
     if options.train == "cpu":
-        print(evaluate.evaluate(quick=options.quick)["scores"].to_string(index=False))
+        print(evaluate.evaluate(quick=options.quick).to_string(index=False))
     elif options.train == "power":
         from lib.predict.power import training
 
         print(training.ship(quick=options.quick).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
     elif options.train == "timm":
-        from lib.predict.composed import evaluation
-        from lib.predict.composed.cards import new_cards
+        from lib.predict.cards import learning, unseen_cards
 
-        table, captures, reasons = evaluation.material()
-        for scores in (evaluation.ship(table, captures), new_cards.ship(table, captures, *evaluation.SOURCE)):
+        table, captures, reasons = learning.material()
+        for scores in (learning.ship(table, captures), unseen_cards.ship(table, captures, *learning.SOURCE)):
             print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
     elif options.train == "gains":
-        from lib.predict.gains import training as gains
+        from lib.predict import gain_training
 
-        print(gains.ship().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        print(gain_training.ship().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
     elif options.train in ("neusight", "aiconfigurator"):
         evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
     elif options.train:

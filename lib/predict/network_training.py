@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
-from lib.predict.networks import composition, fitting, kinds, resident, work
+from lib.predict.networks import architectures, composition, fitting, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS, Learned
 from lib.predict.networks.sums import LEAST_NETWORKS
@@ -50,8 +50,8 @@ def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int
 def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     """Return networks that were measured end to end (a table ``networks``) with what the model predicts of their operators.
 
-    Columns beside those of ``networks``: ``family, tuning``, ``kind`` (``kinds.of_work``), ``first_use``, whether it is what
-    its process measured first, in the order of the table, PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
+    Columns beside those of ``networks``: ``family, tuning``, ``kind`` (``architectures.of_work``), ``first_use`` (whether its
+    process measured it first, in the order of the table), PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
     memory_mb, peak_mb, blocks_mb``.
     """
     measured, rows = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}
@@ -69,7 +69,7 @@ def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
 def _kinds(items: Works) -> dict[str, str]:
     """Return the kind of each network: of its inference, where that was captured."""
     inference_last = sorted(items.items(), key=lambda item: item[0][1] == "infer")
-    return {name: kinds.of_work(item.table) for (name, _, _), item in inference_last}
+    return {name: architectures.of_work(item.table) for (name, _, _), item in inference_last}
 
 
 def kinds_of(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,9 +19,8 @@ from lib.measure import archive, machine
 from lib.predict import transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
-from lib.predict.composed import model_file as model_file_of_networks
-from lib.predict.composed.cards import siblings
-from lib.predict.composed.model_file import Composed
+from lib.predict.cards import card_model
+from lib.predict.cards.card_model import CardModel
 from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.work import Work
@@ -196,9 +195,9 @@ class Predictor:
         return composition.lookup(table)
 
     @cached_property
-    def composed(self) -> Composed | None:
+    def card(self) -> CardModel | None:
         """Give the model of whole networks for this card, or None."""
-        return siblings.of_card(self.kind, self.shipped) if self.model.chip and not self.machine else None
+        return card_model.of_card(self.kind, self.shipped) if self.model.chip and not self.machine else None
 
     @cached_property
     def power(self) -> PowerModel | None:
@@ -381,7 +380,7 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
     files, vendors, reader = model_files(shipped), load_devices(), reader or cache(load)  # one donor serves many GPUs
-    measured = set(model_file_of_networks.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
+    measured = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
     usual = ["cpu", *sorted(({device for device, _ in files} | measured) & set(vendors))]
     predictors = []
     for device in devices or usual:

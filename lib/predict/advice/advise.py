@@ -10,9 +10,8 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.predict import registry, steps, transfer_cpu
 from lib.predict.advice.query import MOST_BORROWED, CapturedQuery, Query
-from lib.predict.composed import answers
-from lib.predict.gains import answers as gains
-from lib.predict.networks import resident, step
+from lib.predict.cards import answers
+from lib.predict.networks import gains, resident, step
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work

@@ -10,11 +10,10 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import steps
-from lib.predict.composed import answers
-from lib.predict.composed import rows as composed_rows
-from lib.predict.composed.features import Condition
-from lib.predict.gains import answers as gains
-from lib.predict.networks import work
+from lib.predict.cards import answers
+from lib.predict.cards import rows as card_rows
+from lib.predict.cards.features import Condition
+from lib.predict.networks import gains, work
 from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
@@ -64,7 +63,7 @@ class CapturedQuery:
         self._works: dict[tuple[int, str], Work] = {}
         self._interpolations: dict[tuple[int, str], Work] = {}
         self._module = cache(lambda: capture.prepared(network))
-        self._rows = cache(lambda: composed_rows.of_network(network, self._module()))
+        self._rows = cache(lambda: card_rows.of_network(network, self._module()))
         in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous"), shipped))
         self._in_fp32 = cache(lambda batch_size: in_fp32().under(batch_size=batch_size))
 
@@ -138,15 +137,15 @@ class CapturedQuery:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Give the rows of work that models of whole networks take, see ``composed.rows``."""
+        """Give the rows of work that models of whole networks take, see ``cards.rows``."""
         return self._rows()
 
     def condition(self, predictor: Predictor) -> Condition | None:
         """Return the measured condition of whole networks that is most like the query; None where there is none."""
         query = self.query
-        if predictor.composed is None or len(query.network().shape) != _IMAGES:
+        if predictor.card is None or len(query.network().shape) != _IMAGES:
             return None
-        return answers.condition_of(predictor.composed, query.dtype, query.mode, query.layout, query.compiled)
+        return answers.condition_of(predictor.card, query.dtype, query.mode, query.layout, query.compiled)
 
     def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
@@ -158,10 +157,10 @@ class CapturedQuery:
             return None
         kernels = cache(lambda: predictor.estimate(network))
         plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
-        of_other_cards = predictor.composed.under(condition).conditions[condition].basis == "others"
+        of_other_cards = predictor.card.under(condition).conditions[condition].basis == "others"
         if plain and of_other_cards and kernels().provenance.borrowed <= MOST_BORROWED:
             return None
-        answer = answers.answer(predictor.composed, composed_rows.of_passes(self.rows), network.batch_size, condition)
+        answer = answers.answer(predictor.card, card_rows.of_passes(self.rows), network.batch_size, condition)
         unbounded = network.uncounted or (not network.table["covered"].all() and math.isinf(kernels().high_ms))
         return Estimate(answer.predicted_ms, answer.low_ms, math.inf if unbounded else answer.high_ms, float(answer.outside),
                         Provenance(answer.origins, condition=condition), lambda: kernels().operators)

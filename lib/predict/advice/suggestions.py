@@ -13,7 +13,7 @@ from lib.measure import archive, machine
 from lib.predict import registry
 from lib.predict.advice.advise import Advice, memory_of, passes_of, source_of
 from lib.predict.advice.query import CapturedQuery
-from lib.predict.composed import answers
+from lib.predict.cards import answers
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.registry import Predictor
@@ -71,7 +71,7 @@ def _learned(captured: CapturedQuery, predictor: Predictor, change: Change, **ho
     if captured.condition(predictor) is None:
         return change
     before = {name: getattr(captured.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    gain = answers.gain(predictor.composed, captured.rows, captured.batch_size, before, {**before, **how})
+    gain = answers.gain(predictor.card, captured.rows, captured.batch_size, before, {**before, **how})
     return replace(change, predicted_gain=gain[0], why=gain[1]) if gain else change
 
 

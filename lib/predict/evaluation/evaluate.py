@@ -1,9 +1,7 @@
 """The full evaluation of a reference machine's models, written beside its data: what the notebook and the report show."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,20 +10,21 @@ from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import network_training, registry, training
-from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks, training_steps
+from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import PARTS, TERMS
-from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
-from lib.predict.operators.cost_model import CostModel
 from lib.predict.scores import OUTSIDE, score_by
 from lib.predict.training import CPU, Target
-from lib.predict.trust import held_out
+from lib.predict.trust import errors
 from lib.progress import track
 from lib.tables import columns
 
 _SPLIT_SHAPES = "unseen shapes, 5 folds"
 _SPLIT_NETWORKS = "networks never swept, composition learned from other families"
+_NETWORKS = ["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
+             "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside", "looked_up",
+             "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]  # that are published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 
 
@@ -36,24 +35,23 @@ def with_memory(memory: str) -> str:
 
 def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return scores of networks by mode, batch size and way with memory, those that validate alone; and of memory."""
-    networks = held_out.unseen(table).sort_values("memory", ascending=False)
-    rows = held_out.network_rows("", networks)
-    rows = rows[rows["usable"] & ~((rows["what"] == held_out.RESIDENT) & (rows["condition"] != held_out.LEARNED))]
-    timed = rows["what"] == held_out.NETWORKS
+    networks = errors.unseen(table).sort_values("memory", ascending=False)
+    rows = errors.network_rows("", networks)
+    rows = rows[rows["usable"] & ~((rows["what"] == errors.RESIDENT) & (rows["condition"] != errors.LEARNED))]
+    timed = rows["what"] == errors.NETWORKS
     times, memory = rows[timed], rows[~timed].sort_values("mode", kind="stable")
     batch = ", batch " + times["batch_size"].astype(str) + ", "
     times = times.assign(kind="network", family=times["mode"] + batch + times["condition"].map(with_memory))
-    resident = memory["condition"].replace(held_out.LEARNED, "resident")
+    resident = memory["condition"].replace(errors.LEARNED, "resident")
     memory = memory.assign(kind="memory", family=memory["mode"] + ", " + resident)
     scored = score_by(pd.concat([times, memory]), ["kind", "family"])
     return scored.assign(learner="this model").reindex(columns=columns("scores"))
 
 
-def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> dict[str, Any]:
-    """Train the model of a reference machine's device and save it; with ``publish`` write its evaluation beside the data.
+def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> pd.DataFrame:
+    """Train the model of a reference machine's device, save it, and return its scores; ``publish`` them beside its data, too.
 
-    ``folder`` defaults to the first machine with networks. Returns the tables ``scores``, ``networks``, ``steps``,
-    ``predictions`` and the path of the ``model``.
+    ``folder`` defaults to the first machine with networks. Published with the scores are the predictions that they are of.
     """
     folder = folder or training.reference_machine()
     model = training.own_model(folder, target, quick)
@@ -62,10 +60,18 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     networks = network_training.fit_networks(model, folder, target)
     path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
-        return {"scores": scores, "networks": networks, "model": path, "predictions": predictions}
-    works = network_training.works(networks[networks["network"].str.fullmatch(WORKLOADS)], target)
-    steps, scores = write(folder, model, path, scores, predictions, networks, works, quick, target)
-    return {"scores": scores, "networks": networks, "steps": steps, "model": path, "predictions": predictions}
+        return scores
+    scores = pd.concat([scores.assign(kind="operator"), network_scores(networks)],
+                       ignore_index=True).reindex(columns=columns("scores"))
+    facts = {"model": path.name, "sweeps": model.facts["sweeps"], "tuning_networks": list(TUNING),
+             "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick,
+             "target": asdict(target)}
+    published = folder / "predictions"
+    for schema, rows in (("scores", scores), ("predictions", _predictions(predictions, networks))):
+        store.write_meta(store.write(rows, published / f"{schema}.parquet", schema, derived=True), schema, **facts)
+    for name, rows in (("networks", networks[_NETWORKS]), ("kinds", network_training.kinds_of(networks))):
+        files.replace(published / f"{name}.csv", rows.to_csv(index=False).encode())
+    return scores
 
 
 def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]]:
@@ -79,8 +85,8 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     for target in training.targets(folder):
         kind = f"{target.name or 'cpu'} {target.dtype}"
         try:
-            results = evaluate(quick, folder, target, publish=not scores)
-            scores.append(results["scores"].assign(device=target.name or "cpu", dtype=target.dtype))
+            part = evaluate(quick, folder, target, publish=not scores)
+            scores.append(part.assign(device=target.name or "cpu", dtype=target.dtype))
         except InputError as error:
             reasons.append(f"{kind}: {error}")
     if not scores:
@@ -88,35 +94,7 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     return pd.concat(scores, ignore_index=True), reasons
 
 
-def write(folder: Path, model: CostModel, path: Path, scores: pd.DataFrame, predictions: pd.DataFrame, networks: pd.DataFrame,
-          works: Mapping, quick: bool = False, target: Target = CPU) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Write scores, predictions and networks beside a machine's data; return its predicted steps and all scores.
-
-    ``scores`` and ``predictions`` are of operators, see ``baselines.compare``.
-    """
-    workloads = networks[networks["network"].str.fullmatch(WORKLOADS)]
-    steps = training_steps.leave_one_out(workloads, works, model)
-    joined = pd.concat([scores.assign(kind="operator"), network_scores(networks),
-                        training_steps.scores(steps).assign(kind="step", family="W1-W7, leave one workload out")],
-                       ignore_index=True).reindex(columns=columns("scores"))
-    facts = {"model": path.name, "sweeps": model.facts["sweeps"], "tuning_networks": list(TUNING),
-             "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick,
-             "target": asdict(target)}
-    target = folder / "predictions"
-    for schema, table in (("scores", joined), ("predictions", _predictions(predictions, networks, steps))):
-        store.write_meta(store.write(table, target / f"{schema}.parquet", schema, derived=True), schema, **facts)
-    for name, table in (("networks", _networks(networks)), ("kinds", network_training.kinds_of(networks))):
-        files.replace(target / f"{name}.csv", table.to_csv(index=False).encode())
-    return steps, joined
-
-
-def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    return table[["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
-                  "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
-                  "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]]
-
-
-def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
     operators = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
                                model="this model", split=_SPLIT_SHAPES)
     good = networks[~networks["tuning"] & (networks["status"] == "ok")]
@@ -124,13 +102,7 @@ def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame, steps: pd.
     whole = good.assign(kind="network", family=good["network"], what=case, measured_ms=good["latency_ms"],
                         predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
                         relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > OUTSIDE)
-    parts = [operators, whole]
-    if len(steps):
-        case = "train " + steps["batch_size"].astype(str)
-        parts.append(steps.assign(kind="step", family=steps["workload"], what=case, low_ms=np.nan, high_ms=np.nan,
-                                        predicted_gbps=np.nan, model=steps["learner"], split="leave one workload out",
-                                        out_of_range=False))
-    return pd.concat([part[columns("predictions")] for part in parts], ignore_index=True)
+    return pd.concat([part[columns("predictions")] for part in (operators, whole)], ignore_index=True)
 
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:

@@ -12,9 +12,8 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import registry
-from lib.predict.composed import model_file
-from lib.predict.composed.cards import siblings
-from lib.predict.composed.model_file import Composed
+from lib.predict.cards import card_model
+from lib.predict.cards.card_model import CardModel
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
 
@@ -42,7 +41,7 @@ def _files() -> Iterator[tuple[str, str, Callable[[], list[Row]]]]:
                 for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
     for (device, dtype), path in {**registry.model_files(), **machines}.items():
         yield device, dtype, partial(_kernels, path)
-    for device, path in {**model_file.files_of_cards(), **model_file.files_of_cards(siblings.folder())}.items():
+    for device, path in {**card_model.files_of_cards(), **card_model.files_of_cards(card_model.folder())}.items():
         yield device, "fp16", partial(_card, path)
     for path in power_model.model_files():
         yield *registry.key_of(path), partial(_power, *registry.key_of(path))
@@ -54,7 +53,7 @@ def _kernels(path: Path) -> list[Row]:
 
 
 def _card(path: Path) -> list[Row]:
-    model = Composed.load(path)
+    model = CardModel.load(path)
     return [{"dtype": "bf16" if "bf16" in condition.precision else "fp16", "part": f"networks {condition.name}",
              "rows": int(fitted.scores["n"]), **_scores(fitted.scores), "interval ±%": math.expm1(fitted.half) * 100,
              "source": model.source, "licence": model.licence} for condition, fitted in model.conditions.items()]

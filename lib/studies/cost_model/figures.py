@@ -4,22 +4,22 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.predict.networks import kinds
-from lib.predict.trust import held_out
+from lib.predict.networks import architectures
+from lib.predict.trust import errors
 from lib.report.plots import axes, equality, groups, intervals, label_rows, legend
 from lib.report.style import SERIES
 
 _MANY = 10  # networks of a kind, below which its error says little
 _MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
-_OTHER_ERRORS = {held_out.FINAL: ("final set", "x", "#111111"), held_out.NOISE: ("labels", "|", "#7a7a7a")}
+_OTHER_ERRORS = {errors.FINAL: ("final set", "x", "#111111"), errors.NOISE: ("labels", "|", "#7a7a7a")}
 
 
 @needs("errors of held-out networks")
 def trust(rows: pd.DataFrame):
     """Return the errors of held-out networks, a line a device and condition, the worst on top, a mark a kind; hollow: few."""
-    rows = rows.assign(case=held_out.case_of(rows))
-    networks, final = (rows[rows["what"] == what] for what in (held_out.NETWORKS, held_out.FINAL))
-    of_kinds = networks[(networks["kind"] != held_out.ALL) & (networks["n"] >= _MANY)]
+    rows = rows.assign(case=errors.case_of(rows))
+    networks, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FINAL))
+    of_kinds = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
     if of_kinds.empty:
         raise MissingError(f"kinds of {_MANY} networks or more")
     shown = pd.concat([of_kinds, final[final["case"].isin(of_kinds["case"])]])
@@ -30,7 +30,7 @@ def trust(rows: pd.DataFrame):
         part = part[part["case"].isin(order)]
         axis.scatter(part["mape_pct"], order.get_indexer(part["case"]), label=label if len(part) else None, zorder=3, **options)
 
-    for kind, mark, colour in zip(kinds.KINDS, "os^D", SERIES, strict=False):
+    for kind, mark, colour in zip(architectures.KINDS, "os^D", SERIES, strict=False):
         part = networks[networks["kind"] == kind]
         many = part["n"] >= _MANY
         draw(part[~many], kind, marker=mark, s=34, facecolors="white", edgecolors=colour)

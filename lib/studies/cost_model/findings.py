@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.evaluation import evaluate, profiled_steps
-from lib.predict.trust import held_out
+from lib.predict.trust import errors
 from lib.report.sentences import Numbers, extremes, first
 from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation
 from lib.studies.cost_model.tables import case_name
@@ -21,12 +21,12 @@ _APART = 1.5  # times the mean error with a retained heap: the allocator matters
 def trust(rows: pd.DataFrame) -> Numbers:
     """Return the answers to trust least and most, the intervals that hold too little, and the final set.
 
-    ``rows``: ``held_out.table``.
+    ``rows``: ``errors.table``.
     """
-    rows = rows.assign(case=held_out.case_of(rows))
-    networks, families, final = (rows[rows["what"] == what] for what in (held_out.NETWORKS, held_out.FAMILIES, held_out.FINAL))
-    weakest = held_out.weakest_first(networks).query("n >= @_MANY")
-    cases = networks[(networks["kind"] != held_out.ALL) & (networks["n"] >= _MANY)]
+    rows = rows.assign(case=errors.case_of(rows))
+    networks, families, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FAMILIES, errors.FINAL))
+    weakest = errors.weakest_first(networks).query("n >= @_MANY")
+    cases = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
     short = cases[cases["coverage_pct"] < _COVERAGE[0]].sort_values("coverage_pct")
     means = families[families["n"] >= _FEW].groupby("kind")[["mape_pct", "bias_pct"]].mean()
     modes = final.groupby("mode").agg(low=("mape_pct", "min"), high=("mape_pct", "max"), covered_low=("coverage_pct", "min"),
@@ -39,7 +39,7 @@ def trust(rows: pd.DataFrame) -> Numbers:
 
 def _flagged(rows: pd.DataFrame) -> list[Numbers]:
     """Return coverage and error of the answers that were flagged as out of range, of operators and of networks."""
-    parts = ((what, rows[(rows["what"] == name) & (rows["n"] > 0)]) for what, name in held_out.FLAGGED.items())
+    parts = ((what, rows[(rows["what"] == name) & (rows["n"] > 0)]) for what, name in errors.FLAGGED.items())
     names = ("coverage_pct", "mape_pct")
     return [{"what": what, "n": part["n"].sum(), **{name: np.average(part[name], weights=part["n"]) for name in names}}
             for what, part in parts if len(part)]
@@ -91,15 +91,11 @@ def _memory(unseen: pd.DataFrame) -> Numbers:
             "resident_inside": inside.mean() * 100}
 
 
-def steps(scores: pd.DataFrame, whole: pd.DataFrame) -> Numbers:
-    """Return how forward and backward are predicted by each learner, and whole steps whose architecture was left out.
-
-    ``scores``: of the evaluation; ``whole``: predictions of ``profiled_steps``.
-    """
-    passes = scores[scores["kind"] == "step"].sort_values("mape")
+def steps(whole: pd.DataFrame) -> Numbers:
+    """Return how whole steps whose architecture was left out are predicted by each learner (``profiled_steps``)."""
     left_out = whole[whole["split"] == "arch"] if len(whole) else whole
     table = profiled_steps.scores(left_out).sort_values("mape") if len(left_out) else pd.DataFrame(columns=["n"])
-    return {**first(passes, "best_"), "rest": passes.iloc[1:], "whole": table, "runs": table["n"].max(),
+    return {"whole": table, "runs": table["n"].max(),
             "architectures": left_out["arch"].nunique() if len(left_out) else None}
 
 
@@ -120,8 +116,6 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
     numbers |= {f"network, {case_name(row.family)}, coverage": (row.cover, "%", 0.0) for row in networks.itertuples()}
     numbers |= {"operator, least coverage": (operators["cover"].min(), "%", 0.0),
                 "operator, most coverage": (operators["cover"].max(), "%", 0.0)}
-    sums = study.scores[(study.scores["kind"] == "step") & (study.scores["learner"] == "sum of operators")]
-    numbers |= {f"step, {row.learner}, MAPE": (row.mape, "%", _RECOMPUTED) for row in sums.itertuples()}
     if len(study.whole_steps):
         whole = profiled_steps.scores(study.whole_steps)
         numbers |= {f"{row.family}, MAPE": (row.mape, "%", _RECOMPUTED)

@@ -11,7 +11,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import network_training, registry, steps, training
-from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps, training_steps
+from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps
 from lib.predict.networks.composition import PARTS, Composition
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
@@ -19,7 +19,7 @@ from lib.predict.operators import fitting
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.scores import score_by
 from lib.predict.training import CPU, Target
-from lib.predict.trust.held_out import ALLOCATORS
+from lib.predict.trust.errors import ALLOCATORS
 
 OURS = "this model"
 _FAMILIES = {"batched products": "batched GEMM"}  # as older tables have it
@@ -98,7 +98,7 @@ def evaluation(reference: str = "") -> Evaluation:
     networks = _networks(csv_files.frame(folder / "networks.csv"), machine, target)
     published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
     scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
-                        evaluate.network_scores(networks), _steps(predictions, networks)], ignore_index=True)
+                        evaluate.network_scores(networks)], ignore_index=True)
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
             "published predictions and the measured times.")
@@ -142,15 +142,10 @@ def _scores(operators: pd.DataFrame) -> pd.DataFrame:
     return score_by(operators, ["family"], "latency_ms", "_ms").assign(kind="operator", learner=OURS)
 
 
-def _steps(predictions: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores of workload steps by learner."""
-    measured = training_steps.retained(networks[networks["mode"] == "train"])
-    case = "train " + measured["batch_size"].astype(str)
-    labels = pd.Series(measured["latency_ms"].to_numpy(), pd.MultiIndex.from_arrays([measured["network"], case]))
-    rows = predictions[predictions["kind"] == "step"]
-    rows = rows.assign(learner=rows["model"], measured_ms=labels.reindex(
-        pd.MultiIndex.from_frame(rows[["family", "what"]])).to_numpy())
-    return training_steps.scores(rows).assign(kind="step", family="W1-W7, leave one workload out") if len(rows) else rows[[]]
+def retained(networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of processes that retain their heap; all rows where there is none: on a GPU heaps are no condition."""
+    kept = networks[networks["memory"] == "kept"]
+    return kept if len(kept) else networks
 
 
 def reproduced(study: Evaluation) -> pd.DataFrame:
@@ -158,7 +153,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
 
     Only processes that retain their heap: elsewhere a prediction also rests on how this system's allocator behaves.
     """
-    rows = training_steps.retained(study.unseen)
+    rows = retained(study.unseen)
     if rows.empty:
         return rows[_CASE].assign(published_ms=[], shipped_ms=[], same=[])
     rows = rows[rows["network"].isin(rows.nsmallest(_EXAMPLES, "latency_ms")["network"])]

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps, training_steps
-from lib.predict.trust import held_out
-from lib.studies.cost_model.study import ALLOCATORS, OURS
+from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps
+from lib.predict.trust import errors
+from lib.studies.cost_model.study import ALLOCATORS, OURS, retained
 
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
@@ -16,8 +16,8 @@ _CASE = ["network", "mode", "batch_size", "memory"]
 
 def trust(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how wrong whole networks and steps are, the weakest first: of each device, kind and mode the worst condition."""
-    table = held_out.weakest_first(rows[rows["what"].isin((held_out.NETWORKS, held_out.NEW_CARDS, held_out.STEPS))])
-    table["kind"] = table["kind"].where(table["what"] == held_out.NETWORKS, table["what"])
+    table = errors.weakest_first(rows[rows["what"].isin((errors.NETWORKS, errors.NEW_CARDS, errors.STEPS))])
+    table["kind"] = table["kind"].where(table["what"] == errors.NETWORKS, table["what"])
     return table[[*_TRUST, "conditions"]].rename(columns={**_TRUST, "conditions": "of conditions"})
 
 
@@ -30,26 +30,26 @@ def _of(rows: pd.DataFrame, what: tuple[str, ...], without: tuple[str, ...], **n
 def final_set(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of the final set as they fell, beside those of the families left out under the same condition."""
     case = ["device", "mode", "condition"]
-    families = rows[(rows["what"] == held_out.NETWORKS) & (rows["kind"] == held_out.ALL)]
+    families = rows[(rows["what"] == errors.NETWORKS) & (rows["kind"] == errors.ALL)]
     left_out = families[[*case, "mape_pct"]].rename(columns={"mape_pct": "families left out, MAPE %"})
-    return _of(rows, (held_out.FINAL,), ("kind", "source")).merge(left_out, how="left", on=case)
+    return _of(rows, (errors.FINAL,), ("kind", "source")).merge(left_out, how="left", on=case)
 
 
 def every_row(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of networks on CPUs with the rows whose repeats were too far apart to be usable."""
-    return _of(rows, (held_out.EVERY_NETWORK,), ("kind", "left_out", "source"))
+    return _of(rows, (errors.EVERY_NETWORK,), ("kind", "left_out", "source"))
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
-    table = _of(rows.assign(kind=rows["what"]), (held_out.TENSORS, held_out.RESIDENT), ("coverage_pct", "left_out", "source"),
+    table = _of(rows.assign(kind=rows["what"]), (errors.TENSORS, errors.RESIDENT), ("coverage_pct", "left_out", "source"),
                 kind="judged on", condition="predicted")
     return table[["device", "predicted", "judged on", *table.columns.drop(["device", "predicted", "judged on"])]]
 
 
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how wrong the predicted factor of each change is: channels_last, compiling, bf16."""
-    return _of(rows, (held_out.GAINS,), ("kind", "source"), condition="from and to", mape_pct="MAPE of the factor %")
+    return _of(rows, (errors.GAINS,), ("kind", "source"), condition="from and to", mape_pct="MAPE of the factor %")
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
@@ -78,16 +78,10 @@ def case_name(family: str) -> str:
 
 def worst(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
     """Return the predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
-    table = training_steps.retained(networks)
+    table = retained(networks)
     table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
         error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
     return table.sort_values("error_pct", key=abs, ascending=False).head(most)
-
-
-def steps(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores of workload steps by learner."""
-    names = {name: shown for name, shown in _SHOWN.items() if name != "cover"}
-    return scores[scores["kind"] == "step"][["learner", *names]].rename(columns=names)
 
 
 def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:

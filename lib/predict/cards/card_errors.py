@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import held_out
-from lib.predict.composed import model_file
-from lib.predict.composed.features import Condition, version
-from lib.predict.composed.model_file import ANY
-from lib.predict.composed.training import Cases
+from lib.predict.cards import card_model
+from lib.predict.cards.card_model import ANY
+from lib.predict.cards.features import Condition, version
+from lib.predict.cards.fitting import Cases
 from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
-from lib.predict.networks import kinds
+from lib.predict.networks import architectures
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws, score_gains
 
@@ -45,7 +45,7 @@ def table(device: str, conditions: Mapping[Condition, tuple[pd.DataFrame, Cases]
 
 def kinds_of(part: pd.DataFrame, captures: Captures) -> np.ndarray:
     """Return the kind of each network of a table."""
-    return np.array([kinds.of_rows(captures[key]) for key in zip(part["network"], part["image_size"], strict=True)])
+    return np.array([architectures.of_rows(captures[key]) for key in zip(part["network"], part["image_size"], strict=True)])
 
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
@@ -84,13 +84,13 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
 
 
 def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
-    """Return what the rows beside the composed model of a card, or that of ``ANY``, say: a line per ``kind`` and ``condition``.
+    """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
     ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of NETWORKS have
     ``half``, half an interval in log time (NaN: that of all kinds), lines of GAINS the conditions ``before`` and ``after``
     (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows are.
     """
-    model = (folder or model_file.FOLDER) / f"{device}.json"
+    model = (folder or card_model.FOLDER) / f"{device}.json"
     path = held_out.path_of(model)
     return _scores(model, what, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=[*_KEYS, "half"])
 

@@ -13,8 +13,8 @@ import pandas as pd
 from torch import nn
 
 from lib.errors import InputError
-from lib.predict.composed import fusion
-from lib.predict.composed.kinds import CONVOLVING, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
+from lib.predict.cards import fusion
+from lib.predict.cards.operator_kinds import CONVOLVING, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
 from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
@@ -81,9 +81,9 @@ class Precision:
 
     def casts(self, tensors: Iterable[TensorSpec], wide: bool) -> list[TensorSpec]:
         """Return which tensors are cast before an operator that computes in one type; a parameter once a pass."""
-        several = [spec for spec in tensors if self.is_wide(spec) != wide and spec.storage not in self._cached]
-        self._cached |= {spec.storage for spec in several if spec.kind == "parameter"}
-        return several
+        cast = [spec for spec in tensors if self.is_wide(spec) != wide and spec.storage not in self._cached]
+        self._cached |= {spec.storage for spec in cast if spec.kind == "parameter"}
+        return cast
 
 
 class Layouts:
@@ -121,20 +121,10 @@ def _result_is_wide(op: Op, floats: list[TensorSpec], wanted: bool | None, preci
     return any(precision.is_wide(spec) for spec in [spec for spec in floats if spec.shape] or floats)
 
 
-def _traffic(specs: Iterable[tuple[TensorSpec, int, bool, int]], what: str) -> Row:
-    """Sum (tensor, elements, whether it scales, bytes an element) to bytes and elements, those that scale apart."""
-    row = dict.fromkeys((what, f"{what}_once", f"{what}_elements", f"{what}_elements_once"), 0)
-    for _, elements, scales, itemsize in specs:
-        once = "" if scales else "_once"
-        row[f"{what}{once}"] += elements * itemsize
-        row[f"{what}_elements{once}"] += elements
-    return row
-
-
 def _cast_row(spec: TensorSpec, wide: bool, precision: Precision) -> Row:
     elements, scales = elements_of(spec), precision.scales(spec)
-    return {"kind": "cast", "scales": scales, **_traffic([(spec, elements, scales, precision.itemsize(spec))], "read"),
-            **_traffic([(spec, elements, scales, 4 if wide else 2)], "written")}
+    return {"kind": "cast", "scales": scales, **fusion.traffic([(elements, scales, precision.itemsize(spec))], "read"),
+            **fusion.traffic([(elements, scales, 4 if wide else 2)], "written")}
 
 
 def _sources(op: Op) -> list[TensorSpec]:
@@ -145,8 +135,8 @@ def _sources(op: Op) -> list[TensorSpec]:
 
 
 def _results(op: Op) -> list[TensorSpec]:
-    several = [spec for spec in op.outputs if spec.elements]
-    return several[:1] if any(part in op.short for part in _ONE_OUTPUT) else several
+    results = [spec for spec in op.outputs if spec.elements]
+    return results[:1] if any(part in op.short for part in _ONE_OUTPUT) else results
 
 
 def _row(op: Op, precision: Precision, layouts: Layouts, wanted: bool | None, wide: bool, scales: bool) -> Row:
@@ -156,13 +146,13 @@ def _row(op: Op, precision: Precision, layouts: Layouts, wanted: bool | None, wi
 
     kind, sources, results = kind_of(op), _sources(op), _results(op)
     most = max((spec.elements for spec in results), default=0)
-    read = [(spec, min(elements_of(spec), most) if op.short in _TAKES and not place else elements_of(spec),
+    read = [(min(elements_of(spec), most) if op.short in _TAKES and not place else elements_of(spec),
              precision.scales(spec), itemsize(spec)) for place, spec in enumerate(sources)]
-    written = [(spec, elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
+    written = [(elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
                for spec in results]
     image = results[0] if results and len(results[0].shape) == 4 else None  # noqa: PLR2004 - batch, channels, height, width
-    return {"kind": kind, "scales": scales, "flops": float(counts.matrix_flops(op)), **_traffic(read, "read"),
-            **_traffic(written, "written"), "side": image.shape[-1] if image else 0,
+    return {"kind": kind, "scales": scales, "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, "read"),
+            **fusion.traffic(written, "written"), "side": image.shape[-1] if image else 0,
             "strided": not all(map(is_dense, sources[:2])), "wide": wide,
             "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
             **serial(op, bool(op.tensors) and layouts.follows(op.tensors[0]))}
@@ -211,8 +201,8 @@ def of_passes(table: pd.DataFrame) -> pd.DataFrame:
 
 def _table(rows: Iterable[tuple[Mapping[str, Any], str]]) -> pd.DataFrame:
     """Return distinct rows with how often they are called."""
-    several = Counter(tuple(sorted({**row, "stage": stage}.items())) for row, stage in rows)
-    table = pd.DataFrame([{**dict(row), "calls": calls} for row, calls in several.items()], columns=list(COLUMNS))
+    counted = Counter(tuple(sorted({**row, "stage": stage}.items())) for row, stage in rows)
+    table = pd.DataFrame([{**dict(row), "calls": calls} for row, calls in counted.items()], columns=list(COLUMNS))
     numbers = [name for name in COLUMNS if name not in ("kind", "stage")]
     table[numbers] = table[numbers].fillna(0).astype(float)
     return table.assign(kind=pd.Categorical(table["kind"], KINDS), stage=pd.Categorical(table["stage"], STAGES))
@@ -223,17 +213,17 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
 
     ``ready`` is the network where it was prepared in fp32 before.
     """
-    batch = tuple(replace(one, shape=(BATCH, *one.shape[1:])) for one in network.batch)
-    own = replace(network, shape=batch[0].shape, inputs=batch)
-    return of_graph(capture.of_network(own, "infer", device="cuda:0", ready=ready))
+    batch = tuple(replace(given, shape=(BATCH, *given.shape[1:])) for given in network.batch)
+    small = replace(network, shape=batch[0].shape, inputs=batch)
+    return of_graph(capture.of_network(small, "infer", device="cuda:0", ready=ready))
 
 
-def of_several(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
+def of_networks(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
     """Return the rows of networks, each once, as ``build`` gives them of their keys (tuples), and why others have none."""
-    several, reasons = {}, {}
+    captures, reasons = {}, {}
     for key in track(list(dict.fromkeys(keys)), "capture"):
         try:
-            several[key] = of_network(build(*key))
+            captures[key] = of_network(build(*key))
         except InputError as error:
             reasons[" ".join(map(str, key)).strip()] = str(error)
-    return several, reasons
+    return captures, reasons

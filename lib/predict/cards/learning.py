@@ -1,4 +1,4 @@
-"""The composed model of a card from imported tables of whole networks: fitted, and scored on families that were left out."""
+"""Card models learned from imported tables of whole networks, and scored on families that were left out."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +10,11 @@ from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out
-from lib.predict.composed import families, features, model_file, rows, training
-from lib.predict.composed.features import Condition
-from lib.predict.composed.model import Fitted
-from lib.predict.composed.model_file import Composed
-from lib.predict.composed.training import Cases
+from lib.predict.cards import card_errors, card_model, features, fitting, rows
+from lib.predict.cards.card_model import CardModel
+from lib.predict.cards.features import Condition
+from lib.predict.cards.fitting import Cases
+from lib.predict.cards.model import Fitted
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score, score_by
@@ -94,22 +94,22 @@ def left_out(conditions: Measured) -> dict[Condition, np.ndarray]:
         weights = _fit(conditions, {condition: folds != number for condition, folds in fold.items()})
         for condition, (_, measured) in conditions.items():
             test = fold[condition] == number
-            predicted[condition][test] = training.predict(measured, weights)[test]
+            predicted[condition][test] = fitting.predict(measured, weights.of(measured.levels))[test]
     return predicted
 
 
-def _fit(conditions: Measured, keep: Mapping[Condition, np.ndarray]) -> training.Weights:
-    return training.fit({condition.name: measured for condition, (_, measured) in conditions.items()},
+def _fit(conditions: Measured, keep: Mapping[Condition, np.ndarray]) -> fitting.Weights:
+    return fitting.fit({condition.name: measured for condition, (_, measured) in conditions.items()},
                         {condition.name: mask for condition, mask in keep.items()})
 
 
-def fit(device: str, conditions: Measured, predicted: Mapping[Condition, np.ndarray], source: str, licence: str) -> Composed:
-    """Fit the composed model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
+def fit(device: str, conditions: Measured, predicted: Mapping[Condition, np.ndarray], source: str, licence: str) -> CardModel:
+    """Fit the model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
     weights, fitted = _fit(conditions, {condition: np.full(len(part), True) for condition, (part, _) in conditions.items()}), {}
     for condition, (part, measured) in conditions.items():
         half = half_interval(measured.log_ms - predicted[condition])
         fitted[condition] = scored(weights.of(measured.levels), half, part, predicted[condition], measured.log_ms)
-    return Composed(device, fitted, source, licence)
+    return CardModel(device, fitted, source, licence)
 
 
 def scored(weights: np.ndarray, half: float, part: pd.DataFrame, log_predicted: np.ndarray, log_ms: np.ndarray,
@@ -132,10 +132,10 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], p
     """
     keys, stated = list(zip(table["network"], table["image_size"], strict=True)), table["parameters_m"].to_numpy(float)
     merged_keys = [(name + MERGED, size) for name, size in keys]
-    captures, reasons = rows.of_several(keys, _network)
+    captures, reasons = rows.of_networks(keys, _network)
     usual_m = _parameters_m(keys, captures)
     unlike = np.abs(stated - usual_m) > ROUNDED
-    merged_captures, merged_reasons = rows.of_several([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
+    merged_captures, merged_reasons = rows.of_networks([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
     merged_m = _parameters_m(merged_keys, merged_captures)
     merged = unlike & (np.abs(stated - merged_m) < np.abs(stated - usual_m))
     nearer_m = np.where(merged, merged_m, usual_m)
@@ -167,7 +167,7 @@ def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[
 
 
 def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
-    """Train and save the composed model of every card of a table, beside it its predictions of families left out.
+    """Train and save the model of whole networks of every card of a table, beside it its predictions of families left out.
 
     Returns the scores of each condition. Raises InputError for a card with fewer than LEAST networks.
     """
@@ -177,8 +177,8 @@ def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
     tables_of = []
     for device, conditions in cards.items():
         predicted = left_out(conditions)
-        path = fit(device, conditions, predicted, *SOURCE).save(model_file.FOLDER / f"{device}.json")
+        path = fit(device, conditions, predicted, *SOURCE).save(card_model.FOLDER / f"{device}.json")
         fold = fold_of([part for part, _ in conditions.values()])
-        tables_of.append(families.table(device, conditions, predicted, fold, captures, *SOURCE))
+        tables_of.append(card_errors.table(device, conditions, predicted, fold, captures, *SOURCE))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 
 from lib.config.definitions import VendorDevice
-from lib.predict.composed.kinds import COMPUTING, KINDS
-from lib.predict.composed.rows import BATCH
+from lib.predict.cards.operator_kinds import COMPUTING, KINDS
+from lib.predict.cards.rows import BATCH
 from lib.predict.operators.features_gpu import Chip
 
 MOVING_FEATURES = ("one", "over_cache", "in_cache", "strided", "broadcast", "wide", "read_over_written", "odd_side", "side")
@@ -89,8 +89,8 @@ class Condition:
     @property
     def stages(self) -> tuple[str, ...]:
         """Return the stages of rows that run."""
-        several = {"eager": ("always", "eager"), "compiled": ("always", "compiled"), "train": ("always", "eager", "train")}
-        return several[self.way]
+        stages = {"eager": ("always", "eager"), "compiled": ("always", "compiled"), "train": ("always", "eager", "train")}
+        return stages[self.way]
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ def _moving(v: dict[str, np.ndarray], codes: np.ndarray, read: np.ndarray, writt
     over = (read + written) / chip.cache_bytes
     columns = [np.ones_like(over), _log2(over, -6, 6) / 3, _log2(over, -6, 0) / 3, v["strided"], v["broadcast"], v["wide"],
                _log2((read + 1) / (written + 1), -3, 3) / 2, v["side"] % _LANE > 0, _log2(v["side"], 0, 8) / 4]
-    several = np.stack([np.asarray(column, float) for column in columns], 1)
-    several[codes < len(COMPUTING), MOVING_FEATURES.index("strided"):] = 0.0  # of these the other features say it
-    return several
+    features = np.stack([np.asarray(column, float) for column in columns], 1)
+    features[codes < len(COMPUTING), MOVING_FEATURES.index("strided"):] = 0.0  # of these the other features say it
+    return features
 
 
 def _computing(v: dict[str, np.ndarray], codes: np.ndarray, grown: np.ndarray, compute: np.ndarray, move: np.ndarray,

@@ -12,12 +12,11 @@ import pandas as pd
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out
-from lib.predict.composed import evaluation, families, model_file, training
-from lib.predict.composed.cards import adaptation
-from lib.predict.composed.evaluation import Measured, Rows
-from lib.predict.composed.features import Condition, sustained
-from lib.predict.composed.model_file import Composed
-from lib.predict.composed.training import Weights
+from lib.predict.cards import card_errors, card_model, fitting, learning
+from lib.predict.cards.card_model import CardModel
+from lib.predict.cards.features import Condition, sustained
+from lib.predict.cards.fitting import Weights
+from lib.predict.cards.learning import Measured, Rows
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws
 
@@ -30,11 +29,11 @@ OfCards = Mapping[str, Measured]
 def of_cards(table: pd.DataFrame, captures: Rows) -> OfCards:
     """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
     vendors = load_devices()
-    cards = {device: evaluation.cases(table, captures, device, sustained(vendors[device]))
+    cards = {device: learning.cases(table, captures, device, sustained(vendors[device]))
              for device in sorted(set(table["device"]) & set(vendors))}
     cards = {device: conditions for device, conditions in cards.items() if conditions}
     if len(cards) < _LEAST_CARDS:
-        raise InputError(f"{len(cards)} cards have {evaluation.LEAST} networks or more, two are needed to leave one out")
+        raise InputError(f"{len(cards)} cards have {learning.LEAST} networks or more, two are needed to leave one out")
     return cards
 
 
@@ -51,15 +50,15 @@ def _fit(cards: OfCards, iterations: int, place: Mapping[str, int], fold: int | 
             name = f"{device} {condition.name}"
             fitted_to[name] = replace(cases, levels=(*_shared(condition), f"card:{device}", f"exact:{name}"))
             keep[name] = (part["module"].map(place) != fold).to_numpy()
-    return training.fit(fitted_to, keep, iterations)
+    return fitting.fit(fitted_to, keep, iterations)
 
 
 def _folds(cards: OfCards) -> dict[str, int]:
     """Return in which fold each family of all cards lies."""
-    return evaluation.fold_of([part for conditions in cards.values() for part, _ in conditions.values()])
+    return learning.fold_of([part for conditions in cards.values() for part, _ in conditions.values()])
 
 
-def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = training.ITERATIONS) -> pd.DataFrame:
+def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = fitting.ITERATIONS) -> pd.DataFrame:
     """Return a row a network, condition, card and draw: ``networks`` of its own that were used, ``log_predicted, log_ms``.
 
     Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
@@ -67,7 +66,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int
     place, rows = _folds(cards), []
     for device in cards:
         rest = {other: conditions for other, conditions in cards.items() if other != device}
-        for fold in range(evaluation.FOLDS):
+        for fold in range(learning.FOLDS):
             weights = _fit(rest, iterations, place, fold)
             rows += [frame.assign(device=device) for frame in _tested(cards[device], weights, place, fold, networks)]
     if not rows:
@@ -82,15 +81,15 @@ def _tested(conditions: Measured, weights: Weights, place: Mapping[str, int], fo
         if not set(_shared(condition)) <= set(weights.levels):
             continue  # no other card ran so
         start, folds = weights.of(_shared(condition)), part["module"].map(place).to_numpy()
-        test, rest = adaptation.part_of(cases, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
+        test, rest = fitting.part_of(cases, np.flatnonzero(folds == fold)), np.flatnonzero(folds != fold)
         base = part.loc[folds == fold, list(_OF_NETWORKS)].assign(
             log_ms=test.log_ms, condition=condition.name, way=condition.way, fold=fold)
         generator = np.random.default_rng(fold)
         for count in networks:
             for draw in range(DRAWS if count else 1):
-                few = adaptation.part_of(cases, generator.choice(rest, min(count, len(rest)), replace=False))
-                shift = adaptation.shift({"": start}, {"": few}) if count else 0.0
-                yield base.assign(networks=count, draw=draw, log_predicted=adaptation.predict(test, start + shift))
+                few = fitting.part_of(cases, generator.choice(rest, min(count, len(rest)), replace=False))
+                shift = fitting.shift({"": start}, {"": few}) if count else 0.0
+                yield base.assign(networks=count, draw=draw, log_predicted=fitting.predict(test, start + shift))
 
 
 def table(predicted: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
@@ -99,9 +98,9 @@ def table(predicted: pd.DataFrame, captures: Rows, source: str, licence: str) ->
     for _, alike in predicted.groupby(["networks", "way"]):
         for device, part in alike.groupby("device"):
             half[part.index] = interval(alike[alike["device"] != device])
-    part = predicted.assign(kind=families.kinds_of(predicted, captures), half=half)
+    part = predicted.assign(kind=card_errors.kinds_of(predicted, captures), half=half)
     part["networks"] = part["networks"].where(corrected)
-    return families.rows(
+    return card_errors.rows(
         part, what=np.where(corrected, held_out.CORRECTED_CARDS, held_out.NEW_CARDS),
         left_out="the card and families of timm", source=source, licence=licence)
 
@@ -112,7 +111,7 @@ def interval(predicted: pd.DataFrame) -> float:
 
 
 def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
-          iterations: int = training.ITERATIONS) -> Composed:
+          iterations: int = fitting.ITERATIONS) -> CardModel:
     """Fit what all cards share; interval and scores of a condition are those of cards left out (``left_out``).
 
     A condition that no card could be left out of, such as training on one card, is not in it.
@@ -122,16 +121,16 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
     for condition in sorted({condition for conditions in cards.values() for condition in conditions}):
         alike, part = zero[zero["way"] == condition.way], zero[zero["condition"] == condition.name]
         if len(part):
-            fitted[condition] = evaluation.scored(weights.of(_shared(condition)), interval(alike), part,
+            fitted[condition] = learning.scored(weights.of(_shared(condition)), interval(alike), part,
                                                   part["log_predicted"].to_numpy(), part["log_ms"].to_numpy(), "others")
-    return Composed(model_file.ANY, fitted, source, licence, tuple(cards))
+    return CardModel(card_model.ANY, fitted, source, licence, tuple(cards))
 
 
 def ship(networks: pd.DataFrame, captures: Rows, source: str, licence: str) -> pd.DataFrame:
     """Train and save what cards share, beside it its predictions of cards left out; return their scores by condition."""
     cards = of_cards(networks, captures)
     predicted = left_out(cards)
-    path = train(cards, predicted, source, licence).save(model_file.FOLDER / f"{model_file.ANY}.json")
+    path = train(cards, predicted, source, licence).save(card_model.FOLDER / f"{card_model.ANY}.json")
     rows = table(predicted, captures, source, licence)
     held_out.save(rows, path)
     return curve(rows)

@@ -13,10 +13,8 @@ from lib.measure import archive
 from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, registry
-from lib.predict.gains import model
-from lib.predict.gains.model import TERMS, Way
-from lib.predict.gains.model_file import FOLDER, Gains
-from lib.predict.networks import composition, work
+from lib.predict.networks import composition, gains, work
+from lib.predict.networks.gains import FOLDER, TERMS, Gains, Way
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score, score_gains
 from lib.progress import track
@@ -51,7 +49,7 @@ def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     for case in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
         item = work.captured(networks.network(case.network, case.batch_size), case.mode)
         operators = composition.predicted_operators(item, cost_model)
-        rows[case.network, case.mode, case.batch_size] = model.terms(item, operators)
+        rows[case.network, case.mode, case.batch_size] = gains.terms(item, operators)
     parts = np.array([rows[key] for key in cases[_CASE].itertuples(index=False, name=None)]).reshape(-1, len(TERMS))
     families = cases["network"].map(networks.family)
     return cases.assign(family=families, **dict(zip(TERMS, parts.T, strict=True)))
@@ -75,14 +73,14 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(["mode", "dtype", "layout"]).mean().to_dict()
 
 
-def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, model.Gain, pd.DataFrame]]:
+def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, gains.Gain, pd.DataFrame]]:
     """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
     for way, part in rows.groupby(["mode", "dtype", "layout"]):
         networks_of = part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
-            predicted = model.left_out(networks_of)
-            yield Way(*way), replace(model.fit(usable), scores=scores_of(predicted)), predicted
+            predicted = gains.left_out(networks_of)
+            yield Way(*way), replace(gains.fit(usable), scores=scores_of(predicted)), predicted
 
 
 def scores_of(predicted: pd.DataFrame) -> dict[str, float]:

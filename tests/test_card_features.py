@@ -8,14 +8,13 @@ import pytest
 from torch import nn
 from torch.nn import functional
 
-from lib.predict.composed import evaluation, features, kinds, model, rows, training
-from lib.predict.composed.cards import adaptation
-from lib.predict.composed.training import Cases
+from lib.predict.cards import features, fitting, learning, model, operator_kinds, rows
+from lib.predict.cards.fitting import Cases
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
 from lib.work.graph import capture
 from lib.work.networks import Network
-from tests.test_composed import CHIP, EAGER, joined, synthetic, usual
+from tests.test_cards import CHIP, EAGER, joined, synthetic, usual
 
 PICTURE = (128, 8, 8)
 
@@ -27,7 +26,7 @@ def rows_of(*layers, sample=PICTURE):
 
 def of_kind(terms, kind, values):
     """Return the values of a kind's rows."""
-    code = kinds.KINDS.index(kind)
+    code = operator_kinds.KINDS.index(kind)
     return values[terms.edges[code]:terms.edges[code + 1]]
 
 
@@ -89,12 +88,12 @@ def test_resampling_waits_for_each_image_and_channel_where_torch_has_no_other_ke
 
 def trained(cases):
     """Return the log ms that training on all networks predicts of them."""
-    return training.predict(cases, training.fit({"": cases}, {"": np.full(len(cases.log_ms), True)}, 60))
+    return fitting.predict(cases, fitting.fit({"": cases}, {"": np.full(len(cases.log_ms), True)}, 60).of(cases.levels))
 
 
 def corrected(cases):
     """Return the log ms that a card's correction by its networks predicts of them."""
-    return adaptation.predict(cases, model.usual() + adaptation.shift({"": model.usual()}, {"": cases}))
+    return fitting.predict(cases, model.usual() + fitting.shift({"": model.usual()}, {"": cases}))
 
 
 @pytest.mark.parametrize(("fit", "count", "of_a_family", "share"), [(trained, 60, 50, 0.5), (corrected, 10, 8, 0.8)])
@@ -105,7 +104,7 @@ def test_many_networks_of_a_family_outweigh_few_of_others_less_where_errors_go_t
     logs = model.log_ms(terms, usual()).numpy() + np.where(many, 0.3, 0.0)
     cases, errors = Cases(terms, logs, ("way:compiled",), np.where(many, "many", np.arange(count).astype(str))), {}
     for alike in (0.0, 0.5):
-        monkeypatch.setattr(training, "ALIKE", {"way:compiled": alike})
+        monkeypatch.setattr(fitting, "ALIKE", {"way:compiled": alike})
         errors[alike] = np.abs(fit(cases) - logs)[~many].mean()
     assert errors[0.5] < share * errors[0.0]
 
@@ -115,7 +114,7 @@ def test_networks_whose_branches_were_merged_are_told_by_their_parameters():
     names = ["repghostnet_100", "repghostnet_100", "resnet18", "resnet18", "resnet18", "nonet_1"]
     table = pd.DataFrame({"network": names, "image_size": 64, "parameters_m": [4.07, 4.06, 11.69, 11.7, 11.18, 5.0],
                           "module": "m"})
-    named, captures, reasons = evaluation.captured(table)
+    named, captures, reasons = learning.captured(table)
     assert named["network"].tolist() == ["repghostnet_100", "repghostnet_100" + MERGED, "resnet18", "resnet18", "nonet_1"]
     assert set(captures) == {(name, 64) for name in named["network"][:3]}, "none that no row is of"
     assert set(reasons) == {"nonet_1 64", "resnet18 64 of 11.18 M parameters"}

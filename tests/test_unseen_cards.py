@@ -11,11 +11,21 @@ import pytest
 from lib import paths, store
 from lib.cli.main import main
 from lib.predict import held_out, registry
-from lib.predict.composed import answers, evaluation, families, features, model, model_file, rows
-from lib.predict.composed.cards import adaptation, few_networks, new_cards, siblings
+from lib.predict.cards import (
+    answers,
+    calibration,
+    card_errors,
+    card_model,
+    features,
+    fitting,
+    learning,
+    model,
+    rows,
+    unseen_cards,
+)
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
-from tests.test_composed import EAGER, VENDORS, advised, answered, change, of_card
+from tests.test_cards import EAGER, VENDORS, advised, answered, change, of_card
 from tests.test_own_models import COMMITTED
 from tests.test_published import refused
 
@@ -40,30 +50,30 @@ def tables():
 
 @pytest.fixture(scope="module")
 def two_cards(tables):
-    cards = new_cards.of_cards(pd.concat(tables[:2], ignore_index=True), tables[2])
-    return cards, new_cards.left_out(cards, (0, 10, 50), iterations=40)
+    cards = unseen_cards.of_cards(pd.concat(tables[:2], ignore_index=True), tables[2])
+    return cards, unseen_cards.left_out(cards, (0, 10, 50), iterations=40)
 
 
 def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tables, tmp_path):
-    rows_of = new_cards.table(two_cards[1], tables[2], "timm", "Apache-2.0")
-    scores = new_cards.curve(rows_of).set_index(["device", "networks"])
+    rows_of = unseen_cards.table(two_cards[1], tables[2], "timm", "Apache-2.0")
+    scores = unseen_cards.curve(rows_of).set_index(["device", "networks"])
     assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
     half = np.log(rows_of["high"] / rows_of["predicted"]).round(9).groupby([rows_of["device"], rows_of["what"]]).nunique()
     assert half.max() <= 2, "one interval per number of networks: that of the other card"
     for device in ("rtx-3090", "rtx-4090"):
         assert scores["mape"][device].is_monotonic_decreasing
-    held_out.save(rows_of, tmp_path / f"{model_file.ANY}.json")
-    alone, corrected, together = (families.scores(model_file.ANY, what, tmp_path) for what in (
+    held_out.save(rows_of, tmp_path / f"{card_model.ANY}.json")
+    alone, corrected, together = (card_errors.scores(card_model.ANY, what, tmp_path) for what in (
         held_out.NEW_CARDS, held_out.CORRECTED_CARDS, held_out.NETWORKS))
     assert alone["mape"].tolist() == pytest.approx([scores["mape"][device, 0] for device in alone["device"]], rel=1e-4)
     assert set(corrected["kind"]) == {"10 of its networks", "50 of its networks"} and set(corrected["n"]) == {70}
-    assert together[["device", "kind", "n"]].to_numpy().tolist() == [[model_file.ANY, "all", 140]]
+    assert together[["device", "kind", "n"]].to_numpy().tolist() == [[card_model.ANY, "all", 140]]
     assert scores["bias"]["rtx-4090", 0] < -10 < 10 < scores["bias"]["rtx-3090", 0], "one is slower than the other"
 
 
 def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards):
     cards, predicted = two_cards
-    shared = new_cards.train(cards, predicted, "timm", "Apache-2.0", iterations=40)
+    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0", iterations=40)
     (fitted,) = shared.conditions.values()
     zero = predicted[predicted["networks"] == 0]
     inside = (zero["log_predicted"] - zero["log_ms"]).abs() <= fitted.half
@@ -74,43 +84,43 @@ def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards
 def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
     first, second, captures = tables
     with refused("1 cards have 50 networks or more, two are needed"):
-        new_cards.of_cards(first, captures)
-    cards = new_cards.of_cards(pd.concat([first, second.assign(compiled=True)], ignore_index=True), captures)
+        unseen_cards.of_cards(first, captures)
+    cards = unseen_cards.of_cards(pd.concat([first, second.assign(compiled=True)], ignore_index=True), captures)
     with refused("no two cards ran networks alike"):
-        new_cards.left_out(cards, (0,), iterations=5)
+        unseen_cards.left_out(cards, (0,), iterations=5)
 
 
 def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     _, table, captures = tables
-    cases = evaluation.cases_of(table, list(captures.values()), features.sustained(VENDORS["rtx-4090"]), EAGER)
-    few, rest = adaptation.part_of(cases, np.arange(10)), adaptation.part_of(cases, np.arange(10, 70))
-    np.testing.assert_allclose(adaptation.predict(rest, model.usual()), adaptation.predict(cases, model.usual())[10:])
-    shift = adaptation.shift({"a": model.usual()}, {"a": few})
-    before, after = (np.abs(adaptation.predict(rest, weights) - rest.log_ms).mean()
+    cases = learning.cases_of(table, list(captures.values()), features.sustained(VENDORS["rtx-4090"]), EAGER)
+    few, rest = fitting.part_of(cases, np.arange(10)), fitting.part_of(cases, np.arange(10, 70))
+    np.testing.assert_allclose(fitting.predict(rest, model.usual()), fitting.predict(cases, model.usual())[10:])
+    shift = fitting.shift({"a": model.usual()}, {"a": few})
+    before, after = (np.abs(fitting.predict(rest, weights) - rest.log_ms).mean()
                      for weights in (model.usual(), model.usual() + shift))
     assert after < 0.2 * before
-    exact = replace(few, log_ms=adaptation.predict(few, model.usual()))
-    assert np.abs(adaptation.shift({"a": model.usual()}, {"a": exact})).max() < 1e-3
+    exact = replace(few, log_ms=fitting.predict(few, model.usual()))
+    assert np.abs(fitting.shift({"a": model.usual()}, {"a": exact})).max() < 1e-3
 
 
 @pytest.mark.parametrize(("device", "wider"), [("a10", 1), ("l4", 1), ("rtx-5090", 1), ("h100-sxm", 2), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
-    shared = model_file.of_device(model_file.ANY)
-    for condition, fitted in siblings.of_card(device).conditions.items():
+    shared = card_model.of_device(card_model.ANY)
+    for condition, fitted in card_model.of_card(device).conditions.items():
         assert fitted.half == pytest.approx(wider * shared.conditions[condition].half)
 
 
 def test_a_card_without_matrix_units_is_left_to_its_kernels():
-    assert siblings.of_card("p4") is None
-    assert siblings.of_card("mi300x") is None
-    assert siblings.of_card("rtx-4090").siblings == (), "its own"
+    assert card_model.of_card("p4") is None
+    assert card_model.of_card("mi300x") is None
+    assert card_model.of_card("rtx-4090").siblings == (), "its own"
 
 
 def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     answer, measured = answered("rtx-5090"), answered("rtx-4090")
     assert answer["source"] == "zero-shot from networks on 3 cards"
     assert answer["predicted_ms"] < measured["predicted_ms"], "more of everything"
-    shared = model_file.of_device(model_file.ANY)
+    shared = card_model.of_device(card_model.ANY)
     mape = shared.conditions[answers.condition_of(shared, "fp16")].scores["mape"]
     assert answer["held_out"].startswith("no network was measured on it so; all networks on any-card")
     assert f"MAPE {mape:.1f} %" in answer["held_out"]
@@ -157,12 +167,12 @@ def captured_once():
 
 def benchmark(folder, device="a10", names=NETWORKS, torch="291"):
     """Write a file as timm writes it, of a card that takes 1.6 times as long as others say, but 100 ms for unknown networks."""
-    composed, lines = siblings.of_card(device), []
+    card, lines = card_model.of_card(device), []
     for name in names:
         ms = 100.0
         if name in NETWORKS:
             of_work = rows.of_network(networks.network(f"timm:{name}", rows.BATCH, "3x224x224"))
-            ms = 1.6 * answers.answer(composed, of_work, 256, EAGER).predicted_ms
+            ms = 1.6 * answers.answer(card, of_work, 256, EAGER).predicted_ms
         lines.append(f"{name},{name.rstrip('0123456789')},{256e3 / ms:.3f},{ms:.4f},256,224,1.0")
     header = "model,module,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_img_size,param_count"
     path = folder / f"benchmark-infer-amp-nchw-pt{torch}-cu128-{device.replace('-', '')}.csv"
@@ -181,7 +191,7 @@ def test_networks_of_its_user_calibrate_a_card(home, capsys):
     assert "n 11; left out: families of the networks that calibrated it" in after["held_out"]
     assert "no network was measured on it so" in answered("a10", compiled=True)["held_out"]
     (shipped,) = registry.for_devices(["a10"], "fp16", shipped=True)
-    assert {one.basis for one in shipped.composed.conditions.values()} == {"others"}
+    assert {one.basis for one in shipped.card.conditions.values()} == {"others"}
 
 
 def test_too_few_networks_or_none_that_can_be_built_are_one_line(home, capsys):
@@ -199,27 +209,27 @@ def test_networks_measured_with_this_project_are_read_as_conditions(tmp_path):
                          network=["timm:vit_tiny_patch16_224", "resnet18", "resnet18", "resnet18"], status="ok",
                          verdict="stable", channels_last=[True, False, False, False], input_shape="")
     path = store.write(table, tmp_path / "networks.parquet", "networks", derived=True)
-    read = few_networks.read(path)[["precision", "layout", "module"]]  # none in fp32, none of a CPU
+    read = calibration.read(path)[["precision", "layout", "module"]]  # none in fp32, none of a CPU
     assert read.to_numpy().tolist() == [["amp_bf16", "nhwc", "vit"], ["amp_fp16", "nchw", "resnet"]]
     store.write(table.assign(device="cpu"), path, "networks", derived=True)
     with refused("has no inference in 16 bits on a GPU"):
-        few_networks.read(path)
+        calibration.read(path)
 
 
 def test_the_learning_curve_that_ships_is_of_cards_left_out():
-    table = pd.concat(families.scores(model_file.ANY, what) for what in (held_out.NEW_CARDS, held_out.CORRECTED_CARDS))
-    assert set(table["device"]) == set(model_file.of_device(model_file.ANY).siblings)
+    table = pd.concat(card_errors.scores(card_model.ANY, what) for what in (held_out.NEW_CARDS, held_out.CORRECTED_CARDS))
+    assert set(table["device"]) == set(card_model.of_device(card_model.ANY).siblings)
     mean = table[table["condition"].str.startswith("eager")].groupby("kind")["mape"].mean()
     assert 13 > mean["all"] >= mean["10 of its networks"] >= mean["20 of its networks"] >= mean["50 of its networks"]
 
 
 def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measured_under():
-    row, shared = answered("rtx-3090", compiled=True), model_file.of_device(model_file.ANY)
+    row, shared = answered("rtx-3090", compiled=True), card_model.of_device(card_model.ANY)
     assert row["source"] == "zero-shot from networks on 3 cards"
     assert row["held_out"].startswith("no network was measured on it so; all networks on any-card, infer, compiled, amp_fp16")
     half = shared.conditions[answers.condition_of(shared, "fp16", compiled=True)].half
     assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(half))
-    eager, own = answered("rtx-3090"), siblings.of_card("rtx-3090")
+    eager, own = answered("rtx-3090"), card_model.of_card("rtx-3090")
     assert eager["source"] == "learned from whole networks"
     assert row["predicted_ms"] < eager["predicted_ms"]
     assert own.under(replace(EAGER, torch="2.4.0")).others is not None
@@ -229,11 +239,11 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
 
 def test_another_torch_leaves_what_others_say_with_the_errors_that_it_has(home):
     """The card's networks ran under a torch that no measured card had: gains need one version, errors are those of another."""
-    few_networks.calibrate("a10", [benchmark(home, torch="280")])
-    composed, shared = siblings.of_card("a10"), model_file.of_device(model_file.ANY)
-    assert {condition.torch for condition in composed.conditions} == {"2.8.0"}
+    calibration.calibrate("a10", [benchmark(home, torch="280")])
+    card, shared = card_model.of_card("a10"), card_model.of_device(card_model.ANY)
+    assert {condition.torch for condition in card.conditions} == {"2.8.0"}
     of_names = {condition.name: fitted for condition, fitted in shared.conditions.items()}
-    for condition, fitted in composed.conditions.items():
+    for condition, fitted in card.conditions.items():
         if fitted.basis == "others":
             assert fitted.scored == max(name for name in of_names if name.startswith(condition.how))
             assert (fitted.scores, fitted.corrected) == (of_names[fitted.scored].scores, len(NETWORKS))
@@ -249,7 +259,7 @@ def test_another_torch_leaves_what_others_say_with_the_errors_that_it_has(home):
 
 def test_a_card_that_ships_says_that_its_errors_are_those_before_a_calibration(home):
     before = answered("rtx-4090", compiled=True)
-    few_networks.calibrate("rtx-4090", [benchmark(home, "rtx-4090", torch="280")])
+    calibration.calibrate("rtx-4090", [benchmark(home, "rtx-4090", torch="280")])
     after = answered("rtx-4090", compiled=True)
     assert after["predicted_ms"] > 1.2 * before["predicted_ms"]
     assert after["held_out"] == f"corrected since by 11 of its networks; {before['held_out']}"
@@ -261,8 +271,8 @@ def test_networks_count_once_that_were_measured_at_several_batch_sizes(home):
     table = pd.read_csv(path)
     halves = table.assign(infer_step_time=table["infer_step_time"] / 2, infer_batch_size=128)
     pd.concat([table, halves]).to_csv(path, index=False)
-    few_networks.calibrate("a10", [path])
-    for condition, fitted in siblings.of_card("a10").conditions.items():
+    calibration.calibrate("a10", [path])
+    for condition, fitted in card_model.of_card("a10").conditions.items():
         assert fitted.corrected == len(NETWORKS)
         assert (fitted.basis == "few") == (condition.how == "eager-amp_fp16-nchw")
         assert fitted.corrected_since == (0 if fitted.basis == "few" else len(NETWORKS)), "their own scores were made by them"

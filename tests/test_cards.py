@@ -10,10 +10,10 @@ from torch import nn
 
 from lib.config import definitions
 from lib.predict.advice import advise, suggestions
-from lib.predict.composed import answers, evaluation, families, features, fusion, model, model_file, rows, training
-from lib.predict.composed.features import Condition
-from lib.predict.composed.model import Fitted
-from lib.predict.composed.model_file import Composed
+from lib.predict.cards import answers, card_errors, card_model, features, fitting, fusion, learning, model, rows
+from lib.predict.cards.card_model import CardModel
+from lib.predict.cards.features import Condition
+from lib.predict.cards.model import Fitted
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
@@ -166,8 +166,8 @@ def test_efficiencies_are_found_again_through_the_sum():
     logs, train = model.log_ms(terms, true).numpy(), np.arange(60) < 40
 
     def errors(labels):
-        cases = training.Cases(terms, labels, ("exact",), apart)
-        predicted = training.predict(cases, training.fit({"a": cases}, {"a": train}))
+        cases = fitting.Cases(terms, labels, ("exact",), apart)
+        predicted = fitting.predict(cases, fitting.fit({"a": cases}, {"a": train}).of(cases.levels))
         return np.abs(np.expm1(predicted - logs))[~train]
 
     assert errors(logs).max() < 0.03
@@ -175,70 +175,70 @@ def test_efficiencies_are_found_again_through_the_sum():
 
 
 def test_a_level_that_was_never_seen_adds_nothing():
-    weights = training.Weights(np.stack([model.usual(), np.ones(model.SIZE)]), ("card:a",))
+    weights = fitting.Weights(np.stack([model.usual(), np.ones(model.SIZE)]), ("card:a",))
     np.testing.assert_array_equal(weights.of(("card:b",)), model.usual())
     np.testing.assert_array_equal(weights.of(("card:a",)), model.usual() + 1)
 
 
 @pytest.fixture
-def composed():
+def card():
     fast = model.usual()
     fast[:-2] += 0.5
-    return Composed("rtx-4090", {condition: Fitted(model.usual() if condition == EAGER else fast, 0.2, SCORES, (16, 1024))
+    return CardModel("rtx-4090", {condition: Fitted(model.usual() if condition == EAGER else fast, 0.2, SCORES, (16, 1024))
                                  for condition in SEVERAL}, "timm", "Apache-2.0")
 
 
-def test_a_model_comes_back_from_its_file(composed, tmp_path, table):
-    path = composed.save(tmp_path / "rtx-4090.json")
-    again = Composed.load(path)
+def test_a_model_comes_back_from_its_file(card, tmp_path, table):
+    path = card.save(tmp_path / "rtx-4090.json")
+    again = CardModel.load(path)
     for condition in SEVERAL:
-        before, after = (answers.answer(one, table, 256, condition) for one in (composed, again))
+        before, after = (answers.answer(one, table, 256, condition) for one in (card, again))
         assert after.predicted_ms == pytest.approx(before.predicted_ms, rel=1e-4)
         assert after.source == "timm"
-    corrected = replace(composed.conditions[EAGER], basis="others", scored="eager-amp_fp16-nchw-2.4.0", corrected=11)
-    again = Composed.load(replace(composed, conditions={EAGER: corrected}).save(path)).conditions[EAGER]
+    corrected = replace(card.conditions[EAGER], basis="others", scored="eager-amp_fp16-nchw-2.4.0", corrected=11)
+    again = CardModel.load(replace(card, conditions={EAGER: corrected}).save(path)).conditions[EAGER]
     assert (again.basis, again.scored, again.corrected) == ("others", "eager-amp_fp16-nchw-2.4.0", 11)
-    assert model_file.of_device("rtx-3090", tmp_path) is None
+    assert card_model.of_device("rtx-3090", tmp_path) is None
 
 
 @pytest.mark.parametrize(("old", "new"), [("rtx-4090", "rtx-3090"), ('"schema": 1', '"schema": 9'), ("infer", "guess"),
                                           ("{", "")])
-def test_a_damaged_file_is_refused_in_one_line(composed, tmp_path, old, new):
-    path = composed.save(tmp_path / "rtx-4090.json")
+def test_a_damaged_file_is_refused_in_one_line(card, tmp_path, old, new):
+    path = card.save(tmp_path / "rtx-4090.json")
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
     with refused("rtx-4090.json"):
-        Composed.load(path)
+        CardModel.load(path)
 
 
 def test_families_stay_whole_in_folds():
     table = pd.DataFrame({"network": [f"n{n}" for n in range(40)], "image_size": 224,
                           "module": [f"m{n % 8}" for n in range(40)]})
-    place = evaluation.folds(table)
+    place = learning.folds(table)
     assert place.groupby(table["module"]).nunique().eq(1).all()
-    assert place.nunique() == evaluation.FOLDS
+    assert place.nunique() == learning.FOLDS
 
 
 def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves_the_final_ones_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
-    shown = evaluation.ship(*of_card("rtx-4090", slower=0.5))
-    composed = model_file.of_device("rtx-4090")
-    (fitted,), lines = composed.conditions.values(), families.scores("rtx-4090", "networks")
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
+    shown = learning.ship(*of_card("rtx-4090", slower=0.5))
+    card = card_model.of_device("rtx-4090")
+    (fitted,), lines = card.conditions.values(), card_errors.scores("rtx-4090", "networks")
     for name in ("mape", "median", "bias", "n"):
         assert lines[name].iloc[0] == pytest.approx(fitted.scores[name], rel=1e-3, abs=1e-3)
     assert shown["mape"].tolist() == pytest.approx([fitted.scores["mape"]], rel=1e-3)
     assert fitted.scores["mape"] < 3
     assert fitted.scores["families"] == lines["family_n"].iloc[0] == 7
-    assert fitted.half < 0.1 and families.half_of("rtx-4090", EAGER, "all") == pytest.approx(fitted.half, rel=1e-3)
+    assert fitted.half < 0.1 and card_errors.half_of("rtx-4090", EAGER, "all") == pytest.approx(fitted.half, rel=1e-3)
     assert fitted.batches == (64, 64)
-    assert evaluation.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
+    assert learning.is_final(pd.Series(["convnext", "resnet"])).tolist() == [True, False]
 
 
 def test_training_needs_enough_networks():
     table, captures = of_card("rtx-4090", count=49)
     with refused("rtx-4090: no condition with 50 networks"):
-        evaluation.ship(table, captures)
+        learning.ship(table, captures)
 
 
 def test_a_network_is_given_its_inputs_by_their_names():
@@ -252,9 +252,9 @@ def test_a_network_is_given_its_inputs_by_their_names():
 
 
 @pytest.mark.slow
-def test_advise_answers_from_whole_networks_and_says_on_what_evidence(composed, tmp_path, monkeypatch):
-    composed.save(tmp_path / "rtx-4090.json")
-    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+def test_advise_answers_from_whole_networks_and_says_on_what_evidence(card, tmp_path, monkeypatch):
+    card.save(tmp_path / "rtx-4090.json")
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     advice = advised("rtx-4090", "resnet18", 64)
     row = advice.table.iloc[0]
     assert row["source"] == "learned from whole networks"
@@ -278,8 +278,8 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     advice = advised("rtx-3090", **how)
     row, (predictor,) = advice.table.iloc[0], advice.predictors
     assert row["source"] == "learned from whole networks"
-    condition = answers.condition_of(predictor.composed, "fp16", "train")
-    whole = answers.answer(predictor.composed, advice.captured.rows, 64, condition)
+    condition = answers.condition_of(predictor.card, "fp16", "train")
+    whole = answers.answer(predictor.card, advice.captured.rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
     assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])
@@ -291,18 +291,18 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
 
 @pytest.mark.parametrize(("device", "images_per_sec"), [("rtx-3090", 3000), ("rtx-4090", 4000), ("rtx-pro-6000-max-q", 5000)])
 def test_models_that_ship_answer_and_say_how_right_they_are(device, images_per_sec):
-    composed = model_file.of_device(device)
-    assert all(fitted.scores["mape"] < 15 and fitted.scores["families"] > 30 for fitted in composed.conditions.values())
-    captured, condition = rows.of_network(networks.network("resnet50")), answers.condition_of(composed, "bf16")
-    ms, twice_ms = (answers.answer(composed, captured, batch, condition).predicted_ms for batch in (256, 512))
+    card = card_model.of_device(device)
+    assert all(fitted.scores["mape"] < 15 and fitted.scores["families"] > 30 for fitted in card.conditions.values())
+    captured, condition = rows.of_network(networks.network("resnet50")), answers.condition_of(card, "bf16")
+    ms, twice_ms = (answers.answer(card, captured, batch, condition).predicted_ms for batch in (256, 512))
     assert 0.5 * images_per_sec < 256e3 / ms < 2 * images_per_sec, "an order of magnitude, no score"
     assert 1.9 < twice_ms / ms < 2.1
 
 
-def test_the_registry_lists_every_condition_of_a_card(composed, tmp_path, monkeypatch):
-    composed.save(tmp_path / "rtx-4090.json")
+def test_the_registry_lists_every_condition_of_a_card(card, tmp_path, monkeypatch):
+    card.save(tmp_path / "rtx-4090.json")
     (tmp_path / "rtx-3090.json").write_text("{}")
-    monkeypatch.setattr(model_file, "FOLDER", tmp_path)
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     table = models_at_hand.summary()
     own = table[table["part"].str.startswith("networks") & (table["device"] == "rtx-4090")]
     assert set(own["part"]) == {f"networks {one.name}" for one in SEVERAL}
@@ -312,6 +312,6 @@ def test_the_registry_lists_every_condition_of_a_card(composed, tmp_path, monkey
 
 
 def test_the_final_set_was_scored_once_a_condition():
-    table = pd.read_csv(model_file.FOLDER / "final.csv")
+    table = pd.read_csv(card_model.FOLDER / "final.csv")
     assert not table.duplicated(["date", "device", "condition"]).any()
-    assert {*table["device"]} == {*model_file.files_of_cards()} - {model_file.ANY}
+    assert {*table["device"]} == {*card_model.files_of_cards()} - {card_model.ANY}

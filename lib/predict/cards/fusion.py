@@ -1,10 +1,10 @@
 """What a compiler fuses: neighbours that only move memory become one kernel, and what passes between them stays in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.predict.composed.kinds import ALWAYS, FUSING
+from lib.predict.cards.operator_kinds import ALWAYS, FUSING
 
 __all__ = ["ALWAYS", "Node", "rows"]
 _REDUCING = frozenset(("layer_norm", "group_norm", "softmax", "reduction"))
@@ -27,7 +27,7 @@ def _depths(nodes: Sequence[Node]) -> list[int]:
     depths, writer = [], {}
     for number, node in enumerate(nodes):
         before = [writer[storage] for storage in node.read if storage in writer]
-        depths.append(max((depths[one] + (nodes[one].kind in ALWAYS) for one in before), default=0))
+        depths.append(max((depths[maker] + (nodes[maker].kind in ALWAYS) for maker in before), default=0))
         writer |= dict.fromkeys(node.written, number)
     return depths
 
@@ -40,13 +40,13 @@ def _groups(nodes: Sequence[Node]) -> list[list[int]]:
             group[number], members[number], reduces[number] = number, [number], node.kind in _REDUCING
             for storage in node.read:
                 maker = writer.get(storage, -1)
-                own, other = group[number], group.get(maker, -1)
-                if other in (-1, own) or depths[maker] != depths[number] or (reduces[own] and reduces[other]):
+                joining, other = group[number], group.get(maker, -1)
+                if other in (-1, joining) or depths[maker] != depths[number] or (reduces[joining] and reduces[other]):
                     continue
-                for moved in members[own]:
+                for moved in members[joining]:
                     group[moved] = other
-                members[other] += members.pop(own)
-                reduces[other] |= reduces.pop(own)
+                members[other] += members.pop(joining)
+                reduces[other] |= reduces.pop(joining)
         writer |= dict.fromkeys(node.written, number)
     return list(members.values())
 
@@ -69,7 +69,7 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     for number, node in enumerate(nodes):
         for storage in node.read:
             readers.setdefault(storage, set()).add(number)
-    several = []
+    kernels = []
     for members in map(sorted, _groups(nodes)):
         made, read = set(), {}
         for number in members:
@@ -78,15 +78,19 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
         kinds = {nodes[number].kind for number in members}
         kind = "fused_norm" if kinds & _NORMS else "fused_reduction" if kinds & _REDUCING else \
             "fused_index" if kinds & _INDEXING else "fused"
-        several.append({"kind": kind, "scales": True, **_sums(read, "read"),
-                        **_sums(_written(nodes, members, readers), "written")})
-    return several
+        kernels.append({"kind": kind, "scales": True, **traffic(read.values(), "read"),
+                        **traffic(_written(nodes, members, readers).values(), "written")})
+    return kernels
 
 
-def _sums(traffic: Traffic, what: str) -> dict[str, int]:
-    row = dict.fromkeys((what, f"{what}_once", f"{what}_elements", f"{what}_elements_once"), 0)
-    for elements, scales, itemsize in traffic.values():
+def traffic(tensors: Iterable[tuple[int, bool, int]], verb: str) -> dict[str, int]:
+    """Sum tensors (elements, whether they grow with the batch, bytes an element) to columns of bytes and elements.
+
+    ``verb`` (read, written) begins the names of the columns; those that do not grow end in ``_once``.
+    """
+    row = dict.fromkeys((verb, f"{verb}_once", f"{verb}_elements", f"{verb}_elements_once"), 0)
+    for elements, scales, itemsize in tensors:
         once = "" if scales else "_once"
-        row[f"{what}{once}"] += elements * itemsize
-        row[f"{what}_elements{once}"] += elements
+        row[f"{verb}{once}"] += elements * itemsize
+        row[f"{verb}_elements{once}"] += elements
     return row

@@ -16,11 +16,9 @@ from lib.errors import choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
-from lib.predict.composed import families
-from lib.predict.composed import model_file as composed_file
-from lib.predict.composed.features import Condition
-from lib.predict.composed.model_file import Composed
-from lib.predict.gains import model_file as cpu_gains
+from lib.predict.cards import card_errors, card_model
+from lib.predict.cards.card_model import CardModel
+from lib.predict.cards.features import Condition
 from lib.predict.held_out import (
     ALL,
     CORRECTED_CARDS,
@@ -37,6 +35,7 @@ from lib.predict.held_out import (
     frame,
     load,
 )
+from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks import step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import model as power_model
@@ -68,7 +67,7 @@ def table(reference: str = "") -> pd.DataFrame:
     models = [registry.load(path) for (device, _), path in registry.model_files(shipped=True).items()
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     folders = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
-    cards = {device: Composed.load(path) for device, path in composed_file.files_of_cards().items()}
+    cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     lines = [*(line for card in cards.values() for line in of_card(card)),
              *_of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE), *of_final_set(),
              *(line for name, folder in folders.items() for line in of_machine(name, folder)),
@@ -85,8 +84,8 @@ def _scored(views: Iterable[pd.DataFrame]) -> Iterator[Row]:
             yield row(*(scored[key] for key in _KEYS[:5]), scored, scored["left_out"], scored["source"])
 
 
-def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
-    """Yield the scores of a card's composed model: families left out, all of them and by kind; ``only`` under one condition.
+def of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
+    """Yield the scores of a card model: families left out, all of them and by kind; ``only`` under one condition.
 
     A condition that a user's networks corrected has the scores of the model file alone.
     """
@@ -95,8 +94,8 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
     for condition, fitted in card.conditions.items():
         if only not in (None, condition):
             continue
-        device, scored = composed_file.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
-        lines = families.scores(device, NETWORKS)
+        device, scored = card_model.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
+        lines = card_errors.scores(device, NETWORKS)
         wanted = (lines["condition"] == scored) & (fitted.basis != "few")
         for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
             stated = {name: value for name, value in line.items() if not pd.isna(value)}
@@ -106,7 +105,7 @@ def of_card(card: Composed, only: Condition | None = None) -> Iterator[Row]:
 
 def _of_cards(cards: Iterable[str], *wanted: str) -> Iterator[Row]:
     """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
-    for line in (line for device in cards for what in wanted for line in families.scores(device, what).to_dict("records")):
+    for line in (line for device in cards for what in wanted for line in card_errors.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
         yield row(line["device"], line["what"], line["kind"], line["mode"], condition, line, line["left_out"], "timm")
@@ -128,7 +127,7 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
 
 def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
-    path = composed_file.FOLDER / "final.csv"
+    path = card_model.FOLDER / "final.csv"
     needed = ("date", "device", "condition", "mape", "median", "bias", "n", "coverage")
     for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
         mode = "train" if scored["condition"].startswith("train") else "infer"

@@ -1,4 +1,4 @@
-"""The composed model: a network's time as a sum over its kernels of soft rooflines, beside which the host launches them.
+"""A network's time on a card as a sum over its kernels of soft rooflines, beside which the host launches them.
 
 A kernel takes (compute^p + move^p)^(1/p) + floor, where compute and move are its ideal times over efficiencies: logistic
 functions of linear forms of features, by kind of work and condition. A network takes (kernels^q + launches^q)^(1/q), for
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from lib.predict.composed.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
-from lib.predict.composed.kinds import COMPUTING, KINDS
+from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
+from lib.predict.cards.operator_kinds import COMPUTING, KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KINDS), len(MOVING_FEATURES)),
@@ -35,11 +35,11 @@ def split(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def usual() -> np.ndarray:
     """Return the weights at which every efficiency is the usual one."""
-    several = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for name, most in BEST.items():
-        several[name][:, 0] = math.log(USUAL[name] / (most - USUAL[name]))
-    several["overheads"][:] = np.log(USUAL_MS)
-    return np.concatenate([part.ravel() for part in several.values()])
+        weights[name][:, 0] = math.log(USUAL[name] / (most - USUAL[name]))
+    weights["overheads"][:] = np.log(USUAL_MS)
+    return np.concatenate([part.ravel() for part in weights.values()])
 
 
 def _over_efficiency(ideal_ms: torch.Tensor, features: torch.Tensor, weights: torch.Tensor, edges: tuple[int, ...],

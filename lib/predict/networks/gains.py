@@ -7,18 +7,25 @@ The factors are learned through the sums of networks that were measured both way
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
-from lib.predict.model_file import Count, NotNegative, Positive, require
+from lib import paths
+from lib.errors import InputError, choices
+from lib.measure import machine
+from lib.predict.model_file import AtLeastOne, Count, Format, NotNegative, Positive, Saved, keyed, require
+from lib.predict.networks import composition
 from lib.predict.networks.composition import KINDS, kinds_of
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, folds
 from lib.predict.networks.work import Work
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import half_interval
 
+FOLDER = paths.REFERENCE / "models" / "gains"
+RETRAIN = "train it again with: python -m lib models --train gains"
 TERMS = (*KINDS, "weights", "calls")
 SPREADS = (0.3, 0.5, 0.8)  # of the log of a kind's factor about that of all; one is chosen by families left out
 _COMMON, _BESIDE = 0.7, 1.0  # spread of the log of the factor of all kinds, and of what weights and calls cost
@@ -97,3 +104,64 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
         fitted, fold[test] = fit(rows[~test & usable]), number
         answers[test] = [fitted.of(terms) for terms in rows.loc[test, list(TERMS)].to_numpy(float)]
     return rows.assign(measured=1 / rows["ratio"], fold=fold, **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
+
+
+@dataclass(frozen=True)
+class Gains(Saved):
+    """What each way gains on the CPU of a machine, and with which instructions it computed in bf16."""
+
+    machine: str
+    threads: AtLeastOne
+    bf16_instructions: tuple[str, ...]
+    ways: keyed(Way, Gain)
+
+    FORMAT: ClassVar = Format("file of gains", RETRAIN)
+
+
+@cache
+def shipped() -> Gains:
+    """Return what ships; InputError where none does."""
+    paths_of = sorted(FOLDER.glob("*.json"))
+    if not paths_of:
+        raise InputError(f"no gains ship in {FOLDER}; {RETRAIN}")
+    return Gains.load(paths_of[0])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """By how many times a network is predicted to be faster, at least and at most in 90 % of cases, and the evidence."""
+
+    gain: float
+    low: float
+    high: float
+    evidence: str
+
+
+def serves(dtype: str) -> bool:
+    """Return whether networks tell what an element type gains on this machine's CPU."""
+    learned = shipped()
+    computed_so = dtype != "bf16" or machine.bf16_instructions() == learned.bf16_instructions
+    return computed_so and any(way.dtype == dtype for way in learned.ways)
+
+
+def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer:
+    """Predict the gain of an element type and layout for the work of a network in fp32 as it is laid out by default.
+
+    Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
+    """
+    known, way = shipped(), Way(work.mode, dtype, layout)
+    if way not in known.ways:
+        raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
+                         f"{choices(f'{other.dtype} {other.layout}' for other in known.ways if other.mode == work.mode)}")
+    own = machine.bf16_instructions()
+    if not serves(dtype):
+        raise InputError(f"networks were measured in bf16 on a CPU with {choices(known.bf16_instructions)}, and this one has "
+                         f"{choices(own) or 'neither, where bf16 is computed by other instructions and is often slower'}")
+    learned = known.ways[way]
+    gain, low, high = learned.of(terms(work, composition.predicted_operators(work, cost_model)))
+    scores = learned.scores
+    evidence = (f"{dtype} {layout} gains {gain:.2f} ({low:.2f} to {high:.2f}); "
+                f"from {learned.networks} networks that ran both ways on {known.machine} with "
+                f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
+                f"{scores['constant_mape']:.0f} %), and {scores['sign_large']:.0f} % of gains above 5 % have the right sign")
+    return Answer(gain, low, high, evidence)

@@ -1,0 +1,93 @@
+"""What the model of whole networks of a card answers for a network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from lib.predict.cards import card_errors, card_model, features
+from lib.predict.cards.card_model import CardModel
+from lib.predict.cards.features import Condition, version
+from lib.predict.networks import architectures
+
+_PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
+LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The time of a network in ms with its interval, the condition that was learned, and whose measurements these were.
+
+    ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
+    """
+
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    outside: bool
+    condition: Condition
+    source: str
+    origins: Mapping[str, float]
+
+
+def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
+                 torch: str = "") -> Condition | None:
+    """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned.
+
+    What other cards say counts where the card's own networks say nothing.
+    """
+    wanted, precisions = (mode, compiled, LAYOUTS[layout]), _PRECISIONS.get(dtype, ())
+    candidates = [condition for condition in card.conditions
+                  if (condition.mode, condition.compiled, condition.layout) == wanted and condition.precision in precisions
+                  and torch in ("", condition.torch)]
+
+    def order(condition: Condition) -> tuple:
+        return -precisions.index(condition.precision), version(condition.torch)
+
+    if not candidates and card.others:
+        return condition_of(card.others, dtype, mode, layout, compiled, torch)
+    return max(candidates, key=order, default=None)
+
+
+def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Answer:
+    """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another."""
+    card = card.under(condition)
+    fitted = card.conditions[condition]
+    terms = features.terms(rows, float(batch_size), card.chip, condition)
+    half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
+    origins = {f"networks on {len(card.siblings)} cards": 1.0} if fitted.basis == "others" else {}
+    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition, card.source, origins)
+
+
+def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],
+         after: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Return how many times as fast a network is ``after`` as ``before`` (arguments of ``condition_of``), and how right it is.
+
+    Both are of one version of torch, the newest that was learned both ways, and both of the card or both of others; None where
+    there is none.
+    """
+    for source in filter(None, (replace(card, others=None), card.others)):
+        releases = sorted({condition.torch for condition in source.conditions}, key=version, reverse=True)
+        for release in releases:
+            pair = [condition_of(source, **how, torch=release) for how in (before, after)]
+            if all(pair):
+                first, second = (answer(source, rows, batch_size, condition) for condition in pair)
+                return first.predicted_ms / second.predicted_ms, _how_right(source, *pair)
+    return None
+
+
+def _how_right(card: CardModel, before: Condition, after: Condition) -> str:
+    """Say how right such gains were on what was left out: families, or the card as well where its own networks do not tell."""
+    fitted = [card.conditions[condition] for condition in (before, after)]
+    of_others = any(weights.basis == "others" for weights in fitted)
+    of_card = None if of_others else card_errors.of_change(card.device, before, after)
+    scored = of_card or card_errors.of_change(card_model.ANY, before, after)
+    ways = " and ".join(weights.scored or condition.name for weights, condition in zip(fitted, (before, after), strict=True))
+    text = f"learned from networks that ran as {ways}"
+    if scored is None:
+        return f"{text}; none were held out"
+    left_out = "families" if of_card else "families and the card"
+    corrected = max(weights.corrected for weights in fitted)  # gains of a card that its user corrected are not scored again
+    since = f" (corrected since by {corrected} of its networks)" if corrected else ""
+    return f"{text}; with {left_out} left out {card_errors.change_words(scored)}{since}"

@@ -1,0 +1,99 @@
+"""The model of whole networks on a card: its file, checked JSON and never code, and which one answers for a card."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from lib import paths
+from lib.config.definitions import load_devices
+from lib.errors import InputError, choices
+from lib.predict.cards.features import Condition, sustained
+from lib.predict.cards.model import Fitted
+from lib.predict.model_file import Device, Format, Saved, Unsaved, keyed
+from lib.predict.operators.chip import Chip
+
+FOLDER = paths.REFERENCE / "models" / "composed"
+ANY = "any-card"  # what cards share, for those without a model of their own
+_CORES = frozenset("volta turing ampere ada hopper blackwell".split())  # architectures whose matrix units take 16 bits
+_STRANGER = 2  # times as wide is the interval of an architecture that no measured card is of
+RETRAIN = "train it again with: python -m lib models --train timm"
+
+
+@dataclass(frozen=True)
+class CardModel(Saved):
+    """The model of whole networks on a card: what was fitted for each condition, and whose measurements these were.
+
+    ``siblings``: the other cards that it was learned from, at rates that these and the card sustain. ``others``: what measured
+    cards say of this one, for conditions that it was not measured under; it is in no file.
+    """
+
+    device: Device
+    conditions: keyed(Condition, Fitted)
+    source: str
+    licence: str
+    siblings: tuple[str, ...] = ()
+    others: Unsaved = None
+
+    FORMAT: ClassVar = Format("model of whole networks", RETRAIN)
+
+    def under(self, condition: Condition) -> "CardModel":
+        """Return the model that knows a condition: this one, or what others say; InputError where neither does."""
+        models = [model for model in (self, self.others) if model and condition in model.conditions]
+        if not models:
+            raise InputError(f"{self.device} was not learned under {condition.name}; there are: "
+                             f"{choices(learned.name for learned in self.conditions)}")
+        return models[0]
+
+    @property
+    def chip(self) -> Chip:
+        """Return what the vendor states of the card, in 16 bits."""
+        vendor = load_devices()[self.device]
+        return sustained(vendor) if self.siblings else Chip.of(vendor, "fp16")
+
+    @classmethod
+    def load(cls, path: Path) -> "CardModel":
+        """Read a file; InputError names it and what is wrong with it."""
+        model, cards = super().load(path), set(load_devices())
+        is_card = model.device in cards or (model.device == ANY and model.siblings)
+        if model.device != path.stem or not is_card or not set(model.siblings) <= cards:
+            raise InputError(f"{path} holds the model of {model.device}, which its name or params/devices.yaml does not say; "
+                             f"{RETRAIN}")
+        return model
+
+
+def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
+    """Return the files of models of whole networks by card; that of any other card is ANY's."""
+    return {path.stem: path for path in sorted((folder or FOLDER).glob("*.json"))}
+
+
+def of_device(device: str, folder: Path | None = None) -> CardModel | None:
+    """Return the model of a card in a folder (default: that ships), or None; InputError for a damaged file."""
+    path = (folder or FOLDER) / f"{device}.json"
+    return CardModel.load(path) if path.is_file() else None
+
+
+def folder() -> Path:
+    """Return where models of whole networks lie that were calibrated here."""
+    return paths.MODELS / "composed"
+
+
+def of_card(device: str, shipped: bool = False) -> CardModel | None:
+    """Return the model of whole networks of a card, see above; None where nothing is known of its like.
+
+    Under conditions that it was not measured under others answer for it, too. ``shipped``: none that was calibrated here.
+    Raises InputError for a damaged file.
+    """
+    own = (None if shipped else of_device(device, folder())) or of_device(device)
+    others = of_others(device)
+    return replace(own, others=others) if own else others
+
+
+def of_others(device: str) -> CardModel | None:
+    """Return what measured cards say of another one with matrix units; None where it has none, or none ship."""
+    vendor, shared = load_devices().get(device), of_device(ANY)
+    if shared is None or vendor is None or vendor.architecture not in _CORES or "fp16" not in vendor.peak_gflops:
+        return None
+    alike = {load_devices()[sibling].architecture for sibling in shared.siblings}
+    wider = 1 if vendor.architecture in alike else _STRANGER
+    return replace(shared, device=device, conditions={
+        condition: replace(fitted, half=fitted.half * wider) for condition, fitted in shared.conditions.items()})
