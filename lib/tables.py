@@ -310,15 +310,6 @@ NETWORKS = (
     _later(_float("energy_j", "energy of one pass, idle power included; empty: not measured", empty=True), float("nan")),
     *ENERGY, _TF32, _later(_bool("compiled", "whether torch.compile compiled the network"), False, 4))
 
-PREDICTIONS = (
-    _text("kind", "what was predicted", "operator", "network", "step"), _text("family", "family and pass, or network"),
-    _text("what", "a sweep's configuration, or mode and batch size"), _float("predicted_ms", "predicted time"),
-    *_INTERVAL,
-    _float("predicted_gbps", "compulsory bytes / predicted time", empty=True), _float("measured_ms", "measured time"),
-    _float("relative_error", "predicted / measured - 1", -1), _text("model", "name of the learner"),
-    _text("split", "how it was separated from the training data"),
-    _bool("out_of_range", "whether it lies outside the training ranges"))
-
 SCORES = (
     _text("kind", "what was predicted", "operator", "network", "step", "memory", "power"),
     _text("family", "family and pass, or mode and batch size"), _LEARNER,
@@ -385,7 +376,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
                               "configs": CONFIGS, "repeats": REPEATS, "energies": ENERGIES, "sweep": SWEEP, "power": POWER,
                               "attention_power": ATTENTION_POWER,
                               "points": POINTS, "cells": CELLS, "matrix": MATRIX, "complexity": COMPLEXITY,
-                              "networks": NETWORKS, "predictions": PREDICTIONS, "scores": SCORES, "steps": STEPS,
+                              "networks": NETWORKS, "scores": SCORES, "steps": STEPS,
                               "held_out": HELD_OUT,
                               "schedule": SCHEDULE, "throughputs": THROUGHPUTS, "whole_networks": WHOLE_NETWORKS,
                               "contention": CONTENTION,

@@ -104,9 +104,8 @@ def test_the_shipped_model_predicts_what_was_published(published, model, name, m
 def test_published_predictions_of_operators_are_of_held_out_shapes(model):
     """Every usable row of a family that is scored has one prediction, by the fold that left it out."""
     table, names = training.reference_sweeps(training.reference_machine())
-    predictions = store.read(training.reference_machine() / "predictions" / "predictions.parquet", "predictions")
-    rows = predictions[predictions["kind"] == "operator"]
+    rows = store.read(training.reference_machine() / "predictions" / "operators.parquet", "held_out")
     assert names == model.facts["sweeps"]
-    assert not rows["what"].duplicated().any()
-    assert set(rows["what"]) <= set(table["config"])
+    assert not rows["case"].duplicated().any()
+    assert set(rows["case"]) <= set(table["config"])
     assert len(rows) >= 0.97 * sum(part.rows for part in model.parts.values())

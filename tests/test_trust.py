@@ -310,7 +310,7 @@ def test_a_heap_that_was_not_measured_is_answered_by_the_other_and_the_line_says
     compositions["infer default"] = {**compositions["infer kept"], "scores": {}, "interval_of": "kept"}
     assert quoted(cpu, "resnet18").words.startswith(
         "no network was measured with the default allocator, its interval is that with the retained "
-        f"heap; all networks on {CPU}, infer, batch 1, retained heap: MAPE ")
+        f"heap; CNN networks on {CPU}, infer, batch 1, retained heap: MAPE ")
 
 
 def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gpu):
@@ -375,7 +375,7 @@ def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_fami
 def test_a_machine_without_networks_has_a_table_of_kinds_all_the_same():
     none = pd.DataFrame({name: pd.Series(dtype=str) for name in ("network", "mode", "memory", "batch_size")})
     terms = network_training.terms(registry.shipped_cpu("fp32"), none, {})
-    assert network_training.kinds_of(terms).to_csv(index=False) == "network,kind\n"
+    assert terms.empty and "kind" in terms
 
 
 @pytest.mark.slow
@@ -386,7 +386,7 @@ def test_kinds_are_of_the_works_that_were_captured_for_the_terms(monkeypatch):
     items = network_training.works(cases)
     monkeypatch.setattr(work, "captured", lambda *_, **__: pytest.fail("a network was captured again"))
     terms = network_training.terms(registry.shipped_cpu("fp32"), cases, items)
-    assert network_training.kinds_of(terms).to_dict("list") == {"network": ["alexnet", "squeezenet1_1"], "kind": ["CNN", "CNN"]}
+    assert set(terms["kind"]) == {"CNN"}
     assert terms["first_use"].tolist() == [True, False, True, False]
 
 

@@ -72,11 +72,6 @@ def _kinds(items: Works) -> dict[str, str]:
     return {name: architectures.of_work(item.table) for (name, _, _), item in inference_last}
 
 
-def kinds_of(table: pd.DataFrame) -> pd.DataFrame:
-    """Return ``network, kind`` of each network of a table of ``terms``."""
-    return table[["network", "kind"]].drop_duplicates("network").sort_values("network", ignore_index=True)
-
-
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
     """Return a table with PARTS, and TERMS by the efficiencies of each row's mode."""
     rows = [composition.terms(row, efficiencies.get(row["mode"], {})) for row in table.to_dict("records")]

@@ -3,28 +3,25 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
-from lib.predict import network_training, registry, training
+from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import PARTS, TERMS
 from lib.predict.networks.resident import PREDICTED
-from lib.predict.scores import OUTSIDE, score_by
+from lib.predict.scores import score_by
 from lib.predict.training import CPU, Target
 from lib.predict.trust import errors
 from lib.progress import track
 from lib.tables import columns
 
-_SPLIT_SHAPES = "unseen shapes, 5 folds"
-_SPLIT_NETWORKS = "networks never swept, composition learned from other families"
-_NETWORKS = ["network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict", "status",
-             "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside", "looked_up",
-             "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]  # that are published
+_NETWORKS = ["network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
+             "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
+             "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]  # published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 
 
@@ -67,10 +64,9 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
              "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick,
              "target": asdict(target)}
     published = folder / "predictions"
-    for schema, rows in (("scores", scores), ("predictions", _predictions(predictions, networks))):
-        store.write_meta(store.write(rows, published / f"{schema}.parquet", schema, derived=True), schema, **facts)
-    for name, rows in (("networks", networks[_NETWORKS]), ("kinds", network_training.kinds_of(networks))):
-        files.replace(published / f"{name}.csv", rows.to_csv(index=False).encode())
+    store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
+    store.write(_operators(predictions, folder.name, target.dtype), published / "operators.parquet", "held_out", derived=True)
+    files.replace(published / "networks.csv", networks[_NETWORKS].to_csv(index=False).encode())
     return scores
 
 
@@ -94,15 +90,13 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     return pd.concat(scores, ignore_index=True), reasons
 
 
-def _predictions(operator_rows: pd.DataFrame, networks: pd.DataFrame) -> pd.DataFrame:
-    operators = operator_rows.assign(kind="operator", what=operator_rows["config"], measured_ms=operator_rows["latency_ms"],
-                               model="this model", split=_SPLIT_SHAPES)
-    good = networks[~networks["tuning"] & (networks["status"] == "ok")]
-    case = good["mode"] + " " + good["batch_size"].astype(str) + " " + good["memory"]
-    whole = good.assign(kind="network", family=good["network"], what=case, measured_ms=good["latency_ms"],
-                        predicted_gbps=np.nan, model="this model", split=_SPLIT_NETWORKS,
-                        relative_error=good["predicted_ms"] / good["latency_ms"] - 1, out_of_range=good["outside"] > OUTSIDE)
-    return pd.concat([part[columns("predictions")] for part in (operators, whole)], ignore_index=True)
+def _operators(predictions: pd.DataFrame, device: str, dtype: str) -> pd.DataFrame:
+    """Return the predictions of ``baselines.compare`` as rows ``held_out``."""
+    ends = {end: predictions[f"{end}_ms"] for end in ("predicted", "low", "high")}
+    kinds = [family.removesuffix(f" {passes}") for family, passes in predictions[["family", "pass"]].to_numpy()]
+    return held_out.frame(**ends, device=device, what=held_out.OPERATORS, kind=kinds, mode=predictions["pass"], condition=dtype,
+                          group=predictions["family"], case=predictions["config"], measured=predictions["latency_ms"],
+                          out_of_range=predictions["out_of_range"], left_out="shapes, in folds", source=held_out.PROJECT)
 
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:

@@ -51,8 +51,8 @@ FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of ran
 LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
-_NETWORKS = ("network", "family", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status", "predicted_ms",
-             "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
+_NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
+             "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
 _RESIDENT = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")  # of machines where it was learned
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
@@ -152,8 +152,7 @@ def machine_networks(folder: Path) -> pd.DataFrame:
     Rows that ran, whatever their spread; without rows where the machine has none.
     """
     networks = csv_files.with_columns(folder / "predictions" / "networks.csv", _NETWORKS, _RETRAIN)
-    kinds = csv_files.with_columns(folder / "predictions" / "kinds.csv", ("network", "kind"), _RETRAIN)
-    return unseen(networks).assign(kind=lambda table: table["network"].map(dict(kinds.to_numpy())).fillna(""))
+    return unseen(networks).fillna({"kind": ""})
 
 
 def unseen(networks: pd.DataFrame) -> pd.DataFrame:
@@ -189,9 +188,10 @@ def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
 def of_machine(name: str, folder: Path) -> Iterator[Row]:
     """Yield the scores of a reference machine's CPU: whole networks, their memory, and operators."""
     yield from of_its_networks(name, folder)
-    path = folder / "predictions" / "predictions.parquet"
+    path = folder / "predictions" / "operators.parquet"
     if path.is_file():
-        yield from _scored([_operators(name, store.read(path, "predictions"))])
+        rows = store.read(path, "held_out")
+        yield from _scored([rows.assign(device=name, what=np.where(rows["out_of_range"], FLAGGED[OPERATORS], OPERATORS))])
 
 
 def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
@@ -207,17 +207,6 @@ def _network_views(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
     flagged = usable[usable["out_of_range"].astype(bool)]
     yield flagged.assign(kind=ALL, what=FLAGGED[NETWORKS], condition=flagged["condition"].map(condition_of_cpu))
     yield rows[rows["what"] != NETWORKS]
-
-
-def _operators(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Return operators of shapes that were left out of a machine's own model, those flagged as outside apart."""
-    table = table[(table["kind"] == "operator") & table["low_ms"].notna()]
-    passes = pd.Series(np.where(table["family"].str.endswith("backward"), "backward", "forward"), table.index)
-    kinds = [family.removesuffix(f" {which}") for family, which in zip(table["family"], passes, strict=True)]
-    return frame(device=name, what=np.where(table["out_of_range"], FLAGGED[OPERATORS], OPERATORS), kind=kinds, mode=passes,
-                 condition="fp32", case=table["what"], measured=table["measured_ms"], predicted=table["predicted_ms"],
-                 low=table["low_ms"], high=table["high_ms"], out_of_range=table["out_of_range"], left_out="shapes, in folds",
-                 source=PROJECT)
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:

@@ -22,7 +22,6 @@ from lib.predict.training import CPU, Target
 from lib.predict.trust.errors import ALLOCATORS
 
 OURS = "this model"
-_FAMILIES = {"batched products": "batched GEMM"}  # as older tables have it
 _CURVE = (60, 120, 250, 500, 1000, 2000, 4000)
 _QUICK_ROWS = 1000
 _CASE = ["network", "mode", "batch_size", "memory"]
@@ -88,15 +87,14 @@ def evaluation(reference: str = "") -> Evaluation:
 
     Raises InputError, which lists the machines, for one that has none.
     """
-    _, path = archive.machine_with("predictions/scores.parquet", "an evaluation", reference,
+    _, path = archive.machine_with("predictions/operators.parquet", "an evaluation", reference,
                                    "; run: python -m lib models --train cpu")
     folder = path.parent
     machine, meta = folder.parent, store.read_json(folder / "scores.meta.json")
-    predictions = store.read(folder / "predictions.parquet", "predictions").replace({"family": _FAMILIES})
     target = _target(meta)
-    operators = _operators(predictions, machine, target)
+    operators = _operators(folder / "operators.parquet", machine, target)
     networks = _networks(csv_files.frame(folder / "networks.csv"), machine, target)
-    published = store.read(folder / "scores.parquet", "scores").replace({"family": _FAMILIES})
+    published = store.read(folder / "scores.parquet", "scores")
     scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
                         evaluate.network_scores(networks)], ignore_index=True)
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
@@ -113,11 +111,12 @@ def _target(meta: dict[str, Any]) -> Target:
     return Target(**{**stated, "devices": tuple(stated["devices"])}) if stated else CPU
 
 
-def _operators(predictions: pd.DataFrame, machine: Path, target: Target) -> pd.DataFrame:
+def _operators(path: Path, machine: Path, target: Target) -> pd.DataFrame:
     """Return the published predictions of operators beside what the machine's sweeps measured of the same configurations."""
-    rows = predictions[predictions["kind"] == "operator"].drop(columns=["measured_ms", "relative_error"])
+    rows = store.read(path, "held_out").rename(columns={"group": "family", "predicted": "predicted_ms", "low": "low_ms",
+                                                        "high": "high_ms"})
     labels = training.reference_sweeps(machine, target)[0].set_index("config")["latency_ms"]
-    rows = rows.assign(latency_ms=labels.reindex(rows["what"]).to_numpy())
+    rows = rows.assign(latency_ms=labels.reindex(rows["case"]).to_numpy())
     if rows["latency_ms"].isna().any():
         raise InputError(f"{machine}: {int(rows['latency_ms'].isna().sum())} predicted operators were not measured; "
                          "run: python -m lib models --train cpu")
