@@ -218,6 +218,12 @@ def fresh_name(stem: str, taken: Callable[[str], bool]) -> str:
     return next(name for name in names if not taken(name))
 
 
+def fresh_file(folder: Path, stem: str) -> Path:
+    """Return the path of a CSV that is not there yet: ``stem.csv``, ``stem-v2.csv``, ..."""
+    name = fresh_name(stem, lambda candidate: (folder / f"{candidate}.csv").exists())
+    return folder / f"{name}.csv"
+
+
 def encoded_json(value: Any) -> bytes:
     """Return ``value`` as the content of a JSON file, the same for the same value."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()

@@ -275,14 +275,14 @@ def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatc
 def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
     card = Card(monkeypatch)
     call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    samples, _ = visit._lone_samples(call, GPU, 5, flush, host=False)
+    samples = visit._lone_samples(call, GPU, 5, flush, host=False)
     assert samples == pytest.approx([0.002] * len(samples))
 
 
 def test_on_apples_gpu_a_flush_is_not_in_the_time(monkeypatch):
     card = Card(monkeypatch)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: card.host_ms * 1e6))
-    samples, _ = visit._lone_samples(card.kernel, torch.device("mps"), 5, lambda: card.launch(0.005, 1.0), host=False)
+    samples = visit._lone_samples(card.kernel, torch.device("mps"), 5, lambda: card.launch(0.005, 1.0), host=False)
     assert samples == pytest.approx([0.006] * len(samples))
 
 
@@ -315,8 +315,7 @@ def test_the_largest_gemm_of_a_gpu_is_chosen_by_a_rate_that_is_not_its_launch(mo
 def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records, gbps, words):
     card = Card(monkeypatch, records)
     probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad"}, 0.0, 4e6, lambda: card.kernel)
-    measured = ceilings._rounds([probe], GPU, Budget(0.06))
-    row = ceilings._row(probe, measured[0], {}, "stable")
+    row = ceilings._row(probe, ceilings._visit(probe, GPU, 0.02), {}, "stable")
     assert row["peak_gbps"] == pytest.approx(gbps, rel=0.05)
     assert row["method"] == f"triad{words}"
 

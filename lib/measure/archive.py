@@ -76,6 +76,13 @@ def hardware(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def recorded(folder: Path, stem: str) -> list[tuple[dict[str, Any], Path]]:
+    """Return the CSVs in ``folder`` whose names begin with ``stem``, each with its provenance, in the order of measuring."""
+    tables = [(store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv")))
+              for meta in folder.glob(f"{stem}*.meta.json")]
+    return sorted(tables, key=lambda table: table[0]["started_utc"])
+
+
 def networks_files(folder: Path) -> list[Path]:
     """Return the tables ``networks`` of a machine, those of each of its campaigns."""
     return sorted([*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet")])

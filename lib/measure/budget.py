@@ -1,11 +1,14 @@
-"""The time that a measurement may take, and the order of its visits."""
+"""Rounds of visits: the time that they may take, their order, and the samples of what is timed in memory."""
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
+
+from lib.measure.statistics import Timing, joined
+from lib.progress import track
 
 Item = TypeVar("Item")
 _PATIENCE_SHARE, _PATIENCE_S = 0.15, 10.0
@@ -40,3 +43,18 @@ def interleaved(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]
     for number in range(rounds):
         for index in draw.permutation(len(items)):
             yield number, items[index]
+
+
+def sampled(count: int, rounds: int, budget: Budget, sample: Callable[[int, float], Timing | None], what: str) -> list[Timing]:
+    """Return the samples of ``count`` items over several rounds, each in a random order; none of an item that never ran.
+
+    ``sample`` takes an item's number and an equal share of what is left of the budget, in seconds, and returns None where the
+    item does not run. Once the budget is spent, only items without samples are visited.
+    """
+    parts: list[list[Timing]] = [[] for _ in range(count)]
+    for number, (_, index) in enumerate(track(list(interleaved(range(count), rounds)), what)):
+        if parts[index] and budget.spent:
+            continue
+        timing = sample(index, budget.left_s / (count * rounds - number))
+        parts[index] += [timing] if timing else []
+    return [joined(timings) for timings in parts]

@@ -13,11 +13,10 @@ from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
-from lib.measure.archive import folders
-from lib.measure.budget import Budget, interleaved
-from lib.measure.statistics import VERDICTS, Timing, joined, worst
+from lib.measure.archive import folders, recorded
+from lib.measure.budget import Budget, sampled
+from lib.measure.statistics import VERDICTS, Timing, worst
 from lib.measure.timing import measure, synchronize, time_calls
-from lib.progress import track
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
 
@@ -139,32 +138,19 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     return (built - begin + _LEAST * (time.monotonic() - built)) / touched
 
 
-def _rounds(probes: list[Probe], device: torch.device, budget: Budget) -> list[Timing | None]:
-    """Time every probe in ROUNDS rounds, each in a random order; return what was measured of each, None where memory ran out.
-
-    A visit has an equal share of what is left of the budget; on a crowded machine later rounds are dropped when it is spent.
-    """
-    samples: list[list[Timing]] = [[] for _ in probes]
-    visits = [index for _, index in interleaved(range(len(probes)), ROUNDS)]
-    for number, index in enumerate(track(visits, "ceilings")):
-        if samples[index] and budget.spent:
-            continue
-        try:
-            samples[index].append(_visit(probes[index], device, budget.left_s / (len(visits) - number)))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
-    return [joined(parts) if parts else None for parts in samples]
-
-
-def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing:
-    """Build a probe's call and time it, within ``share_s`` seconds where _LEAST calls let it."""
+def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
+    """Build a probe's call and time it, within ``share_s`` seconds where _LEAST calls let it; None where memory runs out."""
     begin = time.monotonic()
-    call = probe.build()
-    left_s = max(0.0, share_s - (time.monotonic() - begin))
-    return measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True)
+    try:
+        call = probe.build()
+        left_s = max(0.0, share_s - (time.monotonic() - begin))
+        return measure(call, device, left_s, least=_LEAST, most_s=_OVERRUN * share_s, graph=True)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
 
 
 def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
@@ -274,14 +260,15 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch(str(device)) as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
-                timings = _rounds(probes, device, budget)
+                timings = sampled(len(probes), ROUNDS, budget, lambda index, share_s: _visit(probes[index], device, share_s),
+                                  "ceilings")
                 seen = watch.reading()
         constants, crowded = {"device": str(device), "threads": threads, **own}, seen.verdict(threads)
-        rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing]
+        rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing.n]
         if not rows:
             raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
         table = pd.DataFrame(rows, columns=columns("ceilings"))
-        without = [probe for probe, timing in zip(probes, timings, strict=True) if not timing]
+        without = [probe for probe, timing in zip(probes, timings, strict=True) if not timing.n]
         return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
     finally:
         torch.set_num_threads(before_threads)
@@ -292,9 +279,8 @@ def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dic
     stem = f"ceilings_{str(table['device'][0]).replace(':', '-')}"
     facts |= {"started_utc": store.utc_now(), "notebook": "01_machine", "parameters": p.model_dump()}
     with locks.writer(paths.CEILINGS, locks.PATIENCE_S):  # of two hosts with one folder, each gets a name of its own
-        name = store.fresh_name(stem, lambda candidate: (paths.CEILINGS / f"{candidate}.csv").exists())
-        files = (store.write(table, paths.CEILINGS / f"{name}.csv", "ceilings"),
-                 store.write(small, paths.CEILINGS / f"{name.replace('ceilings', 'overheads', 1)}.csv", "overheads"))
+        path = store.fresh_file(paths.CEILINGS, stem)
+        files = store.write(table, path, "ceilings"), store.write(small, _overheads_of(path), "overheads")
     for path, kind in zip(files, ("ceilings", "overheads"), strict=True):
         store.write_meta(path, kind, **facts)
     note = " ".join(filter(None, [f"Measured here, {facts['started_utc']}.", *_left_out(table, p, without),
@@ -315,21 +301,22 @@ def _left_out(table: pd.DataFrame, p: MachineParams, without: list[Probe]) -> It
         yield f"Memory ran out for {choices(names)}."
 
 
-def _stored(meta: Path, note: str) -> Ceilings:
-    """Read ceilings by their provenance; ``note`` has places for the file's name and the time of measuring."""
-    facts, path = store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv"))
-    other = path.with_name(path.name.replace("ceilings", "overheads", 1))
-    return Ceilings(store.read(path, "ceilings"), store.read(other, "overheads"), facts,
-                    note.format(path.name, facts["started_utc"]), (path, other))
+def _overheads_of(path: Path) -> Path:
+    """Return the file of the overheads beside a file of ceilings."""
+    return path.with_name(path.name.replace("ceilings", "overheads", 1))
+
+
+def _stored(folder: Path, device: str, note: str) -> list[Ceilings]:
+    """Read the ceilings of a device in a folder, the newest last; ``note`` has places for a file's name and its time."""
+    return [Ceilings(store.read(path, "ceilings"), store.read(_overheads_of(path), "overheads"), facts,
+                     note.format(path.name, facts["started_utc"]), (path, _overheads_of(path)))
+            for facts, path in recorded(folder, f"ceilings_{device.replace(':', '-')}")]
 
 
 def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
     """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
-    stored = [_stored(meta, "Ceilings of {}, measured here {}.")
-              for meta in paths.CEILINGS.glob(f"ceilings_{device.replace(':', '-')}*.meta.json")]
-    fitting = [result for result in stored
-               if len(result.table) and all((result.table[name] == value).all() for name, value in wanted.items())]
-    return sorted(fitting, key=lambda result: result.facts["started_utc"])
+    return [result for result in _stored(paths.CEILINGS, device, "Ceilings of {}, measured here {}.")
+            if len(result.table) and all((result.table[name] == value).all() for name, value in wanted.items())]
 
 
 def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
@@ -345,7 +332,7 @@ def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
         own &= table["threads"] == threads if threads else True
         if own.any():
             tables.append(table[own])
-            others.append(path.with_name(path.name.replace("ceilings", "overheads", 1)))
+            others.append(_overheads_of(path))
     small, table = store.read_all(filter(Path.is_file, others), "overheads"), pd.concat(tables[1:] or tables, ignore_index=True)
     return counted(table) if len(table) else table, small[small["device"].isin(devices)]
 
@@ -357,10 +344,8 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
     """
     wanted = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
     for folder in folders("replay", p.reference):
-        metas = list((folder / "ceilings").glob(f"ceilings_{wanted.replace(':', '-')}*.meta.json"))
-        if metas:
-            newest = max(metas, key=lambda path: store.read_json(path)["started_utc"])
-            return _stored(newest, f"REPLAY of {{}}, measured {{}} on {folder.name}.")
+        if stored := _stored(folder / "ceilings", wanted, f"REPLAY of {{}}, measured {{}} on {folder.name}."):
+            return stored[-1]
     raise InputError(f"the reference has no ceilings of {wanted}; measure them with source=measure")
 
 

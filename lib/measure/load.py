@@ -124,21 +124,26 @@ class OwnProcesses:
 
 
 def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
-    own.refresh()
     switches = psutil.Process().num_ctx_switches().involuntary
     busy, stolen = busy_seconds()
     return time.perf_counter(), busy, own.seconds(), stolen, switches
 
 
 class LoadWatch:
-    """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU)."""
+    """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU).
 
-    def __init__(self, device: str = "cpu"):
-        self._number = number_of(device)
+    Short measurements enter it again and again: with ``refresh`` off it looks for processes of this run once, which takes
+    milliseconds.
+    """
+
+    def __init__(self, device: str = "cpu", refresh: bool = True):
+        number = number_of(device)
+        self._own, self._refresh = OwnProcesses(), refresh
+        self._gpu = None if number is None else GpuWatch(number, self._own.pids)
 
     def __enter__(self) -> "LoadWatch":
-        self._own = OwnProcesses()
-        self._gpu = None if self._number is None else GpuWatch(self._number, self._own.pids)
+        if self._gpu:
+            self._gpu.begin()
         self._start = _snapshot(self._own)
         return self
 
@@ -147,6 +152,8 @@ class LoadWatch:
 
     def reading(self) -> Load:
         """Return the load since the watch began."""
+        if self._refresh:
+            self._own.refresh()
         seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(self._own), self._start, strict=True))
         seconds = max(seconds, 1e-6)
         return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds,

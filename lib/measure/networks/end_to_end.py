@@ -20,9 +20,7 @@ from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, open_meter
 from lib.measure.energy.windows import LEAST_S
-from lib.measure.gpus.card import number_of
-from lib.measure.gpus.watch import GpuWatch
-from lib.measure.load import OwnProcesses
+from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
 from lib.measure.networks.visits_file import PassEnergy, Result
@@ -79,18 +77,17 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     for _ in range(_WARMUP):
         run()
     synchronize(device)
-    number = number_of(str(device))
-    watch = None if number is None else GpuWatch(number, OwnProcesses().pids)
     samples_ms, kernel_ms, usual, begun = [], [], 0, time.perf_counter()
-    while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
-        before_ms = kernel.wait() if kernel else float("nan")
-        begin = time.perf_counter_ns()
-        run()
-        synchronize(device)
-        samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-        kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
-        usual += not (kernel and kernel.is_slow(kernel_ms[-1]))
-    gpu = watch and watch.reading()
+    with LoadWatch(str(device)) as watch:
+        while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
+            before_ms = kernel.wait() if kernel else float("nan")
+            begin = time.perf_counter_ns()
+            run()
+            synchronize(device)
+            samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+            kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
+            usual += not (kernel and kernel.is_slow(kernel_ms[-1]))
+        gpu = watch.reading().gpu
     rss_mb = _status_mb("VmHWM") - before_mb
 
     def synchronized() -> None:

@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_map
 
 from lib import locks, paths, store
 from lib.measure import load, machine
-from lib.measure.archive import folders
-from lib.measure.budget import Budget, interleaved
-from lib.measure.statistics import Timing, joined, worst
+from lib.measure.archive import folders, recorded
+from lib.measure.budget import Budget, sampled
+from lib.measure.statistics import Timing, worst
 from lib.measure.timing import measure
-from lib.progress import track
 from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
@@ -122,28 +121,29 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     On a crowded machine later rounds are dropped once the budget is spent; the first always runs. An operator that the device
     does not have stays without samples; a network that it cannot run raises InputError.
     """
-    several, total_s = sum(item.row["kind"] == "network" for item in items), budget.left_s
-    shares = {"network": total_s * _NETWORKS_SHARE / max(1, several),
-              "operator": total_s * (1 - _NETWORKS_SHARE) / max(1, len(items) - several)}
-    samples: list[list[Timing]] = [[] for _ in items]
+    counts_by_kind, total_s = Counter(item.row["kind"] for item in items), budget.left_s
+    shares = {"network": _NETWORKS_SHARE, "operator": 1 - _NETWORKS_SHARE}
     programs: dict[int, Callable] = {}
     failed: dict[int, str] = {}
-    for _, index in track(list(interleaved(range(len(items)), ROUNDS)), "timing"):
+
+    def visit(index: int, _: float) -> Timing | None:
         item, kind = items[index], items[index].row["kind"]
         fails = f"{item.row['label']} does not run on {device}"
-        if index in failed or (samples[index] and budget.spent):
-            continue
+        if index in failed:
+            return None
         try:
             with user_code.running(fails) if kind == "network" else nullcontext():
                 call = programs.get(index) or item.build()
                 if kind == "network":
                     programs[index] = call  # its weights take long to make
                 with torch.inference_mode():
-                    share_s = min(shares[kind] / ROUNDS, budget.left_s)
-                    samples[index].append(measure(call, device, share_s, least=3, most_s=2 * share_s, graph=kind == "operator"))
+                    share_s = min(shares[kind] * total_s / counts_by_kind[kind] / ROUNDS, budget.left_s)
+                    return measure(call, device, share_s, least=3, most_s=2 * share_s, graph=kind == "operator")
         except RuntimeError as error:
             failed[index] = f"{fails}: {str(error).splitlines()[0]}"
-    return [joined(parts) for parts in samples], list(failed.values())
+            return None
+
+    return sampled(len(items), ROUNDS, budget, visit, "timing"), list(failed.values())
 
 
 def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
@@ -185,8 +185,7 @@ def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:
     """Write a table ``points`` to ``data/points/`` with its provenance; return its path."""
     stem = f"points_{facts['parameters']['device'].replace(':', '-')}_{facts['parameters']['dtype']}"
     with locks.writer(paths.POINTS, locks.PATIENCE_S):  # another device or host may write its points at the same time
-        name = store.fresh_name(stem, lambda candidate: (paths.POINTS / f"{candidate}.csv").exists())
-        path = store.write(frame, paths.POINTS / f"{name}.csv", "points")
+        path = store.write(frame, store.fresh_file(paths.POINTS, stem), "points")
     store.write_meta(path, "points", **facts)
     return path
 
@@ -199,10 +198,8 @@ def stored_points(device: str, precision: str, hardware_id: str,
     """
     stem = f"points_{device.replace(':', '-')}_{precision}"
     for folder in folders("replay", reference):
-        metas = [(store.read_json(path), path) for path in (folder / "points").glob(f"{stem}*.meta.json")]
-        metas = [(facts, path) for facts, path in metas if facts["hardware_id"] == hardware_id]
-        if metas:
-            facts, meta = max(metas, key=lambda item: item[0]["started_utc"])
-            path = meta.with_name(meta.name.replace(".meta.json", ".csv"))
+        of_machine = [table for table in recorded(folder / "points", stem) if table[0]["hardware_id"] == hardware_id]
+        if of_machine:
+            facts, path = of_machine[-1]
             return store.read(path, "points"), f"Points of {path.name}, measured {facts['started_utc']}."
     return store.read_all([], "points"), f"The reference has no points of networks and operators on {device} in {precision}."

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from lib.errors import InputError, is_broken_device, is_out_of_memory, one_line
-from lib.measure import load, machine
+from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Absent, Meter, open_meter
 from lib.measure.energy.trace import Energy
-from lib.measure.gpus.card import number_of
-from lib.measure.gpus.watch import GpuUse, GpuWatch
+from lib.measure.gpus.watch import GpuUse
+from lib.measure.load import LoadWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.timing import Repeat, repeated, synchronize, time_calls
 from lib.measure.worker import WorkerLostError
@@ -29,26 +29,8 @@ _COLD_WARMUP, _COLD_PATIENCE = 2, 4
 _WARM_MS = 3.0
 _MOST_CALLS = 1000
 LAUNCHED = "no CUDA graph of it can be recorded: its launches are in its time"
+_FAILURES = (RuntimeError, TypeError, ValueError, IndexError, MemoryError)  # of a configuration
 _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
-
-
-class _Watch:
-    """Watches the load of the machine during one visit (in ticks of 10 ms, so that single visits say little)."""
-
-    def __init__(self, tools: "Tools"):
-        self._processes, self._gpu = tools.processes, tools.gpu
-        if self._gpu:
-            self._gpu.begin()
-        self.begin, self.own, (self.busy, self.stolen) = time.perf_counter(), self._processes.seconds(), load.busy_seconds()
-
-    def reading(self) -> dict[str, Any]:
-        """Return the length of the visit, the cores that others and the host used, and what happened on the GPU."""
-        gpu = self._gpu.reading() if self._gpu else GpuUse()
-        seconds = time.perf_counter() - self.begin
-        busy, stolen = load.busy_seconds()
-        own = self._processes.seconds() - self.own
-        return {"visit_s": seconds, "other_cores": max(0.0, busy - self.busy - own) / seconds,
-                "stolen_cores": max(0.0, stolen - self.stolen) / seconds, **gpu.columns}
 
 
 class Flusher:
@@ -71,9 +53,7 @@ class Tools:
     """Tools of a worker that last from visit to visit, made when first needed."""
 
     def __init__(self, device: torch.device):
-        self._device, self.processes = device, load.OwnProcesses()
-        number = number_of(str(device))
-        self.gpu = None if number is None else GpuWatch(number, self.processes.pids)
+        self._device, self.watch = device, LoadWatch(str(device), refresh=False)
 
     @cached_property
     def meter(self) -> Meter:
@@ -138,7 +118,7 @@ def _kernel_samples(call: Callable[[], object], device: torch.device, visit_ms: 
 
 
 def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: float, flush: Callable | None,
-                  host: bool) -> tuple[list[float], int]:
+                  host: bool) -> list[float]:
     """Time calls one by one, each after ``flush``; ``host`` clocks on the host from before the call to the device's end."""
     def one() -> float:
         if not host:
@@ -157,7 +137,7 @@ def _lone_samples(call: Callable[[], object], device: torch.device, visit_ms: fl
     samples, end = [], time.perf_counter() + visit_ms / 1e3
     while len(samples) < _LEAST or time.perf_counter() < end:
         samples.append(one())
-    return samples, 1
+    return samples
 
 
 def _lasting(flush: Callable[[], object], call: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -170,7 +150,7 @@ def _lasting(flush: Callable[[], object], call: Callable[[], object], device: to
     return lambda: [flush() for _ in range(times)]
 
 
-def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, rings: Rings) -> tuple[list[float], int]:
+def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, rings: Rings) -> list[float]:
     """Time calls one by one, each on memory used long ago; calls for which the process grew count only if all did."""
     calls, samples, grown = ColdCalls(ops, device, rings), [], []
     for _ in range(_COLD_WARMUP):
@@ -179,34 +159,41 @@ def _cold_samples(ops: tuple[Op, ...], device: torch.device, visit_ms: float, ri
     while len(samples) + len(grown) // _COLD_PATIENCE < _LEAST or time.perf_counter() < end:
         taken, grew = calls.one()
         (grown if grew else samples).append(taken)
-    return (samples if len(samples) >= _LEAST else samples + grown), 1
+    return samples if len(samples) >= _LEAST else samples + grown
 
 
 def visit(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
           tools: Tools) -> dict[str, Any]:
     """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason."""
-    watch, reason, row = _Watch(tools), "", {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
-    try:
-        kernel = config.latency_type == "kernel"
-        cold = config.cache == "cold"
-        call = rebuild.runnable(ops, device) if kernel else _program(config, device)
-        result = call()
-        if config.passes == "forward":
-            _check(result, ops)
-        del result
-        if kernel and cold and device.type == "cpu":
-            del call
-            samples, calls = _cold_samples(ops, device, visit_ms, tools.rings)
-        elif kernel and not cold:
-            samples, calls, reason = _kernel_samples(call, device, visit_ms)
-        else:
-            samples, calls = _lone_samples(call, device, visit_ms, tools.flusher if cold else None, host=not kernel)
-        low, median, high = np.percentile(samples, (25, 50, 75))
-        row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
-        status = "ok"
-    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
-        status, reason = "failed", _reason(error, device)
-    return {**row, **watch.reading(), "status": status, "reason": reason}
+    row: dict[str, Any] = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+    with tools.watch as watch:
+        try:
+            samples, calls, reason = _samples(config, ops, device, visit_ms, tools)
+            low, median, high = np.percentile(samples, (25, 50, 75))
+            row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
+            status = "ok"
+        except _FAILURES as error:
+            status, reason = "failed", _reason(error, device)
+        seen = watch.reading()
+    return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
+            "status": status, "reason": reason}
+
+
+def _samples(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float,
+             tools: Tools) -> tuple[list[float], int, str]:
+    """Build a configuration, check its result and time it; return the times, the calls of each, and what else is in them."""
+    kernel, cold = config.latency_type == "kernel", config.cache == "cold"
+    call = rebuild.runnable(ops, device) if kernel else _program(config, device)
+    result = call()
+    if config.passes == "forward":
+        _check(result, ops)
+    del result
+    if kernel and not cold:
+        return _kernel_samples(call, device, visit_ms)
+    if kernel and device.type == "cpu":
+        del call
+        return _cold_samples(ops, device, visit_ms, tools.rings), 1, ""
+    return _lone_samples(call, device, visit_ms, tools.flusher if cold else None, host=not kernel), 1, ""
 
 
 def _reason(error: Exception, device: torch.device) -> str:
@@ -226,7 +213,7 @@ def energy(config: Config, ops: tuple[Op, ...], device: torch.device, seconds: f
     begin, calls = time.perf_counter(), 0
     try:
         of_loop, calls = _looped(config, ops, device, seconds, tools)
-    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError) as error:
+    except _FAILURES as error:
         of_loop = Energy(0.0, reason=_reason(error, device))
     return {"energy_j": of_loop.energy_j / calls if calls else np.nan, "calls": calls, "loop_s": time.perf_counter() - begin,
             **of_loop.columns}

@@ -24,9 +24,7 @@ def collect(cell: Cell, options: Mapping[str, str]) -> Path:
     """
     if not cell.params.device.startswith("cuda"):
         raise InputError(f"{cell.label}: Nsight Compute counts what a CUDA device does, not {cell.params.device}")
-    stem = f"nsight_{cell.label.replace('/', '-')}"
-    name = store.fresh_name(stem, lambda candidate: (paths.MATRIX / f"{candidate}.csv").exists())
-    path = files.folder(paths.MATRIX) / f"{name}.csv"
+    path = store.fresh_file(files.folder(paths.MATRIX), f"nsight_{cell.label.replace('/', '-')}")
     parameters = [word for pair in {**_SHORT, **options}.items() for word in ("-p", *pair)]
     with tempfile.TemporaryDirectory() as home:
         program = [sys.executable, "-m", "lib", "matrix", "--device", cell.params.device, "--cells", cell.name]

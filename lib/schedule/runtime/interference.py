@@ -138,8 +138,7 @@ def text(table: pd.DataFrame) -> str:
 
 def write(table: pd.DataFrame, folder: Path = paths.DATA / FOLDER) -> Path:
     """Write a measured table beside earlier ones; return its file."""
-    name = store.fresh_name("contention", lambda name: (folder / f"{name}.csv").exists())
-    path = store.write(table, folder / f"{name}.csv", "contention")
+    path = store.write(table, store.fresh_file(folder, "contention"), "contention")
     store.write_meta(path, "contention")
     return path
 
