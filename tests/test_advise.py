@@ -1,6 +1,7 @@
 """Advice: what is answered, for what, and what is refused; the models at hand; calibration's choice of points."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from lib.measure import machine
 from lib.measure.budget import Budget
 from lib.measure.networks import end_to_end
 from lib.predict import calibrate, calibrate_networks, registry
-from lib.predict.advice import advise, advise_operator, advise_text, suggestions
+from lib.predict.advice import advise, advise_operator, advise_text, suggestions, summary
 from lib.predict.advice.query import Query
 from lib.predict.networks import work
 from lib.predict.operators.features_gpu import Chip
@@ -144,7 +145,7 @@ def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_
     network = "tests.test_advise:Inverted"
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
     asked = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
-    assert __main__.main(["advise", network, *asked]) == 0
+    assert __main__.main(["advise", network, *asked, "--explain"]) == 0
     text = capsys.readouterr().out
     assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
     for arguments in ([network, *asked], ["--questions", str(tmp_path / "q.csv")]):
@@ -162,6 +163,37 @@ def test_what_no_family_covers_takes_no_less_than_its_flops_do(network, flops):
     least_ms = flops / load_devices()["a100-pcie-40gb"].peak_gflops["fp32"] / 1e6
     assert least_ms <= row["predicted_ms"] < 2 * least_ms and row["not_modelled"]
     assert row["low_ms"] > 0.8 * least_ms
+
+
+def _row(low, high, **changes):
+    return {"device": "t4", "source": "predicted", "predicted_ms": 10.0, "low_ms": low, "high_ms": high, "out_of_range": False,
+            "fits": True, "images_per_sec": 100.0, "memory_mb": 50.0, "bound": "memory", "measured_ms": math.nan,
+            "not_modelled": "", **changes}
+
+
+@pytest.mark.parametrize(("row", "grade"), [
+    (_row(9, 12), "A"), (_row(7, 12), "B"), (_row(9, 14), "B"), (_row(9, 20), "C"), (_row(9, math.inf), "D"),
+    (_row(9, 12, out_of_range=True), "C"), (_row(9, 12, source="zero-shot from any-gpu"), "C"),
+    (_row(1, 12, source="zero-shot from any-gpu"), "D")])
+def test_confidence_falls_with_the_reach_of_the_interval_and_is_c_at_best_for_what_was_learned_elsewhere(row, grade):
+    assert summary.grade(row) == grade
+
+
+def test_the_answer_fits_on_a_screen_and_a_guess_that_is_fastest_is_called_one(answer):
+    several = suggestions.suggestions(answer)
+    lines = summary.text(answer, several, "The CPU waits.").splitlines()
+    assert lines[0] == advise_text.heading(answer) and "The CPU waits." in lines
+    assert len(lines) < 20 + len(answer.table) and max(map(len, lines)) <= summary.WIDTH
+    named = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert named[:1 + len(answer.table)] == ["device", *answer.table["device"]]
+    for line in lines:
+        assert "nan" not in line.split() and "inf" not in line.split()
+    rows = [_row(3, 18, source="zero-shot from any-gpu", device="b200", predicted_ms=6.0), _row(9, 12)]
+    shown = summary.text(replace(answer, table=pd.DataFrame(rows)), [])
+    assert "Fastest: b200, 6 ms (3 to 18, D), a guess" in shown and "Best that can be trusted: t4, 10 ms (9 to 12, A)" in shown
+    assert "No change is predicted" in shown
+    none = summary.text(replace(answer, table=pd.DataFrame([_row(9, 12, fits=False)])), [])
+    assert "It fits into none of these devices: it needs 50 MB" in none and "50 (too much)" in none
 
 
 def test_what_to_change_comes_with_a_gain_or_the_reason_why_not(answer):

@@ -123,7 +123,7 @@ def test_networks_without_branches_are_not_run(monkeypatch):
 def test_the_answer_is_the_same_each_time_and_says_so(capsys):
     several = [work.captured(networks.network(f"{__name__}:Branches", 4, "8"), "infer").flops for _ in range(2)]
     assert several[0] == several[1]
-    assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4"]) == 0
+    assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4", "--explain"]) == 0
     assert "its control flow depends on values (test_branches.py, line 36): the branch of random inputs was taken" in \
         capsys.readouterr().out
     table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])

@@ -166,7 +166,7 @@ def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
     none = advise(Query("torch.nn:ReLU", 4, "3x64x64", dtype="bf16"), ["h200-sxm"], crossovers=False).table
     assert none[["energy_j", "energy_source"]].isna().all(axis=None)
     words = ["advise", network, *"--input 1x2048x4096 --batch-size 1 --dtype bf16 --device h200-sxm".split()]
-    assert main(words) == 0
+    assert main([*words, "--explain"]) == 0
     assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)

@@ -343,7 +343,7 @@ def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
     assert set(quote.COLUMNS) <= set(several.columns)
     assert several["held_out"][0].startswith("no network was measured there")
     assert several["held_out_mape_pct"][0] > 0 and math.isnan(several["held_out_mape_pct"][1])
-    assert main(["advise", "simple_cnn", "--device", "t4", "--no-look"]) == 0
+    assert main(["advise", "simple_cnn", "--device", "t4", "--no-look", "--explain"]) == 0
     assert f"t4, errors on what was held out: {several['held_out'][0]}" in capsys.readouterr().out
 
 

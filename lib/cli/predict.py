@@ -45,19 +45,23 @@ def _advise(options: argparse.Namespace) -> int:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
     from lib.measure import load
-    from lib.predict.advice import advise, advise_text, suggestions
+    from lib.predict.advice import advise, advise_text, suggestions, summary
 
     query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
                          options.compile)
     with load.LoadWatch() as watch:
         advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
-        note = advise_text.neighbours(advice, watch.reading())
+        reading = watch.reading()
+        note = advise_text.neighbours(advice, reading)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
         return 0
-    print("\n".join(filter(None, (advise_text.text(advice), note))), flush=True)  # what users' code prints goes to stderr
     changes = suggestions.suggestions(advice)
+    if not options.explain and not options.verify:
+        print(summary.text(advice, changes, advise_text.neighbours(advice, reading, brief=True)))
+        return 0
+    print("\n".join(filter(None, (advise_text.text(advice), note))), flush=True)  # what users' code prints goes to stderr
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
@@ -210,6 +214,8 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--device", action="append", default=[],
                       help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
                            "cpu@NAME); may be given again (default: all with a model)")
+    verb.add_argument("--explain", action="store_true",
+                      help="print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
     verb.add_argument("--no-look", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")

@@ -110,15 +110,19 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def neighbours(advice: Advice, reading: load.Load | None = None) -> str:
+def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False) -> str:
     """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU.
 
-    ``reading`` tells what others did lately; without one they are watched for a moment.
+    ``reading`` tells what others did lately; without one they are watched for a moment. ``brief``: in one short sentence.
     """
     if "cpu" not in set(advice.table["device"]):
         return ""
     threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
-    text = f"cpu: the time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
+    idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
+    if brief:
+        return f"The CPU's time is that of {idle}." if free >= threads else \
+            f"The CPU's time is that of {idle}; others hold cores now: set OMP_NUM_THREADS={free} meanwhile."
+    text = f"cpu: the time is that of {idle}"
     cpu = next(one for one in advice.predictors if one.device == "cpu")
     if without_ceilings(cpu):
         why = ": the ceilings measured here are unusable, others held cores" if cpu.model.facts.get(DOUBTFUL) else ""
