@@ -347,10 +347,24 @@ def test_answers_to_many_questions_and_the_command_line_hold_the_line(capsys):
     assert f"t4, errors on what was held out: {several['held_out'][0]}" in capsys.readouterr().out
 
 
+def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
+    """Means are over devices and conditions, by their numbers of predictions."""
+    graded = errors.graded(table).set_index("answer to")
+    assert list(graded.index) == list(errors.QUESTIONS) and (graded["n"] > 0).all()
+    for line in graded.itertuples():
+        assert line.grade == next(letter for letter, most in errors.GRADES.items() if line[2] <= most)
+    steps = of(table, what=errors.STEPS)
+    expected = np.average(steps["mape_pct"], weights=steps["n"])
+    assert graded.loc["a whole training step on a measured CPU", "mean error %"] == pytest.approx(expected)
+
+
 def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
-    assert main(["models", "--errors"]) == 0
+    assert main(["models", "--errors", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["device", "what", "kind", "mode"] and len(lines) > 40
+    assert main(["models", "--errors"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) == 2 + len(errors.QUESTIONS) and "NaN" not in short
     assert main(["models", "--errors", "--train", "cpu"]) == 2
     assert "give one" in capsys.readouterr().err
 

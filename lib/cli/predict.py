@@ -146,8 +146,10 @@ def _models(options: argparse.Namespace) -> int:
         if options.train:
             raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
         rows = errors.table()
-        rows = errors.weakest_first(rows[rows["what"] != errors.FAMILIES])
-        print(rows.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+        shown = errors.weakest_first(rows[rows["what"] != errors.FAMILIES]) if options.all else errors.graded(rows)
+        print(shown.to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.1f}"))
+        if not options.all:
+            print("Of what no model saw. --all: by device, kind, mode and condition.")
         return 0
 
     if options.train == "profiles":
@@ -251,8 +253,10 @@ def _add_models(verbs) -> None:
                            "ship")
     verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
     verb.add_argument("--errors", action="store_true",
-                      help="show instead how wrong they were on what was held out, by device, kind of network or operator, "
-                           "mode and condition, the weakest first")
+                      help="show instead how wrong they were on what was held out: a graded line for each question that people "
+                           "ask")
+    verb.add_argument("--all", action="store_true",
+                      help="of --errors: by device, kind of network or operator, mode and condition, the weakest first")
     verb.set_defaults(call=_models)
 
 

@@ -56,6 +56,25 @@ _NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tunin
 _RESIDENT = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")  # of machines where it was learned
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
+_CARD = r"torch \d"  # in the conditions of networks on cards alone
+_OF_CARD = f"what == '{NETWORKS}' and kind == '{ALL}' and on_card and device != '{card_model.ANY}'"
+QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the answers are
+    "a network on a measured CPU, inference": f"what == '{NETWORKS}' and kind == '{ALL}' and not on_card and mode == 'infer'",
+    "a network on a measured CPU, forward and backward":
+        f"what == '{NETWORKS}' and kind == '{ALL}' and not on_card and mode == 'train'",
+    "a whole training step on a measured CPU": f"what == '{STEPS}'",
+    "a network on a measured card, eager": f"{_OF_CARD} and mode == 'infer' and not compiled",
+    "a network on a measured card, compiled": f"{_OF_CARD} and mode == 'infer' and compiled",
+    "a network on a measured card, training": f"{_OF_CARD} and mode == 'train'",
+    "a network on a card that nobody measured": f"what == '{NEW_CARDS}'",
+    "a kernel on a measured CPU": f"what == '{OPERATORS}' and on_cpu",
+    "a kernel on a measured GPU": f"what == '{OPERATORS}' and not on_cpu and device != '{ANY_GPU}'",
+    "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
+    "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
+    "the peak of memory that tensors take": f"what == '{TENSORS}'",
+    "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
+    "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
+GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]
 
 
@@ -280,3 +299,26 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[~(with_kinds & (rows["kind"] == ALL))]
     number = rows.groupby(case)["condition"].transform("size")
     return rows.assign(conditions=number).drop_duplicates(case, ignore_index=True)
+
+
+def graded(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each of QUESTIONS from ``table``: typical (median) and mean error, how many ranges hold, n, the grade.
+
+    Errors in %, means over devices and conditions by their number of predictions. GRADES by the mean error.
+    """
+    condition = rows["condition"]
+    flags = rows.assign(on_card=condition.str.contains(_CARD), compiled=condition.str.startswith("compiled"),
+                        on_cpu=rows["device"].isin(archive.machines()))
+    lines = []
+    for question, chosen in QUESTIONS.items():
+        part = flags.query(chosen)
+        weighted = {name: _weighted(part[f"{name}_pct"], part["n"]) for name in ("median", "mape", "coverage")}
+        grade = next(letter for letter, most in GRADES.items() if not weighted["mape"] > most)
+        lines.append({"answer to": question, "typical error %": weighted["median"], "mean error %": weighted["mape"],
+                      "inside the 90 % range, %": weighted["coverage"], "n": part["n"].sum(), "grade": grade})
+    return pd.DataFrame(lines)
+
+
+def _weighted(values: pd.Series, counts: pd.Series) -> float:
+    known = values.notna()
+    return float(np.average(values[known], weights=counts[known])) if counts[known].sum() else np.nan
