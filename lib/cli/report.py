@@ -59,6 +59,8 @@ def _run(options: argparse.Namespace) -> int:
             print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
             return int(any(outcome.status != "ok" for outcome in outcomes))
         lines = runner.moved(folder, outcomes)
+        if len(outcomes) == 1 and not lines:
+            print("\n".join(runner.shown(folder, outcomes[0])))
         print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
         return int(bool(lines))
 

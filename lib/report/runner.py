@@ -243,6 +243,12 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
     return lines
 
 
+def shown(folder: Path, outcome: Outcome) -> list[str]:
+    """Return the key numbers of a replayed notebook that are compared, a line each."""
+    numbers = _comparable(keys(folder / f"{outcome.stem}.ipynb"))
+    return [f"  {name}: {item['value']:.4g} {item['unit']}" for name, item in numbers.items()]
+
+
 def _comparable(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
 

@@ -19,6 +19,8 @@ from lib.tables import columns
 
 FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "energy_source", "price",
            "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved")
+_PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
+_DEVICES, _JOBS = 16, 5  # that are shown
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Answer:
     def figures(self) -> dict[str, Any]:
         """Return FIGURES; unknown ones are None."""
         problem = self.outcome.problem
-        measured = metrics.metrics(self.outcome, bounds.makespan_bound(problem))
+        measured = metrics.metrics(self.outcome, max(bounds.makespan_bound(problem), bounds.whole_jobs_bound(problem)))
         facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
         return {name: {**measured, **facts}[name] for name in FIGURES}
 
@@ -69,20 +71,31 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
 
 
 def text(answer: Answer) -> str:
-    """Return the figures in a few lines."""
-    figures, fleet, done = answer.figures, answer.outcome.problem.fleet, answer.outcome.done
-    lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on {figures['devices']} devices",
-             f"  makespan              {figures['makespan_s']:,.6g} s, {figures['ratio']:.4f} of the lower bound "
-             f"({figures['lower_bound_s']:,.6g} s)",
-             f"  completion time       mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s",
-             f"  decided in            {figures['decide_s'] * 1e3:,.1f} ms"]
+    """Return the figures in a few lines, then a line a device: its jobs with their start and end in s."""
+    figures = answer.figures
+    above = figures["makespan_s"] / figures["lower_bound_s"] - 1
+    best = "proven best" if above < _PROVEN else \
+        f"at most {above:.1%} above the best (none is below {figures['lower_bound_s']:,.6g} s)"
+    lines = [f"{answer.policy}, for {answer.objective}: {figures['jobs']} jobs on {figures['devices']} devices, decided in "
+             f"{figures['decide_s'] * 1e3:,.1f} ms",
+             f"  makespan         {figures['makespan_s']:,.6g} s, {best}",
+             f"  completion time  mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s"]
     if figures["energy_j"] is not None:
-        lines.append(f"  energy                {figures['energy_j']:,.6g} J ({figures['energy_source']})")
+        lines.append(f"  energy           {figures['energy_j']:,.6g} J ({figures['energy_source']})")
     if figures["price"] is not None:
-        lines.append(f"  price                 {figures['price']:,.6g}")
-    busy = metrics.busy_s(answer.outcome)
-    for device_type, label in enumerate(fleet.types):
-        count = int((fleet.type_of[done["device_index"]] == device_type).sum())
-        share = busy[device_type] / max(1e-12, fleet.counts[device_type] * figures["makespan_s"])
-        lines.append(f"  {label:<20}  {count} jobs, in use {share:.0%} of the time")
-    return "\n".join(lines)
+        lines.append(f"  price            {figures['price']:,.6g}")
+    return "\n".join([*lines, "", *_placed(answer)])
+
+
+def _placed(answer: Answer) -> list[str]:
+    """Return a line a device with its first jobs, those of the first devices."""
+    by_device = dict(list(answer.schedule.groupby("device", sort=False)))
+    names = list(answer.outcome.problem.fleet.names)
+    width = max(map(len, names[:_DEVICES]))
+    lines = []
+    for name in names[:_DEVICES]:
+        rows = by_device.get(name, answer.schedule.head(0))
+        jobs = [f"{row.job_id} {row.start_s:,.4g} to {row.end_s:,.4g}" for row in rows.head(_JOBS).itertuples()]
+        more = [f"{len(rows) - _JOBS} more"] * (len(rows) > _JOBS)
+        lines.append(f"  {name:<{width}}  {'; '.join(jobs + more) or 'nothing'}")
+    return lines + [f"  {len(names) - _DEVICES} more devices: --out writes all"] * (len(names) > _DEVICES)

@@ -9,6 +9,8 @@ from lib.schedule.problem import Fleet, Jobs, Problem, cores_taken, feasible
 
 _MOST_MATCHED = 3000  # jobs: the matching's table grows with their square
 WHOLE = 5000  # jobs: up to so many enter the linear programme at once
+_MOST_PLACED = 5000  # places of jobs on devices, up to which whole jobs are bounded
+_TOLERANCE = 1e-6  # of the solver
 _CUTS, _NEAR, _UNCLEAR, _EXACT = 100, 1e-5, 1e-3, 1e-9
 
 
@@ -148,6 +150,30 @@ def makespan_bound(problem: Problem) -> float:
         part = None if host is None else host.subset(later)
         bound = max(bound, float(start) + relaxation(times[later], problem.fleet.counts, host=part).makespan_s)
     return bound
+
+
+def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
+    """Return a lower bound of the makespan in s of jobs that are not cut: each runs on one device, whenever it arrives.
+
+    An integer programme over jobs and devices (HiGHS), stopped after ``seconds``; 0 where it has more than _MOST_PLACED
+    variables or found no bound.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_matrix
+
+    times = able_times(problem)[:, problem.fleet.type_of]  # jobs, devices
+    longest_s = float(times.min(axis=1).max())
+    jobs, devices = np.nonzero(np.isfinite(times))
+    if len(jobs) > _MOST_PLACED:
+        return 0.0
+    cells, (count, width) = np.arange(len(jobs)), times.shape
+    once = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
+    load = csr_matrix((np.append(times[jobs, devices] / longest_s, -np.ones(width)),
+                       (np.append(devices, np.arange(width)), np.append(cells, np.full(width, len(jobs))))))
+    found = milp(np.append(np.zeros(len(jobs)), 1.0), integrality=np.append(np.ones(len(jobs)), 0),
+                 bounds=Bounds(0, np.append(np.ones(len(jobs)), np.inf)), options={"time_limit": seconds, "mip_rel_gap": 0.0},
+                 constraints=[LinearConstraint(once, 1, 1), LinearConstraint(load, -np.inf, 0)])
+    return max(0.0, found.mip_dual_bound or 0.0) * longest_s * (1 - _TOLERANCE)
 
 
 def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
