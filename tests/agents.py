@@ -5,6 +5,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -83,6 +84,11 @@ def joined(url, name="lab", count=1):
         joining._client._post = refuse
         thread.join(30)
         assert not thread.is_alive()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def start(*words, log=None):
