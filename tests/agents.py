@@ -5,6 +5,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -61,8 +62,8 @@ def joined(url, name="lab", count=1):
     """Run an agent in a thread; it ends with its first call afterwards, which is refused."""
     from lib.errors import InputError
 
-    one = agent(url, name, count)
-    exchange = one._client.exchange
+    joining = agent(url, name, count)
+    exchange = joining._client.exchange
 
     def hasty(agent_id, content, patience_s):
         return exchange(agent_id, content.model_copy(update={"wait_s": min(0.1, content.wait_s)}), patience_s)
@@ -72,17 +73,22 @@ def joined(url, name="lab", count=1):
 
     def run():
         with suppress(InputError):
-            one.run()
+            joining.run()
 
-    one._client.exchange = hasty
+    joining._client.exchange = hasty
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        one._client._post = refuse
+        joining._client._post = refuse
         thread.join(30)
         assert not thread.is_alive()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def start(*words, log=None):

@@ -6,18 +6,12 @@ whether any two ever ran the same run at once.
 
 import json
 import random
-import socket
 import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 from tests import agents as processes
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def count_of(database, *conditions):
@@ -69,7 +63,7 @@ class Cluster:
     """A server and its agents."""
 
     def __init__(self, folder, agents, slots, silent_s):
-        self.folder, self.silent_s, self.port, self.slots = folder, silent_s, free_port(), slots
+        self.folder, self.silent_s, self.port, self.slots = folder, silent_s, processes.free_port(), slots
         self.log = (folder / "log").open("a")
         self.names = [f"a{number}" for number in range(agents)]
         self.processes = {name: self.start(name) for name in ("server", *self.names)}

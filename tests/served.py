@@ -16,16 +16,23 @@ JOBS, WITHIN_S, STATEMENTS = 8, 0.04, 130
 NAMES = [f"j{number}" for number in range(JOBS)]
 
 
-def service_of(home):
+def opened(folder, observer=None, policy="first-come", predicted_s=lambda spec, device: 1.0, spawn=Inline, slots=("cpu[0]",),
+           limits=None):
+    """Open a service whose workers do each job at once."""
     from lib.schedule.policies import registry
     from lib.schedule.runtime.service import Service
-    from lib.schedule.runtime.workers import Slot
+    from lib.schedule.runtime.workers import Limits, Slot
 
-    service = Service(home / "queue", registry.policy("first-come"), lambda spec, device: 0.01, spawn=Inline)
+    policy = registry.policy(policy) if isinstance(policy, str) else policy
+    service = Service(folder, policy, predicted_s, limits or Limits(), spawn, observer)
     service._engine._tick_s = 0.001
-    for name in ("cpu[0]", "cpu[1]"):
+    for name in slots:
         service.add_slot(Slot(name))
     return service
+
+
+def service_of(home):
+    return opened(home / "queue", predicted_s=lambda spec, device: 0.01, slots=("cpu[0]", "cpu[1]"))
 
 
 def submit(service, home, name):
@@ -61,7 +68,7 @@ def trial(home, moment_s=None, statement=None, seed=0):
     wrong = [] if status in (0, -signal.SIGKILL) else ["it ended with an error"]
     returned = [line.split() for line in (home / "returned").read_text().splitlines()]
     unwanted = random.Random(seed).sample(NAMES, 3)
-    submitted, cancelled = ({name for what, name in returned if what == one} for one in ("submit", "cancel"))
+    submitted, cancelled = ({name for call, name in returned if call == wanted} for wanted in ("submit", "cancel"))
     with service_of(home) as service:
         before, effects = service.ends().set_index("job_id"), _effects(home, NAMES)
         tries = Counter(service.attempts()["job_id"])

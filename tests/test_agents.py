@@ -37,7 +37,7 @@ from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, SlotLost, card_of
 from tests import killed, killed_queue
-from tests.agents import TOKEN, add_runs, dispatcher_in, joined, light_slots, limits, serving, start, until
+from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, light_slots, limits, serving, start, until
 from tests.agents import agent as light_agent
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(t
     """The first server has lines, but not its database, and is gone before that is back."""
     database, first = dispatcher_in(tmp_path)
     first._records._written = lambda batch: False
-    (run_id,), port = add_runs(database, [trailing(tmp_path)]), killed_queue.free_port()
+    (run_id,), port = add_runs(database, [trailing(tmp_path)]), free_port()
     with joined(f"http://127.0.0.1:{port}"):
         with serving(create_app(Operations(database, first), TOKEN), port):
             until(lambda: first._records._noted >= 5)

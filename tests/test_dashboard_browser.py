@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import time
 
 import pytest
@@ -14,7 +13,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from lib import paths
 from lib.dashboard import database as db
-from tests.agents import serving
+from tests.agents import free_port, serving
 from tests.dashboards import TINY, TOKEN, Site
 
 pytestmark = pytest.mark.nightly  # test_dashboard fills the same forms and reads the same streams without a browser
@@ -66,9 +65,7 @@ def lines_shown(browser):
 
 
 def test_a_run_from_the_login_to_its_end(browser, home):
-    site, written = Site(), []
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    site, written, port = Site(), [], free_port()
 
     def write(run, many):
         for n in range(len(written) + 1, len(written) + 1 + many):

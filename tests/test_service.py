@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, repeat
 from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock
@@ -26,12 +27,11 @@ from lib.schedule.runtime.engine import engine
 from lib.schedule.runtime.engine.plan import ranked
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.output import Output
-from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.worker_process import ActorWorker
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, device_type_of, logged
 from lib.schedule.simulation.events import simulate
 from lib.schedule.state import Start
-from tests import killed, placed, refused
+from tests import killed, placed, refused, served
 from tests.agents import until
 
 pytestmark = pytest.mark.slow
@@ -43,15 +43,7 @@ def light(name, seconds=0.0, **more):
     return Spec(name, "tests.light:sleep", {"seconds": seconds, **more})
 
 
-def opened(folder, observer=None, policy="first-come", predicted_s=lambda spec, device: 1.0, spawn=killed.Inline,
-           slots=("cpu[0]",), limits=LIMITS):
-    """Open a service whose workers do each job at once."""
-    policy = registry.policy(policy) if isinstance(policy, str) else policy
-    service = Service(folder, policy, predicted_s, limits, spawn, observer)
-    service._engine._tick_s = 0.001
-    for name in slots:
-        service.add_slot(Slot(name))
-    return service
+opened = partial(served.opened, limits=LIMITS)
 
 
 def run(service):
