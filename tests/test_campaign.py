@@ -313,7 +313,7 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
         name: (steps, str(out / "weights" / name / "weights.pt")) for name, steps in (("a", 5), ("b", 4))}
     assert all(weights.load(Path(result["weights"])) for result in results)
     assert len(store.read(out / "schedule.csv", "schedule")) == 3
-    assert (out / "trace.json").is_file() and "done" in run_record.text(ran)
+    assert (out / "trace.json").is_file() and "done" in run_record.text(ran) and "took s" in run_record.text(ran)
     again = run_record.read(out)
     pd.testing.assert_frame_equal(again.ends, ran.ends)
     assert again.facts == ran.facts and again.job_classes == ran.job_classes

@@ -14,6 +14,7 @@ from lib.measure import archive
 from lib.schedule.simulation import trace
 from lib.tables import columns
 
+_SHOWN = 20
 FOLDER = "schedule"
 FILE = "ran.json"
 PATTERN = f"{FOLDER}/**/{FILE}"  # below a machine's folder
@@ -116,12 +117,17 @@ def of_reference(reference: str = "") -> tuple[str, RunRecord]:
 
 
 def text(record: RunRecord) -> str:
-    """Return how the jobs ended, in a few lines."""
+    """Return how the jobs ended, what ran where, and what was predicted beside what it took, of the first _SHOWN jobs."""
     counts = record.ends["status"].value_counts()
     lines = [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
              f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}"
              f"{', contention included' if record.facts['contention'] else ''}); lower bound, if predictions hold: "
              f"{record.facts['bound_s']:,.1f} s"]
+    jobs = record.jobs().rename(columns={"job_id": "job", "predicted_s": "predicted s", "actual_s": "took s"})
+    if len(jobs):
+        shown = jobs[["job", "device", "predicted s", "took s"]].head(_SHOWN)
+        lines += ["", shown.to_string(index=False, float_format="{:.2f}".format, na_rep="-")]
+        lines += [f"  {len(jobs) - _SHOWN} more: schedule.csv has all"] * (len(jobs) > _SHOWN) + [""]
     lines += [f"  {row.job_id}: {row.reason}" for row in record.ends[record.ends["status"] == "failed"].itertuples()]
     lines += [f"  {note}" for note in record.facts["notes"]]
     again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
