@@ -20,6 +20,7 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "g
            "out_of_range", "measured_ms", "latency_type", "cache")
 _AXES = {"kernel": "kernel", "stride": "stride", "padding": "padding", "dilation": "dilation"}  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
+_TIMED = {"kernel": "kernels alone", "end_to_end": "end to end, launch included"}
 _LARGEST_DIGITS = 9
 
 
@@ -102,13 +103,15 @@ def _measured(predictor: Predictor, row: Mapping[str, Any]) -> float:
 
 
 def text(wanted: Config, table: pd.DataFrame) -> str:
-    """Return the answer for a terminal."""
-    shown = table.rename(columns={"predicted_ms": "ms", "low_ms": "low", "high_ms": "high", "gflops": "GFLOP/s", "gbps": "GB/s",
-                                  "pct_of_attainable": "% of attainable", "out_of_range": "outside",
-                                  "measured_ms": "measured ms", "latency_type": "timed as"})
+    """Return the answer for a terminal: a table for each way of timing, as times of one way do not rank those of another."""
+    names = {"predicted_ms": "ms", "low_ms": "low", "high_ms": "high", "gflops": "GFLOP/s", "gbps": "GB/s",
+             "pct_of_attainable": "% of attainable", "out_of_range": "outside", "measured_ms": "measured ms"}
     parameters = ", ".join(f"{name} {value}" for name, value in wanted.parameters)
-    lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}", table.attrs["work"], "",
-             shown.dropna(axis=1, how="all").to_string(index=False, float_format=lambda value: f"{value:,.4g}")]
+    lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}", table.attrs["work"]]
+    for (latency_type, cache), part in table.groupby(["latency_type", "cache"], sort=False):
+        shown = part.rename(columns=names).drop(columns=["latency_type", "cache"]).dropna(axis=1, how="all")
+        lines += ["", f"{_TIMED[latency_type]}, {cache} caches:",
+                  shown.to_string(index=False, float_format=lambda value: f"{value:,.4g}")]
     if table["out_of_range"].any():
         lines.append("outside: beyond the training range of the device's model; its interval is widened, not proven")
     return "\n".join([*lines, *(f"left out: {why}" for why in table.attrs["left_out"].values())])
