@@ -8,6 +8,7 @@ from lib.cli.options import a_path, whole
 from lib.errors import InputError, printable
 
 FOLDER = paths.DATA / "layer_power"
+_KILOBYTES = 1e5  # bytes, up to which a size is given in kB
 
 
 def _medmnist(options: argparse.Namespace) -> int:
@@ -68,8 +69,10 @@ def _show(transfer, what: str) -> int:
     for note in transfer.notes:
         print(f"note: {note}", file=sys.stderr)
     version = transfer.manifest
+    size = sum(entry.bytes for entry in version.files)
+    text = f"{size / 1e6:,.1f} MB" if size > _KILOBYTES else f"{size / 1e3:,.1f} kB"
     print(f"version {version.number} of {version.branch}, {version.written_utc}: {len(version.files)} files, "
-          f"{sum(entry.bytes for entry in version.files) / 1e6:,.1f} MB, {len(transfer.carried)} of them {what}; "
+          f"{text}, {len(transfer.carried)} of them {what}; "
           f"source: {printable(version.source)}")
     return 0
 
