@@ -18,6 +18,10 @@ _DRAWS = 2000
 _IDS = ("hardware_id", "software_id", "threads")
 _TABLES = {"sweep": "sweep", "run": "profile", "matrix": "matrix"}
 _PAIRED = {"sweep": _LEAST_PAIRS, "profile": 1, "matrix": _LEAST_PAIRS}  # pairs, at least
+_REMEDY = {  # what makes two of a kind comparable
+    "sweep": "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s",
+    "profile": "profile the workload for longer: 02_profile with -p iters 60 -p budget_s 60",
+    "matrix": "run the same cells in both environments (python -m lib matrix)"}
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,8 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     pairs, left_out = {"sweep": _sweeps, "profile": _runs, "matrix": _cells}[table](left, right, threshold)
     if len(pairs) < _PAIRED[table]:
         raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_PAIRED[table]} "
-                         f"are needed ({left_out} have no time or no partner)" if table != "profile" else
-                         f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both")
+                         f"are needed ({left_out} have no time or no partner); {_REMEDY[table]}" if table != "profile" else
+                         f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both; {_REMEDY[table]}")
     ratio, low, high = (pairs.loc[0, ["ratio", "low", "high"]].astype(float) if table == "profile" else
                         _overall(pairs["ratio"].to_numpy(float)))
     return Difference(ratio, low, high, _word(low, high, threshold), pairs, _differs(left, right), left_out)
