@@ -170,10 +170,10 @@ def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
     once = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
     load = csr_matrix((np.append(times[jobs, devices] / longest_s, -np.ones(width)),
                        (np.append(devices, np.arange(width)), np.append(cells, np.full(width, len(jobs))))))
-    found = milp(np.append(np.zeros(len(jobs)), 1.0), integrality=np.append(np.ones(len(jobs)), 0),
-                 bounds=Bounds(0, np.append(np.ones(len(jobs)), np.inf)), options={"time_limit": seconds, "mip_rel_gap": 0.0},
-                 constraints=[LinearConstraint(once, 1, 1), LinearConstraint(load, -np.inf, 0)])
-    return max(0.0, found.mip_dual_bound or 0.0) * longest_s * (1 - _TOLERANCE)
+    solved = milp(np.append(np.zeros(len(jobs)), 1.0), integrality=np.append(np.ones(len(jobs)), 0),
+                  bounds=Bounds(0, np.append(np.ones(len(jobs)), np.inf)), options={"time_limit": seconds, "mip_rel_gap": 0.0},
+                  constraints=[LinearConstraint(once, 1, 1), LinearConstraint(load, -np.inf, 0)])
+    return max(0.0, solved.mip_dual_bound or 0.0) * longest_s * (1 - _TOLERANCE)
 
 
 def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
