@@ -464,7 +464,11 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert rows.groupby("split", sort=False)["batch_size"].sum().to_dict() == {"train": 96, "val": 96, "test": 48}
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
-    assert "eval_topk 3, 5 left out: there are 2 classes" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "eval_topk 3, 5 left out: there are 2 classes" in printed
+    last = printed.splitlines()[-1]
+    assert last.startswith(f"best val_acc@1 {max(values):.4g} in epoch {values.index(max(values)) + 1} of 2; on test ")
+    assert last.endswith(str(folder))
     assert finetune.finetune([config], resume=True) == [summary], "what has ended is not trained again"
 
 

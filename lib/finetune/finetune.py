@@ -2,18 +2,18 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lib import files, paths, store
-from lib.errors import InputError, is_out_of_memory
+from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import networks, run
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import dataset_name, names_and_facts
 from lib.finetune.devices import processes
 
-_LONGEST_NAME = 200
+_LONGEST_NAME, _SHOWN = 200, 4
 
 
 def _plain(text: str) -> str:
@@ -66,6 +66,14 @@ def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[
     return [_one(config, resume) for config in configs]
 
 
+def ending(summary: Mapping[str, Any]) -> str:
+    """Say what a finished run reached, how long its epochs took, and where its files lie."""
+    tested = [f"{name} {value:.4g}" for name, value in summary["test"].items() if isinstance(value, float)][:_SHOWN]
+    on_test = f"; on test {choices(tested)}" if tested else ""
+    return (f"best {summary['monitor']} {summary['best_value']:.4g} in epoch {summary['best_epoch'] + 1} of {summary['epochs']}"
+            f"{on_test}; epochs took {summary['train_s']:,.1f} s; weights, metrics and profile: {summary['folder']}")
+
+
 def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
     with processes(config.device) as (together, device):
         networks.network(config, names_and_facts(config)[1])  # before there is a folder
@@ -73,7 +81,10 @@ def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
         if together.first:
             print(folder, flush=True)
         try:
-            return run.train(config, folder, device, together=together)
+            summary = run.train(config, folder, device, together=together)
+            if together.first:
+                print(ending(summary), flush=True)
+            return summary
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
