@@ -92,7 +92,7 @@ def test_the_report_is_whole_and_needs_no_network(page, outcomes):
 def test_the_committed_figure_is_that_of_the_replayed_notebooks(outcomes):
     """Where it is not: as the README says below that figure."""
     numbers = {outcome.stem: runner.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb") for outcome in outcomes}
-    figure = (paths.ROOT / "docs" / "summary.svg").read_text(encoding="utf-8")
+    figure = (paths.ROOT / "figures" / "summary.svg").read_text(encoding="utf-8")
     texts = (html.unescape(re.search(r"<dc:description>(.*?)</dc:description>", figure, re.S).group(1)),
              summary.description(numbers))
     value = re.compile(r"(?<= )[\d,.]+\d(?=[,.])")
