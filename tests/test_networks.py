@@ -144,7 +144,7 @@ def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
         time.sleep(0.002)
         passes_s.append((begin_s, time.perf_counter()))
 
-    meter = meters.Replay(trace.Trace.of_power(np.array([0.0, 600.0]), np.array([40.0, 40.0])), "x")
+    meter = meters.replay(trace.Trace.of_power(np.array([0.0, 600.0]), np.array([40.0, 40.0])), "x")
     meter.period_s = 0.002
     monkeypatch.setattr(end_to_end, "program", lambda case, device: one)
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.2)

@@ -19,6 +19,7 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
+from lib.measure.energy import meters
 from lib.measure.training import limits, passes, profile_run, summary
 from lib.studies.profile import findings, tables
 from lib.work import medmnist_files, training
@@ -245,22 +246,10 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     assert (train["cuda_mem_alloc_mb"] > 1).all()
 
 
-class Ramp:
-    """A meter whose power grows by 10 W each second from 30 W when it is opened, and which has no counter."""
-
-    name, period_s = "ramp", 0.0005
-    counter_j = staticmethod(lambda: math.nan)
-
-    def __init__(self):
-        self.begin = time.perf_counter()
-
-    def power_w(self, at_s=None):
-        return 30 + 10 * ((at_s or time.perf_counter()) - self.begin)
-
-
 def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
-    meter, windows_s = Ramp(), []
-    pipelined = passes._pipelined
+    """Here the power grows by 10 W each second from 30 W, and there is no counter."""
+    begin, windows_s, pipelined = time.perf_counter(), [], passes._pipelined
+    meter = meters.Meter("ramp", 0.0005, lambda at_s=None: 30 + 10 * ((at_s or time.perf_counter()) - begin))
 
     def watched(*arguments):
         result = pipelined(*arguments)
