@@ -30,7 +30,7 @@ class Sweep:
         store.validate = lambda frame, *_: frame
         definitions = spaces.load_sweeps()
         spaces.load_sweeps, spaces.Config.ops = lambda *_: definitions, lambda *_: ()
-        device_sweep.Visitor, device_sweep._load_capture = _Visitor, lambda: None
+        device_sweep.Visitor, sweep._load_capture = _Visitor, lambda: None
         aggregate.derive = lambda folder, facts: files.replace(folder / "sweep.parquet", b"derived")
         chosen = [spaces.Config("activation", (("kind", "relu"), ("elements", 10 + number))) for number in range(8)]
         params = SweepParams(op="activation", device="cpu", count=8, rounds=3, budget_s=0)
@@ -59,17 +59,15 @@ class _Visitor:
         pass
 
     def ready(self):
-        from lib.measure import machine
+        from tests import visitors
 
-        return {**machine.identity(), "threads": 1}
+        return visitors.identified()
 
     def visit(self, config, ops):
-        from lib.measure.gpus.watch import GpuUse
+        from tests import visitors
 
         time.sleep(0.0005)
-        return {"latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
-                "at_s": 0.0, "visit_s": 0.0005, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "",
-                **GpuUse().columns}
+        return visitors.visited(latency_ms=1 + random.random() * 1e-3, visit_s=0.0005)
 
     def shut_down(self):
         pass

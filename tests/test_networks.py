@@ -148,7 +148,8 @@ def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
     meter.period_s = 0.002
     monkeypatch.setattr(end_to_end, "program", lambda case, device: one)
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.2)
-    measured = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, None, meter, 15.0)
+    kernel = end_to_end.ReferenceKernel(torch.device("cuda"))
+    measured = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, kernel, meter, 15.0)
     looped = passes_s[2 + len(measured.samples_ms):-1]
     seconds = looped[-1][1] - looped[0][0]
     assert measured.energy.energy_j == pytest.approx(40 * seconds / len(looped), rel=0.01)

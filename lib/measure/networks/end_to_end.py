@@ -69,7 +69,7 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
     return float(max(0, allocated.max(initial=0))) / 1e6
 
 
-def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel | None, meter: Meter,
+def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel, meter: Meter,
                   idle_w: float) -> Result:
     _reset_peak()
     before_mb = _status_mb("VmRSS")
@@ -80,13 +80,13 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     samples_ms, kernel_ms, usual, begun = [], [], 0, time.perf_counter()
     with LoadWatch(str(device)) as watch:
         while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
-            before_ms = kernel.wait() if kernel else float("nan")
+            before_ms = kernel.wait()
             begin = time.perf_counter_ns()
             run()
             synchronize(device)
             samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
-            usual += not (kernel and kernel.is_slow(kernel_ms[-1]))
+            kernel_ms.append(max(before_ms, kernel.after()))
+            usual += not kernel.is_slow(kernel_ms[-1])
         gpu = watch.reading().gpu
     rss_mb = _status_mb("VmHWM") - before_mb
 
@@ -106,9 +106,8 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
     device = machine.device(device_id)
     machine.use(device)
     with locks.device(str(device)):
-        kernel = ReferenceKernel() if device.type == "cpu" else None
-        if kernel:
-            kernel.settle()
+        kernel = ReferenceKernel(device)
+        kernel.settle()
         meter = open_meter(str(device))
         idle_w = windows.idle_w(meter)
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))  # the libraries are there before we count
