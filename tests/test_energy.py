@@ -2,7 +2,6 @@
 
 import ast
 import math
-import os
 import runpy
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
 from tests import FEW, refused
-from tests.conftest import card_alone
 
 
 def constant(watts, period_s=0.002):
@@ -72,14 +70,6 @@ def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run(
     assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
     assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
     assert windows.idle_w(constant(50.0, meters.DRIVER_PERIOD_S)) == pytest.approx(50.0, rel=1e-3)
-
-
-def test_a_test_on_a_card_has_it_alone_and_its_meter(home):
-    with card_alone():
-        assert meters.CHOICE not in os.environ
-        with refused("device card of the tests is being measured by another process"), card_alone(0.0):
-            pass
-    assert os.environ[meters.CHOICE] == "none"
 
 
 @pytest.mark.cuda

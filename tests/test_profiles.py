@@ -1,6 +1,5 @@
 """Profiled runs: complete, honest, intact after a kill, marked when something else ran."""
 
-import math
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
 from lib.measure.energy import meters
-from lib.measure.training import limits, passes, profile_run, summary
+from lib.measure.training import passes, profile_run, summary
 from lib.studies.profile import findings, tables
 from lib.work import medmnist_files, training
 from tests import cut_training, refused
@@ -202,17 +201,6 @@ def test_a_model_a_folder_and_an_optimizer_of_the_users_own_are_parameters(home,
     run = profile_run.measure(p).run
     assert (run["workload_id"], run["dataset"], run["arch"]) == ("imagefolder-28", "imagefolder", "mobilenet_v2")
     assert made == [(0.1, 0.5, 0.0)]
-
-
-def test_what_is_left_of_the_budget_bounds_the_next_pass():
-    several = limits.PassLimits(short(iters=1000, budget_s=6), Left(6, 2), 0.1)
-    shares = [several.next(weight) for weight in (1, 1, 0.4, 0.4)]
-    assert [iters for iters, _ in shares] == [int(2 / 0.1 / weight) - 1 for weight in (2.8, 1.8, 0.8, 0.4)]
-    assert 2 / 2.8 < shares[0][1] < 1.5 * 2 / 2.8
-    for p, left, step_s, expected in ((short(budget_s=6), Left(6, 0), 1.0, (1, 0)),
-                                      (short(iters=0), Left(0, math.inf), 1.0, (0, math.inf)),
-                                      (short(iters=7, budget_s=24), Left(24, 24), 1e-6, (7, pytest.approx(1.2 * 24 / 2.8)))):
-        assert limits.PassLimits(p, left, step_s).next() == expected
 
 
 def test_a_killed_run_leaves_its_rows(home):

@@ -17,7 +17,7 @@ from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
-from lib.measure.networks.visits_file import PassEnergy, Result, Visit
+from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, Timing, worst
 from lib.progress import track
@@ -137,12 +137,12 @@ def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
             **_energy([result.energy for result in good if result.energy])}
 
 
-def _energy(visits: list[PassEnergy]) -> dict[str, Any]:
+def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the energy columns of one case: the visit of the median energy, or why none has one."""
-    measured = sorted((visit for visit in visits if np.isfinite(visit.energy_j)), key=lambda visit: visit.energy_j)
+    measured = sorted((visit for visit in visits if np.isfinite(visit["energy_j"])), key=lambda visit: visit["energy_j"])
     if measured:
-        return measured[(len(measured) - 1) // 2].model_dump()
-    return visits[0].model_dump() if visits else Energy(0.0, reason=NO_ENERGY).columns
+        return measured[(len(measured) - 1) // 2]
+    return visits[0] if visits else Energy(0.0, reason=NO_ENERGY).columns
 
 
 def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lib import locks
-from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, open_meter
@@ -23,7 +23,7 @@ from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
-from lib.measure.networks.visits_file import PassEnergy, Result
+from lib.measure.networks.visits_file import Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
 from lib.measure.worker import WorkerLostError, call
@@ -97,7 +97,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=kernel_ms, rss_mb=rss_mb, gpu=gpu,
-                  tensors_mb=tensor_peak_mb(run, device), energy=PassEnergy(energy_j=pass_j, **energy.columns))
+                  tensors_mb=tensor_peak_mb(run, device), energy={"energy_j": pass_j, **energy.columns})
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[Result], dict[str, Any]]:
@@ -132,12 +132,10 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
 
     On a disturbed processor a case takes up to three times as long, until five passes ran at its usual speed. Where there is a
     meter, an energy loop of LEAST_S follows. A process that dies, or whose GPU breaks, fails all of its cases and has no
-    identity. Raises InputError for an unknown ``memory``.
+    identity.
     """
-    if memory not in allocator.HEAPS:
-        raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")
+    heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
     try:
-        heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
         return call(_measure, tuple(cases), device_id, budget_s, environment=heap, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
         return [Result(case=case, reason=str(error)) for case in cases], {}
