@@ -171,7 +171,7 @@ _NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
 def neusight_files(folder: Path) -> dict[Path, str]:
     """Return the tables, a GPU each, with their operators; InputError names a GPU that is there twice."""
     files_by_path = {path: op for op in _NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
-             for path in sorted(folder.glob(f"{place}/*.csv"))}
+                     for path in sorted(folder.glob(f"{place}/*.csv"))}
     first: dict[tuple[str, str], Path] = {}
     for path, op in files_by_path.items():
         if (other := first.setdefault((op, path.stem), path)) != path:
