@@ -96,7 +96,7 @@ class _Bench:
     def __init__(self, device: torch.device, near_bytes: float):
         self._device, self._rings = device, Rings(device)
         self._awake, self._between = torch.zeros(1 << 16), torch.zeros(int(2 * near_bytes) // 4)
-        self._yardstick, self.looks = ReferenceKernel(), []
+        self._yardstick, self.looks = ReferenceKernel(torch.device("cpu")), []
         self._yardstick.settle()
 
     def take(self, into: dict[str, _Samples], look: Callable[[], dict[str, list[float]]]) -> None:

@@ -260,10 +260,17 @@ def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypa
     assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
 
 
+def bench(device=GPU, flush=None):
+    """Return what times configurations on a device, without looking for one, for 5 ms each."""
+    made = object.__new__(visit.Bench)
+    made.device, made.visit_ms, made.flush = device, 5, flush
+    return made
+
+
 @pytest.mark.parametrize("records", [True, False])
 def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
     card = Card(monkeypatch, records)
-    samples, calls, reason = visit._kernel_samples(card.kernel, GPU, 5)
+    samples, calls, reason = bench()._kernel_samples(card.kernel)
     assert np.median(samples) == pytest.approx(0.001 if records else 0.005, rel=1e-6 if records else 0.03)
     assert (calls in (1000, 1001)) == records and reason == ("" if records else visit.LAUNCHED)
     row = visited(latency_ms=np.median(samples), reason=reason, config="x", gpu_others=0.0)
@@ -275,14 +282,14 @@ def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatc
 def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
     card = Card(monkeypatch)
     call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    samples = visit._lone_samples(call, GPU, 5, flush, host=False)
+    samples = bench(flush=flush)._lone_samples(call, True, host=False)
     assert samples == pytest.approx([0.002] * len(samples))
 
 
 def test_on_apples_gpu_a_flush_is_not_in_the_time(monkeypatch):
     card = Card(monkeypatch)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: card.host_ms * 1e6))
-    samples = visit._lone_samples(card.kernel, torch.device("mps"), 5, lambda: card.launch(0.005, 1.0), host=False)
+    samples = bench(torch.device("mps"), lambda: card.launch(0.005, 1.0))._lone_samples(card.kernel, True, host=False)
     assert samples == pytest.approx([0.006] * len(samples))
 
 

@@ -34,6 +34,7 @@ from lib.finetune.checkpoints import Checkpoints, Position
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import Prefetched, Processes
 from lib.finetune.transforms import Inputs, Prepare, gpu_augmentation
+from lib.measure.energy.meters import Meter
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
@@ -607,8 +608,8 @@ def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeyp
         def gathered(self, value):
             return [value, value]
 
-    monkeypatch.setattr(run, "open_meter", lambda device: SimpleNamespace(
-        name="ten watts", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
+    monkeypatch.setattr(run, "open_meter", lambda device: Meter(
+        "ten watts", 0.002, lambda: 10.0, lambda: time.perf_counter() * 10))
     for number, (together, times) in enumerate(((Processes(), 1), (Twice(), 2), (Twice(0, 1, local_rank=1), 0))):
         summary = run.train(small(profile=False), tmp_path / str(number), CPU, 1, together=together)
         record, = summary["history"]

@@ -216,7 +216,7 @@ CALLS = {
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
     "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
     "sweep.numbers": (lambda: metered(rows_of(sweep)), lambda rows: (
-        aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, ""),)),
+        aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, "", ""),)),
     "roofline.roofline": ("points", lambda rows: (rows_of("roofs"), rows)),
     "roofline.ceilings": ("ceilings", lambda rows: (roof_of(rows),)),
     "roofline.bounds": ("points", lambda rows: (rows, "points")),

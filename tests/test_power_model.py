@@ -13,7 +13,7 @@ from torch import nn
 from lib import paths, store
 from lib.cli.main import main
 from lib.config.definitions import load_devices
-from lib.measure.published import power
+from lib.measure.published import aiconfigurator
 from lib.predict.advice.advise import advise
 from lib.predict.advice.query import Query
 from lib.predict.evaluation import models_at_hand
@@ -23,7 +23,7 @@ from lib.predict.power.features import OPS
 from lib.predict.power.model import PowerModel
 from tests import refused
 
-FILE = model.path_of("h200-sxm", "bf16")
+FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS["power"]
 CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
@@ -45,20 +45,20 @@ def gemms(count=1200, seed=0, shortest=8):
     watts = (200 + (400 * compute_ms + 250 * moved_ms) / latency_ms) * draw.normal(1, 0.02, count)
     return pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n, "dtype": "bf16", "flops": flops, "bytes": moved,
                          "latency_ms": latency_ms, "power_w": watts, "limit_w": 1000.0, "status": "ok", "reason": "",
-                         "software_id": "made here", "window": np.where(latency_ms >= power.SHORT_MS, "long", "short"),
+                         "software_id": "made here", "window": np.where(latency_ms >= SHORT_MS, "long", "short"),
                          "hardware_id": "published:h200-sxm"})
 
 
 def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     perf(tmp_path, power=None)
-    assert power.read(tmp_path) == {}
+    assert aiconfigurator.gemm_power(tmp_path) == {}
     with refused("no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
         training.power_table("h200-sxm")
     perf(tmp_path, power=[600.0, 130.0, 900.0])
     perf(tmp_path, version="0.9.0", power=[1.0, 1.0, 1.0])
     perf(tmp_path, "trtllm", "1.0.0", power=None, power_limit=None)
-    table = power.read(tmp_path)["h200-sxm"]
+    table = aiconfigurator.gemm_power(tmp_path)["h200-sxm"]
     assert table[["power_w", "window", "status", "dtype"]].fillna(0).to_numpy().tolist() == [
         [600.0, "long", "ok", "bf16"], [130.0, "short", "ok", "bf16"], [0, "long", "failed", "fp8_block"]]
     assert table["flops"].iloc[0] == 2 * 64 * 128 * 256
@@ -77,7 +77,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
 def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
     with refused(what):
-        power.read(tmp_path)
+        aiconfigurator.gemm_power(tmp_path)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_answers_stay_between_the_least_power_and_the_limit(seed, latency_ms):
     shipped = model.of_device("h200-sxm", "bf16")
     answer = shipped.predict(gemms(1, seed, shortest=0).assign(latency_ms=latency_ms)).iloc[0]
     assert shipped.facts["least_w"] <= answer["low_w"] <= answer["power_w"] <= answer["high_w"] <= shipped.facts["limit_w"]
-    assert answer["out_of_range"] or latency_ms >= power.SHORT_MS
+    assert answer["out_of_range"] or latency_ms >= SHORT_MS
 
 
 def test_the_model_that_ships_says_what_it_is_and_how_wrong():

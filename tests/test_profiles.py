@@ -1,6 +1,5 @@
 """Profiled runs: complete, honest, intact after a kill, marked when something else ran."""
 
-import math
 import os
 import signal
 import subprocess
@@ -19,7 +18,8 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
-from lib.measure.training import limits, passes, profile_run, summary
+from lib.measure.energy import meters
+from lib.measure.training import passes, profile_run, summary
 from lib.studies.profile import findings, tables
 from lib.work import medmnist_files, training
 from tests import cut_training, refused
@@ -203,17 +203,6 @@ def test_a_model_a_folder_and_an_optimizer_of_the_users_own_are_parameters(home,
     assert made == [(0.1, 0.5, 0.0)]
 
 
-def test_what_is_left_of_the_budget_bounds_the_next_pass():
-    several = limits.PassLimits(short(iters=1000, budget_s=6), Left(6, 2), 0.1)
-    shares = [several.next(weight) for weight in (1, 1, 0.4, 0.4)]
-    assert [iters for iters, _ in shares] == [int(2 / 0.1 / weight) - 1 for weight in (2.8, 1.8, 0.8, 0.4)]
-    assert 2 / 2.8 < shares[0][1] < 1.5 * 2 / 2.8
-    for p, left, step_s, expected in ((short(budget_s=6), Left(6, 0), 1.0, (1, 0)),
-                                      (short(iters=0), Left(0, math.inf), 1.0, (0, math.inf)),
-                                      (short(iters=7, budget_s=24), Left(24, 24), 1e-6, (7, pytest.approx(1.2 * 24 / 2.8)))):
-        assert limits.PassLimits(p, left, step_s).next() == expected
-
-
 def test_a_killed_run_leaves_its_rows(home):
     program = """
 from lib.measure import load
@@ -245,22 +234,10 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     assert (train["cuda_mem_alloc_mb"] > 1).all()
 
 
-class Ramp:
-    """A meter whose power grows by 10 W each second from 30 W when it is opened, and which has no counter."""
-
-    name, period_s = "ramp", 0.0005
-    counter_j = staticmethod(lambda: math.nan)
-
-    def __init__(self):
-        self.begin = time.perf_counter()
-
-    def power_w(self, at_s=None):
-        return 30 + 10 * ((at_s or time.perf_counter()) - self.begin)
-
-
 def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
-    meter, windows_s = Ramp(), []
-    pipelined = passes._pipelined
+    """Here the power grows by 10 W each second from 30 W, and there is no counter."""
+    begin, windows_s, pipelined = time.perf_counter(), [], passes._pipelined
+    meter = meters.Meter("ramp", 0.0005, lambda at_s=None: 30 + 10 * ((at_s or time.perf_counter()) - begin))
 
     def watched(*arguments):
         result = pipelined(*arguments)
