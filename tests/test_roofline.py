@@ -75,7 +75,7 @@ def test_levels_launches_and_the_sum_of_operators():
     with refused("L2, RAM"):
         CPU.gbps("L3")
     parts = np.array([[500e9, 0.0], [0.0, 50e9]])
-    assert roofline.each_at_its_roof(parts, CPU) == pytest.approx(2.0), "one computes while the other waits"
+    assert roofline.seconds(parts, CPU).sum() == pytest.approx(2.0), "one computes while the other waits"
     assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
     table = shown.by_level(points(), [CPU])
     assert table[["L2", "RAM"]].iloc[0].tolist() == [500.0, 500.0]
