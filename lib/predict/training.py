@@ -138,10 +138,10 @@ def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
     Raises InputError for a CPU without measured ceilings of the element type.
     """
     table, _ = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id, target.threads)
-    tables = [table.assign(device=target.devices[0])] if len(table) else []
+    tables = [table.assign(device=target.devices[0])]
     if target.name:
         tables.append(roofline.vendor_ceilings(load_devices()[registry.vendor_of(target.name)]))
-    for roof in (roof for ceiling in tables for roof in roofline.roofs(ceiling)):
+    for roof in (roof for table in tables if len(table) for roof in roofline.roofs(table)):
         if roof.dtype == target.dtype:
             return roof
     raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with 01_machine")
@@ -153,10 +153,9 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     Raises InputError for a GPU that params/devices.yaml does not know.
     """
     table, names = reference_sweeps(folder, target)
-    facts = {"hardware_id": str(table["hardware_id"].iloc[0]), "software_id": str(table["software_id"].iloc[0]),
-             "threads": int(table["threads"].iloc[0]), "machine": folder.name, "sweeps": names, "rows": len(table),
-             "cache": target.cache, "latency_type": target.latency_type, "dtype": target.dtype,
-             "source": "measured by this project", "licence": "MIT", "trained_utc": store.utc_now()}
+    facts = {**table[["hardware_id", "software_id", "threads", "cache", "latency_type", "dtype"]].to_dict("records")[0],
+             "machine": folder.name, "sweeps": names, "rows": len(table), "source": "measured by this project",
+             "licence": "MIT", "trained_utc": store.utc_now()}
     if target.name:
         vendor = load_devices()[registry.vendor_of(target.name)]
         _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
@@ -208,8 +207,7 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     The smallest take 0.09 ms at the beginning of the V100's and 0.35 ms at its end (0.13 and 0.82 on the P100), whatever their
     shapes, as if calls measured before cost time. Who asks for a convolution asks for one in a fresh process: for none before.
     """
-    convolves = table["op"] == "conv2d"
-    return table.assign(before=table.groupby("op").cumcount().where(convolves, 0))
+    return table.assign(before=table.groupby("op").cumcount().where(table["op"] == "conv2d", 0))
 
 
 def balanced(table: pd.DataFrame, dtype: str) -> pd.DataFrame:
@@ -237,11 +235,10 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
 
 def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool = False) -> pd.DataFrame:
     """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
-    parts = []
-    for device, table in tables.items():
-        rows = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
-        parts.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
-    return pd.concat(parts, ignore_index=True)
+    parts = {device: balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+             for device, table in tables.items()}
+    return pd.concat([rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device)
+                      for device, rows in parts.items()], ignore_index=True)
 
 
 def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:

@@ -9,12 +9,24 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
 from lib.predict.analytic.scaling import Scaling
-from lib.predict.model_file import AtLeastOne, Below, Device, Entry, Format, NotNegative, Positive, Saved, Unsaved, dictionary
+from lib.predict.model_file import (
+    AtLeastOne,
+    Below,
+    Device,
+    Entry,
+    Format,
+    NotNegative,
+    Positive,
+    Saved,
+    Unsaved,
+    dictionary,
+    require,
+)
 from lib.predict.operators import features, gradients, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import CONVOLUTIONS, Row
@@ -28,8 +40,6 @@ _GRADIENTS = "its forward kernels"  # part and origin of backward passes of conv
 LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
 RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
            "python -m lib calibrate")
-_RENAMED = {"taken_mb": "blocks_mb"}  # rates of earlier releases, by other names
-_DELETED = ("modules",)  # and those that were always 0
 
 Answer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
 
@@ -60,12 +70,6 @@ class Fitted(Entry):
     networks: AtLeastOne
     scores: dict[str, float]
     interval_of: Literal["", "default", "kept"] = ""
-
-    @field_validator("rates")
-    @classmethod
-    def _current(cls, rates: dict[str, float]) -> dict[str, float]:
-        """Take the rates of an earlier release for those of today."""
-        return {_RENAMED.get(name, name): rate for name, rate in rates.items() if rate or name not in _DELETED}
 
 
 @dataclass
@@ -170,8 +174,8 @@ class CostModel(Saved):
         facts = {**self.facts, "hardware_id": f"vendor:{vendor.id}", "dtype": dtype,
                  "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
         origin = self.device if self.facts.get("dtype", dtype) == dtype else f"{self.device} {self.facts['dtype']}"
-        parts = {name: replace(part, origin=origin) for name, part in self.parts.items()}
-        return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
+        return CostModel(vendor.id, facts, {name: replace(part, origin=origin) for name, part in self.parts.items()},
+                         Chip.of(vendor, dtype))
 
     def is_of(self, hardware_id: str, threads: int) -> bool:
         """Return whether a CPU's model answers for such hardware and as many threads; one that does not say, for any count."""
@@ -208,7 +212,9 @@ class CostModel(Saved):
         model = super().load(path)
         for name, part in model.parts.items():
             try:
-                part.check_names(*model.names_of(name))
+                terms, x = model.names_of(name)
+                require(part.regressor.terms == terms and part.features in (x, []),  # one of rates alone has no features
+                        "it has other terms or features than this program makes of operators")
             except ValueError as error:
                 raise InputError(f"{path} is no {cls.FORMAT.noun} of this program: {name}: {error}") from None
         return model

@@ -6,7 +6,6 @@ one. Blocks are those that the published names and grids of the kernels show. A 
 has FLOPs over those of the forward pass.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,49 +24,41 @@ _WINOGRAD = {"kernel_h": 3, "kernel_w": 3, "kernel_d": 1, "depth": 1, "groups": 
              "dilation_h": 1, "dilation_w": 1}  # the convolutions that it computes
 
 
-@dataclass(frozen=True)
-class Times:
-    """Times in ms: of the implicit GEMM and the fused Winograd by block, of the other one's GEMMs by tile and what it moves."""
+class Algorithms:
+    """Times in ms, each over its blocks: of the implicit GEMM, of the fused Winograd, and of the GEMMs of the other Winograd.
 
-    implicit: dict[int, Any]
-    fused: dict[tuple[int, int, int], Any]
-    gemms: dict[tuple[int, int], Any]
-    moved: Any
-    blocks: dict[tuple[int, int, int], Any]  # of the fused algorithm, a multiprocessor
-    tiles: Any  # of 4 x 4 outputs
+    For convolutions that are ``gemm`` (batch, m, n, k). The implicit GEMM's time stands for Winograd's where that cannot
+    compute them. ``moved`` is what the other Winograd moves, of ``tiles`` of 4 x 4 outputs; ``blocks`` those of the fused one a
+    multiprocessor.
+    """
+
+    def __init__(self, row: Row, gemm: tuple[Any, ...], chip: Chip):
+        (groups, m, n, k), batch, ins, outs = gemm, row.batch, row.in_channels, row.out_channels
+        _, rows, columns = extents(row)
+        again = np.maximum(row.flops, 1.0) / (2.0 * groups * m * n * k)
+        can = np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
+
+        def in_waves(blocks: Any, flops: Any) -> Any:
+            """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
+            return again * (np.ceil(blocks) * chip.multiprocessors * flops / chip.flops_per_ms)
+
+        self.implicit = {block: in_waves(groups * np.ceil(m / _OUTPUTS) * np.ceil(outs / groups / block) / chip.multiprocessors,
+                                         _OUTPUTS * block * 2 * k) for block in FILTERS}
+        least = np.minimum.reduce(list(self.implicit.values()))
+        self.blocks = {(samples, high, wide): np.ceil(outs / _FUSED_FILTERS) * np.ceil(batch / samples) *
+                       np.ceil(np.ceil(rows / 2) / high) * np.ceil(np.ceil(columns / 2) / wide) / chip.multiprocessors
+                       for samples, high, wide in FUSED}
+        products = _FUSED_FILTERS * _FUSED_TILES * _FUSED_PRODUCTS * 2 * ins
+        self.fused = {block: np.where(can, in_waves(count, products), least) for block, count in self.blocks.items()}
+        self.tiles = batch * np.ceil(rows / _SIDE) * np.ceil(columns / _SIDE)
+        self.gemms = {(high, wide): np.where(can, in_waves(
+            _PRODUCTS * np.ceil(outs / wide) * np.ceil(self.tiles / high) / chip.multiprocessors,
+            high * wide * 2 * ins * (1 + EDGE / high + EDGE / wide)), least) for high, wide in VECTOR_TILES}
+        values = batch * ins * row.depth * row.height * row.width + outs * m + 9 * outs * ins + \
+            2 * _PRODUCTS * (ins * self.tiles + outs * ins + outs * self.tiles)
+        self.moved = np.where(can, again * values * chip.item / chip.bytes_per_ms, 0.0)
 
     @property
     def best(self) -> list[Any]:
         """Return the shortest of the implicit, the fused and the other algorithm."""
         return [np.minimum.reduce(list(times.values())) for times in (self.implicit, self.fused, self.gemms)]
-
-
-def times(row: Row, gemm: tuple[Any, ...], chip: Chip) -> Times:
-    """Return how long each algorithm takes for convolutions that are ``gemm`` (batch, m, n, k).
-
-    The implicit GEMM's time stands for Winograd's where that cannot compute them.
-    """
-    (groups, m, n, k), batch, ins, outs = gemm, row.batch, row.in_channels, row.out_channels
-    _, rows, columns = extents(row)
-    again = np.maximum(row.flops, 1.0) / (2.0 * groups * m * n * k)
-    can = np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
-
-    def in_waves(blocks: Any, flops: Any) -> Any:
-        """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
-        return again * (np.ceil(blocks) * chip.multiprocessors * flops / chip.flops_per_ms)
-
-    implicit = {block: in_waves(groups * np.ceil(m / _OUTPUTS) * np.ceil(outs / groups / block) / chip.multiprocessors,
-                                _OUTPUTS * block * 2 * k) for block in FILTERS}
-    least = np.minimum.reduce(list(implicit.values()))
-    blocks = {(samples, high, wide): np.ceil(outs / _FUSED_FILTERS) * np.ceil(batch / samples) *
-              np.ceil(np.ceil(rows / 2) / high) * np.ceil(np.ceil(columns / 2) / wide) / chip.multiprocessors
-              for samples, high, wide in FUSED}
-    products = _FUSED_FILTERS * _FUSED_TILES * _FUSED_PRODUCTS * 2 * ins
-    fused = {block: np.where(can, in_waves(count, products), least) for block, count in blocks.items()}
-    tiles = batch * np.ceil(rows / _SIDE) * np.ceil(columns / _SIDE)
-    gemms = {(high, wide): np.where(can, in_waves(
-        _PRODUCTS * np.ceil(outs / wide) * np.ceil(tiles / high) / chip.multiprocessors,
-        high * wide * 2 * ins * (1 + EDGE / high + EDGE / wide)), least) for high, wide in VECTOR_TILES}
-    moved = batch * ins * row.depth * row.height * row.width + outs * m + 9 * outs * ins + \
-        2 * _PRODUCTS * (ins * tiles + outs * ins + outs * tiles)
-    return Times(implicit, fused, gemms, np.where(can, again * moved * chip.item / chip.bytes_per_ms, 0.0), blocks, tiles)

@@ -88,9 +88,9 @@ class Kernels:
         self.flops, self.roof = np.maximum(row.flops, 1.0), np.maximum(self.compute, self.move)
 
     @cached_property
-    def cudnn(self) -> cudnn.Times:
+    def cudnn(self) -> cudnn.Algorithms:
         """Give the times of a library's algorithms for convolutions in fp32."""
-        return cudnn.times(self.row, self.gemm, self.chip)
+        return cudnn.Algorithms(self.row, self.gemm, self.chip)
 
     def is_op(self, *ops: str) -> np.ndarray:
         """Return 1.0 where the family is one of ``ops``, else 0.0."""

@@ -36,8 +36,8 @@ def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     usual = [part.correction.mean for part in parts.values()] or [value for ratio in ratios.values() for value in ratio]
     shift = float(np.median(usual)) if usual else 0.0
     for name, part in model.parts.items():
-        ratio = ratios.get(name, [])
-        drawn = float((len(ratio) * np.median(ratio) + _FEW * shift) / (len(ratio) + _FEW)) if len(ratio) else shift
+        own, weight = np.median(ratios.get(name, shift)), len(ratios.get(name, ()))
+        drawn = float((weight * own + _FEW * shift) / (weight + _FEW))
         parts.setdefault(name, replace(part, correction=Correction.constant(drawn), origin=part.origin or model.device))
     return replace(model, parts={name: parts[name] for name in model.parts})
 

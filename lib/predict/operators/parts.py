@@ -110,8 +110,3 @@ class Part(Interval):
         if self.correction:
             predicted = predicted * np.exp(self.correction(self._named(x, self.correction.names)))
         return predicted, halves, outside
-
-    def check_names(self, terms: list[str], features: list[str]) -> None:
-        """Raise ValueError where a part of a file has other terms or features than these; one of rates has no features."""
-        require(self.regressor.terms == terms and self.features in (features, []),
-                "it has other terms or features than this program makes of operators")
