@@ -49,8 +49,8 @@ def test_the_rules_in_numbers():
     assert f"products outside of leaf modules {-attention:+,}" in vit.explanation["multiply-adds, forward"]
     assert vit.difference["FLOPs of products, inference"] == -2 * attention
     assert vit.difference["FLOPs of products, backward"] == 0
-    mobile = compared("mobilenet_v2").set_index("quantity")
-    assert mobile.theirs["FLOPs of products, backward"] > 9 * mobile.ours["FLOPs of products, backward"]
+    mobile = compared("mobilenet_v2").set_index("quantity").loc["FLOPs of products, backward"]
+    assert mobile.theirs > 9 * mobile.ours
 
 
 @pytest.mark.slow
@@ -79,12 +79,12 @@ def test_flops_of_the_v100_convolutions(name, rows):
         pytest.skip(f"the measured convolutions are not here: {path}")
     table = pd.read_csv(path)
     assert len(table) == rows
-    for row in table.to_dict("records"):
-        kernel = row["Kernel Size"]
-        layer = nn.Conv2d(row["In Channels"], row["Out Channels"], kernel, row["Stride"], kernel // 2)
-        size = (row["Height"], row["Width"]) if "Width" in row else (row["Input Size"],) * 2
-        ops = capture.capture(layer, (row.get("Batch size", 1), row["In Channels"], *size)).ops
-        assert sum(counts.flops(op) for op in ops) == row["Flops"], row
+    table = table.assign(**{name: table.get(name, table.get("Input Size")) for name in ("Height", "Width")},
+                         Batch=table.get("Batch size", 1))
+    names = ["In Channels", "Out Channels", "Kernel Size", "Stride", "Batch", "Height", "Width", "Flops"]
+    for ins, outs, kernel, stride, batch, height, width, flops in table[names].to_numpy(int).tolist():
+        ops = capture.capture(nn.Conv2d(ins, outs, kernel, stride, kernel // 2), (batch, ins, height, width)).ops
+        assert sum(map(counts.flops, ops)) == flops
 
 
 def test_cnn3d_by_hand():
@@ -173,14 +173,11 @@ def test_what_is_saved(home):
     again = study.study(notebooks.ComplexityParams(models="W1,squeezenet1_1", batch_sizes="1,2", source="replay"))
     assert "REPLAY" in again.note
     pd.testing.assert_frame_equal(result.table, again.table)
-    back = store.read(paths.COMPLEXITY / "complexity.csv", "complexity")
-    assert back.flops_backward.tolist() == result.table.flops_backward.tolist()
     assert {path.name for path in result.files} == {path.name for path in paths.COMPLEXITY.iterdir()} == {
         "complexity.csv", "complexity.meta.json", "summary.json", *(
             f"{name}_b{batch}.txt" for name in ("W1", "squeezenet1_1") for batch in (1, 2))}, "no torn or spare file"
     entry = store.read_json(paths.COMPLEXITY / "summary.json")["W1"]["2"]
-    assert entry | {"params": 110_921, "mult_adds_per_batch_forward": 15_840_512, "mult_adds_per_sample_forward": 7_920_256,
-                    "flops_per_batch_forward": 31_681_024, "flops_per_sample_forward": 15_840_512} == entry
+    assert list(entry.values())[:5] == [110_921, 15_840_512, 7_920_256, 31_681_024, 15_840_512]
     text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
     assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
 

@@ -223,7 +223,7 @@ class Predictor:
 
     def roof_ms(self, work: Work) -> float:
         """Return the ms that the operators take at their roofs, one after another."""
-        return roofline.each_at_its_roof(work.flops_and_bytes, self.roof) * 1e3
+        return float(roofline.seconds(work.flops_and_bytes, self.roof).sum()) * 1e3
 
     def launches_ms(self, work: Work) -> float:
         """Return the ms that launching every operator takes."""

@@ -98,7 +98,7 @@ def _window(memory: Part) -> Part:
     cost = _cost(memory)
     moving = max(1.0, _rate(cost, "move"))
     rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
-    return Part(rates, [], {}, [], [], [max(_UNMEASURED, *memory.halves)], 0, origin=ANALYTIC)
+    return Part(rates, [], {}, [], 0, halves=[max(_UNMEASURED, *memory.halves)], origin=ANALYTIC)
 
 
 def _rate(cost: Mapping[str, float], name: str) -> float:

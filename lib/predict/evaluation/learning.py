@@ -7,7 +7,7 @@ import pandas as pd
 
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import FOLDS, fit_regressor
+from lib.predict.operators.fitting import FOLDS, without_intervals
 from lib.predict.operators.validation import shapes_of
 from lib.predict.scores import score
 
@@ -30,8 +30,8 @@ def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], quick: bool = Fa
 
 def _predicted(train: pd.DataFrame, test: pd.DataFrame, quick: bool) -> np.ndarray:
     frames = partial(inputs.frames, chip=None)
-    regressor, (terms, x) = fit_regressor(train, frames, quick), frames(test)
-    return regressor.predict(terms.to_numpy(), x[regressor.names].to_numpy(), np.zeros(len(test), bool))
+    terms, x = frames(test)
+    return without_intervals(train, frames, quick).predict(terms.to_numpy(), x.to_numpy())[0]
 
 
 def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:

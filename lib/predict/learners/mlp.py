@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -20,29 +19,16 @@ class Nets:
     scale: np.ndarray
     layers: list[tuple[np.ndarray, np.ndarray]]  # per layer: weights (nets, in, out), biases (nets, 1, out)
 
-    @cached_property
-    def _folded(self) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """Give the least and largest inputs, and the layers with standardising folded in, halved for SiLU by a tanh."""
-        low, high = self.centre - _FAR * self.scale, self.centre + _FAR * self.scale
-        (first, bias), *middle, last = self.layers
-        shift = (self.centre / self.scale) @ first.astype(float)
-        folded = [(first / self.scale[:, None] / 2, (bias - shift[:, None]) / 2), *((w / 2, b / 2) for w, b in middle), last]
-        if len(first) == 1:  # one net needs no axis of its own
-            folded = [(w[0], b[0]) for w, b in folded]
-        single = [(w.astype(np.float32), b.astype(np.float32)) for w, b in folded]
-        return low.astype(np.float32), high.astype(np.float32), single
-
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the mean answer for rows of features (n, features)."""
-        low, high, layers = self._folded
-        z = np.minimum(np.maximum(x.astype(np.float32), low), high)
-        for weights, biases in layers[:-1]:
-            z = z @ weights
-            z += biases
-            z *= np.tanh(z) + 1  # x sigmoid(x) = x/2 (1 + tanh(x/2))
-        weights, biases = layers[-1]
-        answer = (z @ weights + biases)[..., 0]
-        return (answer if answer.ndim == 1 else answer.mean(axis=0)).astype(float)
+        from scipy.special import expit
+
+        *hidden, (weights, biases) = self.layers
+        z = np.clip((x - self.centre) / self.scale, -_FAR, _FAR).astype(np.float32)
+        for before, bias in hidden:
+            z = z @ before + bias
+            z = z * expit(z)
+        return (z @ weights + biases)[..., 0].mean(axis=0).astype(float)
 
 
 @contextmanager
@@ -67,12 +53,13 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     import torch
 
     centre, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
-    rows = torch.tensor(np.clip((x - centre) / scale, -_FAR, _FAR), dtype=torch.float32)
-    answer, weight = (torch.tensor(values, dtype=torch.float32) for values in (y, weight / weight.mean()))
+    rows, answer, weight = (torch.tensor(values, dtype=torch.float32) for values in (
+        np.clip((x - centre) / scale, -_FAR, _FAR), y, weight / weight.mean()))
     draw, count, nets = torch.Generator().manual_seed(int(seeds[0])), len(rows), len(seeds)
     sizes = (x.shape[1], width, width, 1)
     layers = [(torch.empty(nets, before, after).uniform_(-1, 1, generator=draw).mul_(before ** -0.5).requires_grad_(),
                torch.zeros(nets, 1, after, requires_grad=True)) for before, after in zip(sizes, sizes[1:], strict=False)]
+    *hidden, last = layers
     batch = _BATCH if count < _MANY else _LARGE_BATCH
     epochs = max(1, min(epochs, _MOST_STEPS * epochs // EPOCHS * batch // count))
     optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
@@ -80,22 +67,13 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     with _one_thread():
         for _ in range(epochs):
             order = torch.stack([torch.randperm(count, generator=draw) for _ in range(nets)])
-            for begin in range(0, count, batch):
-                chosen = order[:, begin:begin + batch]
-                error = (_forward(layers, rows[chosen]) - answer[chosen]).abs()
+            for chosen in order.split(batch, dim=1):
+                z = rows[chosen]
+                for weights, biases in hidden:
+                    z = torch.nn.functional.silu(torch.baddbmm(biases, z, weights))
+                error = (torch.baddbmm(last[1], z, last[0])[:, :, 0] - answer[chosen]).abs()
                 optimizer.zero_grad()
                 (weight[chosen] * error).mean(dim=1).sum().backward()
                 optimizer.step()
                 schedule.step()
     return Nets(centre, scale, [(w.detach().numpy(), b.detach().numpy()) for w, b in layers])
-
-
-def _forward(layers: Sequence, z):
-    """Return the answers (nets, rows) of all nets for standardised features (nets, rows, features)."""
-    import torch
-
-    for number, (weights, biases) in enumerate(layers):
-        z = torch.baddbmm(biases, z, weights)
-        if number < len(layers) - 1:
-            z = torch.nn.functional.silu(z)
-    return z[:, :, 0]

@@ -222,7 +222,7 @@ def against_operators(results: Study) -> pd.DataFrame:
     rows = []
     for row in results.whole.itertuples():
         roof = results.roof(row.roof_dtype)
-        seconds = roofline.each_at_its_roof(results.parts[row.label], roof)
+        seconds = roofline.seconds(results.parts[row.label], roof).sum()
         memory = roofline.memory_share(results.parts[row.label], roof)
         rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
                      "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
