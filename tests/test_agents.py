@@ -24,7 +24,7 @@ from lib import locks, paths
 from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
-from lib.dashboard.agents import agent, client, devices, fleet, workers
+from lib.dashboard.agents import agent, devices, fleet
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.app import create_app
 from lib.dashboard.operations import Operations
@@ -50,7 +50,7 @@ SLEEP = ("tests.light:sleep", {})
 def clock(monkeypatch):
     """Give the clock of agents and of their server; what is added to ``by_s`` has passed."""
     moved = SimpleNamespace(by_s=0.0, sleep=time.sleep, monotonic=lambda: time.monotonic() + moved.by_s)
-    for module in (agent, fleet, workers):
+    for module in (agent, fleet):
         monkeypatch.setattr(module, "time", moved)
     monkeypatch.setattr(agent, "_LONGEST_PAUSE_S", 0.2)
     return moved
@@ -94,9 +94,9 @@ class Site:
 
     def __init__(self):
         self.here, self.silent, self.calls = Here(), False, 0
-        self.agents, self.app = workers.Agents(LIMITS, self.here, lambda agent: agent.name, lambda: None), FastAPI()
-        self.app.include_router(workers.router(self.agents), prefix="/api/v1",
-                                dependencies=[Depends(self._answer)])
+        self.agents, self.app = fleet.Fleet(None, LIMITS, self.here), FastAPI()
+        self.agents._save = lambda registration: registration.name
+        self.app.include_router(self.agents.router(), prefix="/api/v1", dependencies=[Depends(self._answer)])
 
     def _answer(self, authorization: str = Header("")):
         self.calls += 1
@@ -110,8 +110,8 @@ class Site:
 
     def slots(self, count=1):
         """Return the slots of the agents that are connected, once there are so many."""
-        until(lambda: self.agents.expire() or len(self.agents.slots()) == count)
-        return [slot.slot for slot in self.agents.slots().values()]
+        until(lambda: self.agents.expire() or len(self.agents.connected()) == count)
+        return [slot.slot for slot in self.agents.connected().values()]
 
     @contextmanager
     def worker(self, slot, call, arguments):
@@ -159,7 +159,7 @@ def test_an_agent_runs_a_notebook_on_the_device_of_its_slot(home, device):
     words = [sys.executable, "-m", "lib", "agent", "--token-file", str(token), "--slots", "1", "--server"]
     with serving(site.app) as url, subprocess.Popen([*words, url], cwd=paths.ROOT) as process:
         try:
-            slots = until(lambda: [one.slot for one in site.agents.slots().values() if device in one.slot.name])
+            slots = until(lambda: [one.slot for one in site.agents.connected().values() if device in one.slot.name])
             with site.worker(slots[0], "lib.schedule.runtime.tasks:notebook", arguments) as worker:
                 until((paths.CEILINGS / f"ceilings_{device.replace(':', '-')}.csv").is_file, 90)
                 collect(worker, "done")
@@ -200,7 +200,7 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
         assert is_running(pid)
         clock.by_s += 0.2 * LIMITS.silent_s
         until(lambda: not is_running(pid))
-        assert site.agents.slots()
+        assert site.agents.connected()
         ending = threading.Thread(target=worker.shut_down)
         ending.start()
         ending.join(0.2)
@@ -230,10 +230,10 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     told, told_in_silence = launch(site.url, "told", 1), launch(site.url, "told-in-silence", 1)
     child_has_ended = end_of_parent(lambda: None)  # before it looked
     site.slots(2)
-    until(lambda: all(site.agents.loads().values()))
+    until(lambda: all(session.load for session in site.agents._open()))
     told.send_signal(signal.SIGTERM)
     told.wait(10)
-    assert len(site.agents.slots()) == 1  # it said so
+    assert len(site.agents.connected()) == 1  # it said so
     child_has_ended()
     site.silent = True
     told_in_silence.send_signal(signal.SIGTERM)
@@ -241,12 +241,12 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     end_of_parent(lambda: site.later(1))()  # while it waits for its server
 
 
-@pytest.mark.parametrize("moment", ["_print", "_Session", "threading"])
+@pytest.mark.parametrize("moment", ["_print", "_Session", "time"])
 def test_an_agent_that_is_ended_as_it_joins_says_that_it_leaves(site, monkeypatch, moment):
-    monkeypatch.setattr(agent, moment, Mock(side_effect=KeyboardInterrupt, Thread=Mock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(agent, moment, Mock(side_effect=KeyboardInterrupt, **{"monotonic.side_effect": KeyboardInterrupt}))
     with pytest.raises(KeyboardInterrupt):
         light_agent(site.url, "early", 1).run()
-    assert site.calls == 2 and not site.agents.slots()
+    assert site.calls == 2 and not site.agents.connected()
 
 
 def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(tmp_path, clock):
@@ -308,7 +308,7 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     with monkeypatch.context() as patch:
         patch.setattr(agent, "paths", SimpleNamespace(DATA=home / "other"))
         advice = f"the same path, and start the agent with LIB_OUTPUT={home}"
-        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.slots()
+        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.connected()
         paths.DATA.mkdir()
         (home / "other").symlink_to(paths.DATA)
         agent._check_data(str(paths.DATA))
@@ -335,7 +335,7 @@ def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice
             arrived += receiver.take(tuple(messages))
         last = batch
         if not (is_lost or answer_is_lost):
-            sender.acknowledge(receiver.received)
+            sender.acknowledge(receiver.received, receiver.received)
     assert arrived == [(number,) for number in range(posted)] and not sender
 
 
@@ -536,12 +536,12 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
-    before = board.dispatcher._fleet.agents.slots()
+    before = board.dispatcher._fleet.connected()
     first.kill()
     with joined(board.url):
         until(lambda: not is_running(pid), LIMITS.silent_s)
         until(lambda: "another one takes its place when that was silent for 6 s" in capsys.readouterr().err)
-        assert board.dispatcher._fleet.agents.slots() == before
+        assert board.dispatcher._fleet.connected() == before
         clock.by_s += LIMITS.silent_s
         assert wait_for(board.database, [run_id])[0].attempt == 2
     assert killed_queue.wrong_in(board.database, [run_id], [trail]) == ([], 2)
@@ -598,8 +598,8 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
     limits_s = []
     monkeypatch.setattr(predictions.worker, "call",
                         lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
-    dispatcher._fleet.agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
-    slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
+    dispatcher._fleet.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
+    slot = fleet.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
 
     def planned():
         return [tuple(row) for row in dispatcher.plan()[["job_id", "device", "start_s", "end_s"]].to_numpy()]
@@ -608,25 +608,25 @@ def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_th
         dispatcher.start()
         assert [dispatcher.has_ended(run_id) for run_id in (done, waits, "nobody")] == [True, False, False]
         until(lambda: dispatcher.reorder(waits, 0))
-        dispatcher._fleet.agents.slots = lambda: {"lab/cpu[0]": slot}
+        dispatcher._fleet.connected = lambda: {"lab/cpu[0]": slot}
         dispatcher._fleet.changed()
         until(lambda: planned() == [(waits, "lab/cpu[0]", pytest.approx(0, abs=1), pytest.approx(42, abs=1))])
         assert limits_s == [60]
         assert dispatcher.cancel(waits)
         until(lambda: not (dispatcher._predictions.waiting() or dispatcher._predictions._advised))
-        dispatcher._fleet.agents.slots = dict
+        dispatcher._fleet.connected = dict
 
 
 def test_the_token_leaves_the_environment_of_an_agent(monkeypatch):
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
-    assert client.read_token(None) == TOKEN
+    assert agent.read_token(None) == TOKEN
     assert "DASHBOARD_TOKEN" not in os.environ
 
 
 def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():
     letters = "\u0416" * 49_000
     Mailbox().post(1, "run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
-    worker = workers.AgentWorker(SimpleNamespace(workers={}, post=Mailbox().post), 1, "cpu[0]")
+    worker = fleet.AgentWorker(SimpleNamespace(workers={}, post=Mailbox().post), 1, "cpu[0]")
     worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
     ((what, token, reason),) = worker.messages()
     assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
@@ -657,15 +657,15 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
         raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
 
     monkeypatch.setattr(database, "writing", away)
-    records = RunRecords(database, lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
+    records = RunRecords(database, unwanted)
     records.start()
-    records.started("nobody", 1, "lab/cpu", 0.0)
+    records.state("nobody", db.RUNNING)
     until(lambda: tries)  # what comes now is another batch
-    records.started(run_id, 1, "lab/cpu", 0.0)
+    records.state(run_id, db.RUNNING, attempt=1, device="lab/cpu")
     for number in range(5):
         records.reported(f"{run_id}#1", {"log": [number + 1, "x"], "metrics": {"step": number}})
     records.reported(f"{run_id}#0", {"metrics": {"step": 9}})  # late, of an attempt that is over
-    records.ended(run_id, 1, "done", "", {"best_value": 0.9}, 1.0)
+    records.state(run_id, db.FINISHED, best_value=0.9)
     before = len(tries)
     until(lambda: len(tries) > before)
     gone[0] = False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from lib.finetune import metrics
-from lib.finetune.metrics import Evaluation, Evaluator, check_monitor
+from lib.finetune.metrics import Evaluation, check_monitor, evaluate
 from tests import refused
 
 PARTS = slice(41), slice(41, None)  # of the samples of a split, each of one process
@@ -31,11 +31,10 @@ def split(classes=4, samples=60, seed=0, multi_label=False, absent=()):
 
 def measured(scores, targets, eval_topk=(), batches=3, losses=None, part=slice(None)):
     """Evaluate the batches of ``part``."""
-    evaluator = Evaluator("val", scores.shape[1], targets.ndim == 2, eval_topk)
     losses = np.ones(batches) if losses is None else losses
-    for rows, loss in list(zip(np.array_split(np.arange(len(scores)), batches), losses, strict=True))[part]:
-        evaluator.update(torch.tensor(scores[rows]), torch.tensor(targets[rows]), torch.tensor(loss))
-    return evaluator.compute()
+    rows = list(zip(np.array_split(np.arange(len(scores)), batches), losses, strict=True))[part]
+    passes = ((torch.tensor(loss), torch.tensor(scores[batch]), torch.tensor(targets[batch])) for batch, loss in rows)
+    return evaluate("val", passes, scores.shape[1], targets.ndim == 2, eval_topk)
 
 
 def gathered(part=slice(None)):

@@ -1,9 +1,7 @@
 """The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
 
 import contextlib
-import gc
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from http import HTTPMethod, HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -15,13 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
 from lib import __version__
-from lib.dashboard import api, database, schemas
+from lib.dashboard import api, database
+from lib.dashboard.fields import FieldsError, fields
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages import rendering, router
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
-_SWITCH_S = 1e-3  # a request changes threads several times, and waits so long each time where another one is busy
 _UNKEEPABLE = HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep"
 _UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again"
 # the status of an error and its line, of None that of the error itself; the first type that fits counts
@@ -39,8 +37,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         dispatcher.start()
         try:
-            with _responsive():
-                yield
+            yield
         finally:
             dispatcher.close()
 
@@ -56,24 +53,10 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
     return app
 
 
-@contextlib.contextmanager
-def _responsive() -> Iterator[None]:
-    """Keep requests from waiting for busy threads and for long garbage collections."""
-    interval_s = sys.getswitchinterval()
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-        gc.unfreeze()
-
-
 def _answer(request: Request, error: Exception) -> Response:
     """Answer an error with its status and one line, as JSON or as a page."""
     if isinstance(error, RequestValidationError):
-        error = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
+        error = FieldsError(fields(error.errors(), drop=1))
     if isinstance(error, HTTPException):
         status, line = error.status_code, str(error.detail)
     else:

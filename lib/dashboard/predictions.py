@@ -6,14 +6,13 @@ from math import inf
 from statistics import median
 from typing import Any
 
-import pandas as pd
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from lib.dashboard import advice
 from lib.dashboard import database as db
+from lib.dashboard.agents.fleet import AgentSlot
 from lib.dashboard.agents.messages import Device
-from lib.dashboard.agents.workers import AgentSlot
 from lib.errors import InputError, one_line
 from lib.measure import worker
 from lib.schedule import durations
@@ -68,17 +67,14 @@ class Predictions:
         for alike in _alike(run):
             self._measured[alike, device.processor, device.threads].append(seconds)
 
-    def recall(self, session: Session, attempts: pd.DataFrame) -> None:
-        """Take the runs that finished before at their first attempt, by the journal's times and the agents' devices."""
-        devices = {(agent.name, device["name"]): Device(**device) for agent in session.scalars(select(db.Agent))
-                   for device in agent.slots}
-        done = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
-        for run in session.scalars(select(db.Run).where(db.Run.state == db.FINISHED)
-                                   .order_by(db.Run.finished_at.desc()).limit(1000)):
-            if run.id in done.index:
-                row = done.loc[run.id]
-                if device := devices.get(tuple(row["device"].split("/", 1))):
-                    self._keep(run, device, float(row["end_s"] - row["start_s"]))
+    def recall(self, session: Session) -> None:
+        """Take the runs that finished before at their first attempt, the newest last."""
+        once = db.Run.state == db.FINISHED, db.Run.attempt == 1, db.Run.agent_id.is_not(None)
+        runs = session.scalars(select(db.Run).where(*once).order_by(db.Run.finished_at.desc()).limit(1000))
+        for run in reversed(runs.all()):
+            for device in run.agent.slots:
+                if device["name"] == run.device:
+                    self._keep(run, Device(**device), (run.finished_at - run.started_at).total_seconds())
 
     def advise(self, run_id: str) -> None:
         """Ask the cost models how long a fine-tune takes, once per configuration and set of processors; it takes some seconds.

@@ -9,7 +9,7 @@ from sse_starlette.sse import EventSourceResponse
 from lib.dashboard import events, security
 from lib.dashboard.database import NotFoundError
 from lib.dashboard.operations import Operations
-from lib.dashboard.pages import lists, run, schedule
+from lib.dashboard.pages import lists, run
 from lib.dashboard.pages.rendering import Form, render
 from lib.errors import choices
 
@@ -17,9 +17,9 @@ from lib.errors import choices
 def router(operations: Operations, token: str) -> APIRouter:
     """Return all pages."""
     pages = APIRouter()
-    for add in (lists.add_projects, lists.add_configs, lists.add_runs, lists.add_agents, schedule.add_schedule, run.add_run,
-                run.add_files):
-        add(pages, operations)
+    lists.add_lists(pages, operations)
+    run.add_run(pages, operations)
+    run.add_files(pages, operations)
     _add_login(pages, token)
 
     @pages.get("/")
