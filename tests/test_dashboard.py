@@ -285,14 +285,6 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     assert answer.status_code == status and line in detail and "\n" not in detail
 
 
-@pytest.mark.parametrize(("method", "path", "allowed"), [
-    ("delete", "/api/v1/projects", "GET, POST"), ("delete", f"/api/v1/projects/{NOBODY}", "GET"),
-    ("get", "/api/v1/configs", "POST"), ("post", "/api/v1/openapi.json", "GET, HEAD")])
-def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
-    answer = shared.api.request(method, path)
-    assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
-
-
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000, b'{"name": "\\ud800"}', b'{"name": 1e400}',
                                      b'{"name": "d", "facts": {"a": NaN}}',
                                      b'{"name": "d", "facts": {"a": ' + b"9" * 5000 + b"}}"])
@@ -433,19 +425,6 @@ def test_forms_of_agents(site):
     wrong = [filled(site, "agents", name="ws"), filled(site, "agents", "agents/gpus", agent_id=agent, index="x")]
     assert [answer.status_code for answer in (reserved, *wrong)] == [200, 422, 422]
     assert "Release" in reserved.text and "GPU" in wrong[1].text
-
-
-def test_the_script_finds_in_pages_what_it_fills(site):
-    run = site.run(site.config(site.project(), "tiny", TINY))
-    page, script = (site.page.get(path).text for path in (f"/web/runs/{run.id}", "/static/live.js"))
-    facts = {*re.findall(r'put\("(\w+)"', script), *json.loads(re.search(r"for \(const name of (\[.*?\])\) put", script)[1])}
-    wanted = {f'data-fact="{name}"' for name in facts} | {f'id="{name}"' for name in re.findall(r'ById\("(\w+)"', script)}
-    assert len(wanted) > 15 and {text for text in wanted if text not in page} == set()
-    topics = {"projects": "projects", "agents": "agents", "schedule": "runs", f"projects/{run.project_id}/configs": "configs",
-              f"projects/{run.project_id}/runs": "runs"}
-    for path, topic in topics.items():
-        text = site.page.get(f"/web/{path}").text
-        assert f'data-topic="{topic}"' in text and re.search(r'id="\w+" data-live', text), path
 
 
 # --- files

@@ -60,20 +60,6 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"tensorboard --logdir {tmp_path / 'tensorboard'}"] * 2
 
 
-def test_an_epoch_that_is_reported_once_more_is_there_once(tmp_path):
-    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
-    for first in (0, 5):
-        log = Log(tmp_path, first)
-        steps(log, first, 5)
-        log.scalars({"train/epoch_loss": 0.5}, 4, 0)
-        log.evaluation(measured(*split()), 4, 0, list("abcd"))
-        log.close()
-    seen = events(tmp_path)
-    assert not store.read(tmp_path / "history.csv", "history").duplicated(["name", "step"]).any()
-    assert len(seen.Scalars("val/loss")) == len(seen.Scalars("train/epoch_loss")) == len(seen.Images("val/roc_micro")) == 1
-    assert len(seen.Tensors("val/confusion_matrix/text_summary")) == 1
-
-
 def test_the_device_is_looked_at_twice_a_second_and_time_between_epochs_is_not_that_of_steps(tmp_path, monkeypatch):
     now, looks, reports = [0.0], [], []
     monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
@@ -95,29 +81,31 @@ def test_the_device_is_looked_at_twice_a_second_and_time_between_epochs_is_not_t
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
-    log, one = Log(tmp_path), measured(*split(3, multi_label=multi_label))
-    log.evaluation(one, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
-    log.close()
+def test_an_evaluation_has_scalars_figures_and_a_table_once_also_where_it_is_reported_once_more(tmp_path, multi_label):
+    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
+    evaluation = measured(*split(3, multi_label=multi_label))
+    for first in (0, 8):
+        log = Log(tmp_path, first)
+        log.evaluation(evaluation, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
+        log.close()
     seen = events(tmp_path)
-    assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in one.values}
-    assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(one.values["val_acc@1"]))]
+    assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in evaluation.values}
+    assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(evaluation.values["val_acc@1"]))]
+    assert len(seen.Scalars("val/loss")) == 1
     for name in ("confusion_matrix", "roc_micro"):
         picture = (tmp_path / "figures" / f"val_{name}.png").read_bytes()
         assert len(seen.Images(f"val/{name}")) == 1 and picture.startswith(b"\x89PNG")
-    text = seen.Tensors("val/confusion_matrix/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert len(text.splitlines()) == 5 and "a\\|b" in text
+    text, = seen.Tensors("val/confusion_matrix/text_summary")
+    assert len(text.tensor_proto.string_val[0].decode().splitlines()) == 5
 
 
 def test_the_table_counts_what_the_matrix_does():
-    def of(matrix):
-        return Evaluation("val", {}, 1, matrix, ((), ()))
+    def table(matrix, names):
+        return tensorboard.table(Evaluation("val", {}, 1, matrix, ((), ())), names).splitlines()[2:]
 
-    assert tensorboard.table(of([[2, 0], [1, 0]]), ["cat", "dog"]) == \
-        "| truth | cat | dog |\n| --- | --- | --- |\n| cat | 2 | 0 |\n| dog | 1 | 0 |"
-    labels = of([[[4, 3], [2, 1]], [[5, 6], [7, 8]]])
-    assert tensorboard.table(labels, ["x", "y"]).splitlines()[2:] == ["| x | 4 | 3 | 2 | 1 |", "| y | 5 | 6 | 7 | 8 |"]
-    many, names = of(np.zeros((1000, 1000), int)), list(map(str, range(1000)))
+    assert table([[2, 0], [1, 0]], ["cat", "dog"]) == ["| cat | 2 | 0 |", "| dog | 1 | 0 |"]
+    assert table([[[4, 3], [2, 1]], [[5, 6], [7, 8]]], ["x", "a|b"]) == ["| x | 4 | 3 | 2 | 1 |", "| a\\|b | 5 | 6 | 7 | 8 |"]
+    many, names = Evaluation("val", {}, 1, np.zeros((1000, 1000)), ((), ())), list(map(str, range(1000)))
     assert tensorboard.table(many, names) == "1000 classes: see the figure."
     assert max(figures.confusion(many, names).get_size_inches()) < 20
 
@@ -127,13 +115,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatc
     steps(log, 0, 3)
     log.flush()
     before = (tmp_path / "history.csv").read_bytes()
-
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # TensorBoard's own thread ends by it
-
-    def full(data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(log._writer.file_writer.event_writer._async_writer._writer._writer, "write", full)
+    monkeypatch.setattr(log._writer.file_writer.event_writer._async_writer._writer._writer, "write",
+                        Mock(side_effect=OSError(28, "No space left on device")))
     with refused(r"tensorboard: cannot be written \(No space left on device\).*free some space"):
         for step in range(3, 50):
             log.scalars({"a": 1.0}, step, 0)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from http import HTTPMethod, HTTPStatus
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,13 +10,12 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Mount
 
 from lib import __version__
 from lib.dashboard import api, database
 from lib.dashboard.fields import FieldsError, fields
 from lib.dashboard.operations import Operations
-from lib.dashboard.pages import rendering, router
+from lib.dashboard.pages import lists, rendering
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
@@ -45,7 +44,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
                   redoc_url=None, max_body_size=most_bytes)
     app.include_router(api.router(operations))
     app.include_router(dispatcher.router, prefix="/api/v1", **api.PROTECTED)
-    app.include_router(router.router(operations, token), include_in_schema=False)
+    app.include_router(lists.router(operations, token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
     app.add_middleware(Gate, token=token)
     for kind in (*_ERRORS, RequestValidationError, HTTPException):
@@ -62,11 +61,6 @@ def _answer(request: Request, error: Exception) -> Response:
     else:
         status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
-        routes = [route for route in request.app.routes if not isinstance(route, Mount)]
-        allowed = [method for method in HTTPMethod
-                   if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]
-        headers = {"Allow": ", ".join(allowed)} if allowed else headers
     line = line or str(error)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": getattr(error, "errors", {})}, status, headers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 
 from lib import files, locks, store
@@ -19,7 +20,7 @@ from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import ALONE, Prefetched, Processes
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
-from lib.finetune.tensorboard import Log
+from lib.finetune.tensorboard import Log, resumed
 from lib.finetune.transforms import gpu_augmentation
 from lib.measure import machine
 from lib.measure.energy.meters import open_meter
@@ -104,8 +105,8 @@ class _Watch:
         """Note a batch; InputError where the loss of a fetched batch is no number, and errors of the run's ``check``."""
         self._rows.end(batch)
         run, position, now = self._run, self._run.position, time.perf_counter()
-        size, dtype = run.batches.own(batch.index), _exact(batch.loss.device)
-        both = torch.stack([value.detach().to(dtype) for value in (batch.loss, _right(batch.logits, batch.targets))])
+        size = run.batches.own(batch.index)
+        both = torch.stack([value.detach().float() for value in (batch.loss, _right(batch.logits, batch.targets))])
         self._waiting.append(_Step(position.batches, size, batch.lr, time.time(), both))
         position.batch, position.batches, position.samples = position.batch + 1, position.batches + 1, position.samples + size
         position.rows += isinstance(self._rows, BatchProfiler)
@@ -156,12 +157,7 @@ def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return how many samples of a batch are right; with several labels, the sum of each sample's share of right labels."""
     if targets.ndim == 1:
         return (logits.argmax(1) == targets).sum()
-    return ((logits > 0) == (targets > 0.5)).to(_exact(logits.device)).mean(1).sum()
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums: MPS has no double."""
-    return torch.float if device.type == "mps" else torch.double
+    return ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
 
 
 class Run:
@@ -215,16 +211,17 @@ class Run:
 
     def _open_profile(self) -> store.Appender:
         """Open ``profile.csv`` without the rows of batches that are done again."""
-        path, rows = self.folder / PROFILE, self.position.rows
-        lines = path.read_bytes().splitlines(keepends=True)[:1 + rows] if path.exists() else []
-        if rows and len(lines) <= rows:
-            raise InputError(f"{path} lacks rows: it has fewer than the {rows} of its checkpoint; name another folder")
-        if path.exists():
-            files.replace(path, b"".join(lines))
-        else:
+        path, count = self.folder / PROFILE, self.position.rows
+
+        def done(rows: pd.DataFrame) -> pd.DataFrame:
+            if len(rows) < count:
+                raise InputError(f"{path} lacks rows: it has fewer than the {count} of its checkpoint; name another folder")
+            return rows.head(count)
+
+        if not path.exists():
             store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(), data_note=self.data.note,
                              parameters=self.config.content(), **machine.identity())
-        return store.Appender(path, "profile", resume=True)
+        return resumed(path, "profile", done)[0]
 
     def _observer(self, split: str, epoch: int, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""

@@ -6,9 +6,10 @@ which values a resumed run drops.
 
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
 from lib import files, locks, store
@@ -30,7 +31,9 @@ class Log:
 
     def __init__(self, folder: Path, step: int = 0, events: Path | None = None):
         self.folder, self.events = folder, events or folder / "tensorboard"
-        self._history, self._before = _history(folder / HISTORY, step)
+        self._history, rows = resumed(folder / HISTORY, "history", lambda rows: rows[rows["step"] < step])
+        rows = rows[rows["step"] == step - 1]  # an epoch may have ended with it, and is then reported once more
+        self._before = set(zip(rows["step"], rows["name"], strict=True))
         with files.writing(self.events):
             self._writer = SummaryWriter(str(files.folder(self.events)), max_queue=_QUEUE, purge_step=step, flush_secs=_FLUSH_S)
         print(f"tensorboard --logdir {self.events}")
@@ -72,18 +75,14 @@ class Log:
             self._writer.close()
 
 
-def _history(path: Path, step: int) -> tuple[store.Appender, set[tuple[int, str]]]:
-    """Open the table of a run that goes on at ``step``; rows of that step and later are dropped.
-
-    Returns also what is there of the step before, as (step, name): an epoch may end with it, and be reported once more.
-    """
-    before: set[tuple[int, str]] = set()
-    if path.exists():
+def resumed(path: Path, table: str, keep: Callable[[pd.DataFrame], pd.DataFrame]) -> tuple[store.Appender, pd.DataFrame]:
+    """Open the table of a run that goes on, with those of its rows that ``keep`` returns; return it and these."""
+    begun = path.exists() and b"\n" in path.read_bytes()  # a killed run may leave half a header
+    rows = keep(store.read_all([path] if begun else [], table))
+    if begun:
         with locks.writer(path):
-            rows = store.read(path, "history")
-            store.write(rows[rows["step"] < step], path, "history", derived=True)
-            before = {(row.step, row.name) for row in rows[rows["step"] == step - 1].itertuples(index=False)}
-    return store.Appender(files.folder(path.parent) / path.name, "history", resume=True), before
+            store.write(rows, path, table, derived=True)
+    return store.Appender(files.folder(path.parent) / path.name, table, resume=True), rows
 
 
 def table(evaluation: Evaluation, class_names: Sequence[str]) -> str:

@@ -131,8 +131,15 @@ ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
 
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class Agent:
-    """An agent with its slots, each with the device that the server is told of."""
+    """An agent with its slots, each with the device that the server is told of; it does everything in one thread.
+
+    Between one registration and the next it has a session: its workers, and their messages from and to the server.
+    """
 
     def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
                  allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
@@ -142,20 +149,21 @@ class Agent:
             runner_version=lib.__version__, labels={"python": platform.python_version(), "system": platform.system()},
             devices=tuple(device for _, device in slots))
         self._meter = Meter([device.gpu for _, device in slots if device.gpu])
+        self._session: Registered | None = None
+        self._mailbox = Mailbox()
+        self._workers: dict[int, ProcessWorker] = {}
 
     def run(self) -> None:
         """Join the server again and again, until interrupted. Raises InputError where trying again would not help."""
-        pause_s, last, session = _FIRST_PAUSE_S, "", None
+        pause_s, last = _FIRST_PAUSE_S, ""
         while True:
-            registered = None
+            self._session = None
             try:
-                registered = self._client.register(self._registration)
-                _check_data(registered.data)
+                self._session = self._client.register(self._registration)
+                _check_data(self._session.data)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
                 pause_s, last = _FIRST_PAUSE_S, ""
-                session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
-                                   session.unwritten() if session else [])
-                session.run()
+                self._serve()
             except (NoAnswerError, SessionOverError) as error:
                 if str(error) != last:
                     _print(f"{self._client.server}: {error}; trying again")
@@ -163,62 +171,44 @@ class Agent:
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (KeyboardInterrupt, InputError):
-                if registered:
-                    self._leave(registered)
+                if self._session:
+                    self._leave()
                 raise
 
-    def _leave(self, registered: Registered) -> None:
-        exchange = Exchange(session=registered.session, acknowledged=0, leaving=True)
+    def _leave(self) -> None:
+        exchange = Exchange(session=self._session.session, acknowledged=0, leaving=True)
         with contextlib.suppress(Exception):  # whatever keeps the server from hearing that, it will notice
-            self._client.exchange(registered.agent_id, exchange, registered.silent_s / 4)
+            self._client.exchange(self._session.agent_id, exchange, self._session.silent_s / 4)
 
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-class _Session:
-    """The agent from one registration to the next: its workers, and their messages from and to the server, in one thread."""
-
-    def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
-                 meter: Meter, reports: Sequence[tuple[Any, ...]]):
-        """Begin with the ``reports`` of earlier sessions that the server has not written down."""
-        self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
-        self._mailbox = Mailbox()
-        for report in reports:
-            self._mailbox.post(0, *report)
-        self._workers: dict[int, ProcessWorker] = {}
-        self._dead: set[int] = set()
-        self._alive: set[int] = set()
-        self._answered_s, self._load_s, self._pause_s = time.monotonic(), 0.0, _PACE_S
-
-    def run(self) -> None:
+    def _serve(self) -> None:
         """Serve until the session is over, and end the workers. Raises what ended it."""
+        unwritten = [report for _, *report in self._mailbox.kept() if report[0] == "report"]  # of earlier sessions
+        self._mailbox = Mailbox()
+        for report in unwritten:
+            self._mailbox.post(0, *report)
+        self._dead, self._alive = set(), set()
+        self._answered_s, self._load_s, self._pause_s = time.monotonic(), 0.0, _PACE_S
         try:
             while True:
                 self._collect()
                 self._exchange()
                 time.sleep(self._pause_s)
         finally:
-            for worker in self._workers.values():
-                worker.shut_down()
-
-    def unwritten(self) -> list[tuple[Any, ...]]:
-        """Return the reports that the server may not have written down, once the session is over."""
-        return [report for _, *report in self._mailbox.kept() if report[0] == "report"]
+            while self._workers:
+                self._workers.popitem()[1].shut_down()
 
     def _exchange(self) -> None:
         """Call the server once. Raises SessionOverError or InputError, and NoAnswerError after half of ``silent_s``."""
-        began_s, silent_s, load = time.monotonic(), self._registered.silent_s, None
+        began_s, silent_s, load = time.monotonic(), self._session.silent_s, None
         if began_s - self._load_s > _LOAD_S:
             self._load_s, load = began_s, self._meter.load()
         messages = tuple(self._mailbox.outgoing())
         wait_s = 0.0 if messages else min(_LISTEN_S if self._workers else 1.0, silent_s / 8)
-        exchange = Exchange(session=self._registered.session, acknowledged=self._mailbox.received, alive=tuple(self._alive),
+        exchange = Exchange(session=self._session.session, acknowledged=self._mailbox.received, alive=tuple(self._alive),
                             load=load, messages=messages, wait_s=wait_s)
         left_s = self._answered_s + silent_s / 2 - began_s
         try:
-            reply = self._client.exchange(self._registered.agent_id, exchange, max(_PACE_S, min(silent_s / 4, left_s)))
+            reply = self._client.exchange(self._session.agent_id, exchange, max(_PACE_S, min(silent_s / 4, left_s)))
         except NoAnswerError:
             unheard_s = time.monotonic() - self._answered_s
             if unheard_s > silent_s / 2:
@@ -257,7 +247,7 @@ class _Session:
 
     def _obey(self, number: int, command: str, *content: Any) -> None:
         if command == "spawn":
-            limits = Limits(beat_s=self._registered.beat_s, silent_s=self._registered.silent_s)
+            limits = Limits(beat_s=self._session.beat_s, silent_s=self._session.silent_s)
             self._workers[number] = logged(self._slots[content[0]], limits)
         elif number not in self._workers:
             return

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, HTTPException
 from sqlalchemy import select
 
 from lib import paths
@@ -182,7 +182,7 @@ class Fleet:
     def router(self) -> APIRouter:
         """Return the endpoints of agents, to be mounted behind the check of tokens."""
         routes = APIRouter(tags=["agents"])
-        routes.post("/agents/register", dependencies=[Depends(_same_version)], responses={
+        routes.post("/agents/register", responses={
             _OLD: {"description": "Another version of the protocol"},
             _BUSY: {"description": "The name is taken; try again"}})(self.register)
         routes.post("/agents/{agent_id}/exchange", responses={
@@ -190,7 +190,10 @@ class Fleet:
         return routes
 
     def register(self, registration: Registration) -> Registered:
-        """Begin a session. Raises HTTPException while another process of that name may still run something."""
+        """Begin a session. Raises HTTPException for another version, and while another agent of that name may run something."""
+        if registration.api_version != API_VERSION:
+            raise HTTPException(_OLD, f"this agent speaks version {registration.api_version} of the agents' protocol, the "
+                                f"server version {API_VERSION}: install the server's version of this project on its machine")
         with self._lock:
             last = self._sessions.get(registration.name)
             if last and last.registration.instance != registration.instance and not (last.over or last.is_silent()):
@@ -336,12 +339,3 @@ def _flat(load: Load | None) -> dict[str, float]:
     cards = {f"gpu_{number}_{name}": value for number, card in enumerate(load.gpus)
              for name, value in card.model_dump(exclude={"uuid"}).items()}
     return {**load.model_dump(exclude={"gpus"}), **cards}
-
-
-async def _same_version(request: Request) -> None:
-    """Refuse an agent of another version before its message is read: its fields may differ."""
-    with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
-        stated = (await request.json()).get("api_version")
-        if stated != API_VERSION:
-            raise HTTPException(_OLD, f"this agent speaks version {stated} of the agents' protocol, the server version "
-                                f"{API_VERSION}: install the server's version of this project on the agent's machine")

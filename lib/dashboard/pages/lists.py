@@ -1,22 +1,26 @@
-"""The pages of many rows, with their forms: projects, configurations, runs, agents, and the schedule."""
+"""All pages together: those of many rows with their forms (projects, configurations, runs, agents), schedule and login."""
 
 import math
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 from sqlalchemy import func, select
+from sse_starlette.sse import EventSourceResponse
 
 from lib.config import notebooks
-from lib.dashboard import configurations, schemas
+from lib.dashboard import configurations, events, schemas, security
 from lib.dashboard import database as db
 from lib.dashboard.fields import Index, RowId, checked
 from lib.dashboard.operations import Offset, Operations
-from lib.dashboard.pages.rendering import add_page
+from lib.dashboard.pages import run
+from lib.dashboard.pages.rendering import Form, add_page, render
+from lib.errors import choices
 
 _MOST_ROWS, _MOST_CHOICES = 100, 500
 _PROJECT = "/web/projects/{project_id}"
@@ -125,3 +129,46 @@ def chart(planned: list[dict[str, Any]], past: list[db.Run], now: datetime) -> d
     bars = bars.assign(lane=bars["device"].map(lanes.index), left=left, width=(percent(bars["end_s"]) - left).clip(lower=0.3))
     ticks = [(percent(at_s), at_s) for at_s in np.linspace(first, last, _TICKS + 1)]
     return {"bars": bars.to_dict("records"), "lanes": lanes, "now": percent(0.0), "ticks": ticks}
+
+
+def router(operations: Operations, token: str) -> APIRouter:
+    """Return all pages."""
+    pages = APIRouter()
+    add_lists(pages, operations)
+    run.add_run(pages, operations)
+    run.add_files(pages, operations)
+    _add_login(pages, token)
+
+    @pages.get("/")
+    def home():
+        return RedirectResponse("/web/projects", 303)
+
+    @pages.get("/web/changes/{topic}")
+    def changes(topic: str):
+        if topic not in events.TOPICS:
+            raise db.NotFoundError(f"there is no topic {topic}; there are: {choices(events.TOPICS)}")
+        return EventSourceResponse(events.changes(operations.database, topic))
+
+    return pages
+
+
+def _add_login(pages: APIRouter, token: str) -> None:
+    @pages.get("/login")
+    def login(request: Request, next: str = "/"):
+        return render(request, "login.html", next=next, error="")
+
+    @pages.post("/login")
+    def enter(request: Request, form: Form):
+        target = form.get("next", "/")
+        if not security.same(form.get("token", "").strip(), token):
+            return render(request, "login.html", 401, next=target, error="this is not the token")
+        is_page = re.fullmatch(r"/(web/[\w/.-]*)?", target, re.ASCII)
+        response = RedirectResponse(target if is_page else "/", 303)
+        security.set_cookie(response, token, request.url.scheme == "https")
+        return response
+
+    @pages.post("/logout")
+    def leave():
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(security.COOKIE)
+        return response
