@@ -560,7 +560,7 @@ def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(hom
     assert main.main(["finetune", "all"]) == 2
     output = capsys.readouterr()
     assert "error: bad0: root 'nowhere'" in output.err and output.err.count("error: ") == len(wrong)
-    assert "epoch 1/1: train loss" in output.out and len(list(paths.TRAINING.glob("*/*"))) == 1
+    assert "epoch 1/1: train loss" in output.out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
     assert main.main(["finetune", "none"]) == 2
     assert "no config 'none' in params/training.yaml; there are: all, bad0, " in capsys.readouterr().err
     assert main.main(["finetune"]) == 2
