@@ -161,7 +161,7 @@ def test_every_job_ends_once_and_none_starts_after_its_cancel(tmp_path_factory, 
                     return False
                 if last:
                     Fickle.lost = 0.0
-                    for name in {"cpu[0]", "gpu[0]"} - service._engine.slots.by_name.keys():
+                    for name in {"cpu[0]", "gpu[0]"} - service.slots.by_name.keys():
                         service.add_slot(Slot(name))
                 return not last or not service.left
 
@@ -246,13 +246,13 @@ def test_worker_processes_are_killed_and_slots_leave_while_jobs_run(tmp_path):
         for name in names:
             service.submit(Spec(name, "tests.light:marked", {"path": str(tmp_path / name), "value": name, "fault": "slow"}))
         for leaves in (True, False, True, False):
-            slot = until(lambda: next((slot for slot in service._engine.slots if slot.runs), None))
+            slot = until(lambda: next((slot for slot in service.slots if slot.runs), None))
             if leaves:
                 service.remove_slot(slot.name)
                 service.add_slot(Slot(slot.name))
             else:
                 slot.worker.process._process.kill()
-            service._engine.settle()
+            service.settle()
         service.submit(Spec("deaf", "tests.light:hang", {}), priority=1)
         until(lambda: any(row[:2] == ("started", "deaf") for row in watched.seen))
         service.cancel("deaf")
@@ -377,7 +377,7 @@ def test_a_run_that_the_journal_refused_goes_on_when_it_is_run_again(tmp_path, e
         for name in THREE:
             service.submit(light(name))
         for name in {"end", entry}:
-            setattr(service._journal, name, fails_once(getattr(service._journal, name)))
+            setattr(service.journal, name, fails_once(getattr(service.journal, name)))
         for _ in range(1 + (entry == "start")):
             with refused("the disk is full"):
                 run(service)
@@ -390,9 +390,9 @@ def test_a_run_that_the_journal_refused_goes_on_when_it_is_run_again(tmp_path, e
 
 def test_a_cancel_and_a_leaving_slot_that_the_journal_refused_are_made_by_the_next_run(tmp_path, monkeypatch):
     def refuse():
-        if any(slot.runs for slot in service._engine.slots):
+        if any(slot.runs for slot in service.slots):
             for name in ("end", "stop"):
-                monkeypatch.setattr(service._journal, name, Mock(side_effect=FULL))
+                monkeypatch.setattr(service.journal, name, Mock(side_effect=FULL))
             service.remove_slot("cpu[0]")
             service.cancel("waits")
         return False
@@ -404,7 +404,7 @@ def test_a_cancel_and_a_leaving_slot_that_the_journal_refused_are_made_by_the_ne
         with refused("the disk is full"):
             service.run(refuse)
         monkeypatch.undo()
-        assert service.left == 1 and not len(service._engine.slots) and ends_of(service) == {"waits": "cancelled"}
+        assert service.left == 1 and not len(service.slots) and ends_of(service) == {"waits": "cancelled"}
         service.add_slot(Slot("cpu[0]"))
         run(service)
         assert ends_of(service) == {"waits": "cancelled", "runs": "done"}
@@ -426,7 +426,7 @@ def test_an_observer_that_fails_loses_no_job_and_ends_none_twice(tmp_path):
 def test_a_call_between_the_entry_of_a_submit_and_its_news_comes_after_it(tmp_path, what, more, end):
     calls = []
     with opened(tmp_path) as service:
-        noted = service._journal.submit
+        noted = service.journal.submit
 
         def submit(entry):
             new = noted(entry)
@@ -435,11 +435,11 @@ def test_a_call_between_the_entry_of_a_submit_and_its_news_comes_after_it(tmp_pa
             calls[0].join(0.05)
             return new
 
-        service._journal.submit = submit
+        service.journal.submit = submit
         service.submit(light("a"))
         calls[0].join()
         if what == "reorder":
-            assert service.left == 1 and service._engine.waiting["a"].priority == 5
+            assert service.left == 1 and service.waiting["a"].priority == 5
         run(service)
         assert ends_of(service) == {"a": end}
 
@@ -447,9 +447,9 @@ def test_a_call_between_the_entry_of_a_submit_and_its_news_comes_after_it(tmp_pa
 def test_a_job_that_failed_on_a_full_disk_has_ended_for_good(tmp_path):
     with opened(tmp_path) as service:
         service.submit(light("a"))
-        service._engine.settle()
-        with service._engine.lock:
-            service._engine._end(service._engine.waiting["a"], 0, "failed", "No space left on device")
+        service.settle()
+        with service.lock:
+            service._end(service.waiting["a"], 0, "failed", "No space left on device")
     with opened(tmp_path) as service:
         assert service.left == 0 and ends_of(service) == {"a": "failed"}
 

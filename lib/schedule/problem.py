@@ -66,13 +66,6 @@ class Fleet:
         """Return whether each type is a CPU: its name starts with ``cpu``, in small letters or capitals."""
         return np.array([name.lower().startswith("cpu") for name in self.types], bool)
 
-    def subset(self, devices: Sequence[int]) -> tuple["Fleet", np.ndarray]:
-        """Return the fleet of some of the devices, and the numbers of its types in this fleet."""
-        types, type_of = np.unique(self.type_of[devices], return_inverse=True)
-        numbers = {name: getattr(self, name)[types] for name in PER_TYPE}
-        return replace(self, names=tuple(self.names[device] for device in devices), type_of=type_of,
-                       types=tuple(self.types[device_type] for device_type in types), **numbers), types
-
     @classmethod
     def from_counts(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
         """Return a fleet of ``{type: count}``; ``numbers`` are per type, in that order."""

@@ -142,6 +142,14 @@ class State:
 
     # ------------------------------------------------------------------------------------------ for engines
 
+    def obstacle(self, job: int, device: int, predict: Predict) -> str:
+        """Return why a job cannot start on a device now; empty if it can."""
+        device_type = self.type_of[device]
+        possible = {"it is not waiting": job in self.waiting, "the device is not free": device in self.free[device_type],
+                    "it cannot run there": predict(job, device_type) < np.inf,
+                    "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
+        return next((reason for reason, holds in possible.items() if not holds), "")
+
     def start(self, job: int, device: int, attempt: int) -> None:
         """Move a job from waiting to running."""
         device_type = self.type_of[device]

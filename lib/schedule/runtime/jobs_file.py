@@ -57,7 +57,7 @@ def _probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, alo
         slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:1 if alone else None])
         part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{'-alone' if alone else ''}"
         jobs, guess_s = replace(Jobs.plain(len(names)), ids=names), np.full((len(names), 1), _GUESS_S)
-        prepared = PreparedJobs(specs, jobs, slots, fleet_of(slots), guess_s, registry.policy("first-come"), spawn=site.spawn)
+        prepared = PreparedJobs(specs, jobs, slots, guess_s, registry.policy("first-come"), spawn=site.spawn)
         _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
         for row in ends.itertuples():
             if row.status == "done":
@@ -164,7 +164,7 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     fleet = fleet_of(site.slots)
     notes = [f"{spec.job_id} on {name}: {seconds:g} s is {source}" for spec in specs if "path" in spec.arguments
              for name in fleet.types for seconds, source in [_of_notebook(spec, durations, name)] if "guess" in source]
-    return PreparedJobs(specs, jobs, site.slots, fleet, predicted_s(specs, probes, site, fleet, durations), policy, name,
+    return PreparedJobs(specs, jobs, site.slots, predicted_s(specs, probes, site, fleet, durations), policy, name,
                         site.spawn, contention, (*probes.notes(), *notes))
 
 
