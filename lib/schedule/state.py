@@ -157,15 +157,13 @@ class State:
         del self.free[device_type][device]
         self.running[device] = Running(job, device, self.now_s, attempt)
         self.started.append(device)
-        if self.free_cores != np.inf:
-            self.free_cores -= self.cores(job, device_type)
+        self.free_cores -= self.cores(job, device_type)
 
     def stop(self, device: int) -> Running:
         """Free a device; return what ran there."""
         ran, device_type = self.running.pop(device), self.type_of[device]
         self.enable(device)
-        if self.free_cores != np.inf:
-            self.free_cores += self.cores(ran.job, device_type)
+        self.free_cores += self.cores(ran.job, device_type)
         return ran
 
     def arrive(self, job: int) -> None:
@@ -207,12 +205,11 @@ class CoreBudget:
 
     def has(self, job: int, device_type: int) -> bool:
         """Return whether enough cores are left for a job on a device type."""
-        return self.left == np.inf or self.fits(self._state.cores(job, device_type))
+        return self.fits(self._state.cores(job, device_type))
 
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""
-        enough = self.has(job, device_type)
-        if enough and self.left != np.inf:
+        if enough := self.has(job, device_type):
             self.left -= self._state.cores(job, device_type)
         return enough
 

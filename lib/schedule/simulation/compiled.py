@@ -39,8 +39,6 @@ class _Run(NamedTuple):
     runs: np.ndarray  # (devices) the job, -1: none
     since_s: np.ndarray  # (devices)
     fails: np.ndarray  # (devices)
-    free: np.ndarray  # (types, devices) a stack: the device freed last is taken first
-    idle: np.ndarray  # (types) length of that stack
     first: np.ndarray  # (devices) bound: first job of the queue, -1: none
     last: np.ndarray
     after: np.ndarray  # (jobs) bound: the next job of the queue, -1: none
@@ -70,14 +68,11 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     else:
         turn = policy.turn(numbers, predicted_s) if policy.turn else turn
         predicted_s = predicted_s + fleet.setup_s
-    free = np.zeros((len(fleet.types), max(fleet.counts)), np.int64)
-    for device_type, count in enumerate(fleet.counts):
-        free[device_type, :count] = np.flatnonzero(fleet.type_of == device_type)[::-1]
     run = _Run(
         np.array(fleet.type_of, np.int64), np.ascontiguousarray(fleet.setup_s + problem.actual_s),
         np.array(predicted_s, order="C"), key, turn, float(faults.chance), np.random.default_rng(faults.seed),
         *np.zeros((2, 1), np.int64), waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64), runs=np.full(devices, -1),
-        since_s=np.zeros(devices), fails=np.zeros(devices, bool), free=free, idle=fleet.counts, first=np.full(devices, -1),
+        since_s=np.zeros(devices), fails=np.zeros(devices, bool), first=np.full(devices, -1),
         last=np.full(devices, -1), after=np.full(jobs, -1), load_s=np.zeros(devices),
         end_s=np.full(devices, arrival_s.min()))
     order = np.argsort(arrival_s, kind="stable")
@@ -100,8 +95,11 @@ def _start(run, ends, at_s, job, device):
 
 
 @njit
-def _greedy(run, ends, ready, at_s, new):
-    """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type)."""
+def _greedy(run, ends, ready, free, at_s, new):
+    """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type).
+
+    Of ``free`` devices the one freed last is taken first.
+    """
     for job in new:
         run.came[0] += 1
         for device_type, heap in enumerate(ready):
@@ -111,15 +109,14 @@ def _greedy(run, ends, ready, at_s, new):
     while True:
         best, chosen = (np.inf, np.inf, 0), -1
         for device_type, heap in enumerate(ready):
-            if run.idle[device_type]:
+            if free[device_type]:
                 while heap and not run.waits[heap[0][2]]:
                     heappop(heap)
                 if heap and (chosen < 0 or heap[0] < best):
                     best, chosen = heap[0], device_type
         if chosen < 0:
             return
-        run.idle[chosen] -= 1
-        _start(run, ends, at_s, best[2], run.free[chosen, run.idle[chosen]])
+        _start(run, ends, at_s, best[2], free[chosen].pop())
 
 
 @njit
@@ -165,8 +162,9 @@ def run_events(run, bound, order, arrival_s, attempts):
     All events of an instant come before one decision: arrivals in their order, then ends in the order of their starts.
     """
     jobs, arrived, log = len(order), 0, [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)][1:]
-    heaps = [[(run.end_s[0], 0.0, device) for device in np.flatnonzero(run.type_of == device_type)]
-             for device_type in range(len(run.idle))]
+    types = range(run.work_s.shape[1])
+    free = [list(np.flatnonzero(run.type_of == device_type)[::-1]) for device_type in types]
+    heaps = [[(run.end_s[device], 0.0, device) for device in free[device_type][::-1]] for device_type in types]
     ends, new, pending = [(0.0, 0, 0)][1:], [0][1:], [0][1:]
     if not bound:
         for heap in heaps:
@@ -179,7 +177,7 @@ def run_events(run, bound, order, arrival_s, attempts):
             arrived += 1
         while ends and ends[0][0] == at_s:
             device = heappop(ends)[2]
-            job, device_type = run.runs[device], run.type_of[device]
+            job = run.runs[device]
             run.runs[device], status = -1, _DONE
             if run.fails[device]:
                 status = _RETRIED if run.tried[job] < attempts else _FAILED
@@ -188,8 +186,7 @@ def run_events(run, bound, order, arrival_s, attempts):
                 _expect(run, heaps, device, at_s + run.load_s[device])
                 heappush(pending, device)
             else:
-                run.free[device_type, run.idle[device_type]] = device
-                run.idle[device_type] += 1
+                free[run.type_of[device]].append(device)
             if status == _RETRIED:
                 new.append(job)
         for job in new:
@@ -197,5 +194,5 @@ def run_events(run, bound, order, arrival_s, attempts):
         if bound:
             _bind(run, ends, heaps, pending, at_s, new)
         else:
-            _greedy(run, ends, heaps, at_s, new)
+            _greedy(run, ends, heaps, free, at_s, new)
     return np.array(log).T
