@@ -4,7 +4,6 @@ import itertools
 import os
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -135,13 +134,6 @@ def test_unknown_kinds_count_as_the_median_and_means_are_means(known):
     assert np.allclose(known.expected(np.array([1, 1, 1]), np.array([0, 0])), 2.0)  # heavy ones alone beside each other
 
 
-def test_cores_are_shared_by_time():
-    none = contention_of(np.ones((2, 2)), cores=2.0)
-    assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
-    assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
-    assert none.rates({}) == {}
-
-
 def test_some_types_keep_their_slowdowns():
     known = contention_of(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
     assert known.subset(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
@@ -204,11 +196,6 @@ def test_a_host_takes_step_times_of_its_gpu_where_the_scenarios_have_none(table,
         host.host(unknown[unknown["beside"] == ALONE[0]].head(1), times("t4"))
 
 
-def test_a_file_of_jobs_for_the_notebook_is_read(home):
-    with refused("none.csv is missing"):
-        host.real_run(SimpleNamespace(source="measure", jobs=str(home / "none.csv")))
-
-
 def changed(right, wrong):
     return SCENARIOS.replace(right, wrong)
 
@@ -226,13 +213,6 @@ def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
     with refused(f"scenarios.yaml.*{words}") as caught:
         definitions.load_scenarios(path)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_scenario_is_found_by_its_name(tmp_path):
-    (tmp_path / "scenarios.yaml").write_text(SCENARIOS)
-    assert set(definitions.load_scenarios(tmp_path / "scenarios.yaml")[1]) == {"s"}
-    with refused("no scenario"):
-        definitions.scenario("nowhere")
 
 
 @pytest.mark.slow

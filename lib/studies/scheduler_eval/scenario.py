@@ -117,9 +117,7 @@ def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) 
     classes = [str(name) for name in step_s.index]
     if path is None:
         return JobEnergy(by_watts, ("assumed",) * len(classes))
-    in_table, table = problem_files.read_energy(path, list(scenario.devices))
-    rows = problem_files.rows_of(classes, in_table, path, f"the scenario {scenario.id}")
-    return JobEnergy(table.joules[rows], tuple(table.sources[row] for row in rows))
+    return problem_files.read_energy(path, list(scenario.devices), classes, f"the scenario {scenario.id}")
 
 
 def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0,
