@@ -22,12 +22,12 @@ from lib.predict import calibrate_networks, network_training, registry, steps, t
 from lib.predict.advice import advise, advise_text
 from lib.predict.advice.query import Query
 from lib.predict.analytic.scaling import Scaling
-from lib.predict.networks import calibration
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
+from lib.predict.scores import score
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
 from lib.studies.finetune import study as finetune_study
@@ -309,11 +309,11 @@ def _networks(count, factor, fresh=0.25, noise=0.05, seed=0, modes=("infer", "tr
 
 @pytest.mark.parametrize(("factor", "fresh"), [(1.0, 0.25), (1.4, 0.25), (0.7, 0.6), (2.5, 0.1)])
 def test_a_few_networks_calibrate_the_compositions_of_both_heaps(factor, fresh):
-    corrected = calibration.calibrated(BASE, _networks(5, factor, fresh, seed=1))
+    corrected = calibrate_networks.calibrated(BASE, _networks(5, factor, fresh, seed=1))
     for case, rows in _networks(60, factor, fresh, seed=2).groupby(["mode", "memory"]):
         fitted, base = corrected[" ".join(case)], BASE[" ".join(case)]
         predicted, low, high = np.transpose([fitted.predict(row) for row in rows.to_dict("records")])
-        error = calibrate_networks.errors(rows["latency_ms"], predicted)
+        error = score(rows["latency_ms"], predicted)
         assert fitted.networks == 5 and abs(error["bias"]) < 8 and error["mape"] < 10
         assert rows["latency_ms"].between(low, high).mean() >= 0.85
         assert fitted.half < 0.9 * base.half or "kept" in case
@@ -321,7 +321,7 @@ def test_a_few_networks_calibrate_the_compositions_of_both_heaps(factor, fresh):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_more_networks_are_believed_more(seed):
-    few, many = (calibration.calibrated(BASE, _networks(count, 2.0, 0.5, seed=seed))["infer kept"].rates["sum_ms"] / 0.9
+    few, many = (calibrate_networks.calibrated(BASE, _networks(count, 2.0, 0.5, seed=seed))["infer kept"].rates["sum_ms"] / 0.9
                  for count in (2, 30))
     assert 1.4 < few < 2.4 and many == pytest.approx(2.0, rel=0.1)
 
@@ -329,19 +329,20 @@ def test_more_networks_are_believed_more(seed):
 def test_a_mode_with_one_network_keeps_its_composition_and_one_heap_calibrates_both():
     rows = pd.concat([_networks(4, 1.5, modes=("infer",), heaps=("default",)), _networks(1, 1.5, modes=("train",))],
                      ignore_index=True)
-    corrected = calibration.calibrated(BASE, rows)
+    corrected = calibrate_networks.calibrated(BASE, rows)
     assert corrected["train kept"] == BASE["train kept"] and corrected["train default"] == BASE["train default"]
     assert corrected["infer kept"].rates["sum_ms"] > 1.2 * 0.9 and corrected["infer kept"].scores == {}
     assert corrected["infer default"].scores["n"] == 4
-    assert (calibration.left_one_out(BASE, rows)["predicted_ms"] > 0).all()
+    assert (calibrate_networks.left_one_out(BASE, rows)["predicted_ms"] > 0).all()
 
 
 def test_a_network_left_out_does_not_predict_itself():
     rows = _networks(4, 1.0, noise=0.0)
     odd = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["network"] == "n0", 3.0, 1.0))
-    own = calibration.left_one_out(BASE, odd).query("network == 'n0'")
+    own = calibrate_networks.left_one_out(BASE, odd).query("network == 'n0'")
     assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
-    assert calibration.calibrated(BASE, odd)["infer kept"].half > calibration.calibrated(BASE, rows)["infer kept"].half
+    halves = [calibrate_networks.calibrated(BASE, these)["infer kept"].half for these in (odd, rows)]
+    assert halves[0] > halves[1]
 
 
 @pytest.mark.parametrize(("others", "stolen", "free"), [(0.4, 0.0, 4), (0.6, 0.0, 3), (1.0, 1.0, 2), (9.0, 0.0, 1)])

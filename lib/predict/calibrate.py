@@ -14,8 +14,7 @@ from lib.measure.operators import aggregate, sweep
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import calibrate_networks, registry, transfer_cpu
-from lib.predict.calibrate_networks import Networks
-from lib.predict.networks.calibration import LEAST_NETWORKS
+from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
@@ -110,7 +109,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
         model.facts["processor_speed"] = asdict(speed)
-        model.facts["networks"] = networks.after if networks else {}
+        model.facts["networks"] = networks.after if networks and networks.count else {}
     return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 

@@ -20,8 +20,8 @@ from lib.predict.scores import score, score_gains
 from lib.progress import track
 from lib.work import networks
 
-USUAL = ("fp32", "contiguous")
 _CASE = ["network", "mode", "batch_size"]
+_WAY = ["mode", "dtype", "layout"]
 _CAMPAIGN = "networks/conditions/networks.parquet"
 
 
@@ -30,29 +30,31 @@ def campaign() -> Path:
     return archive.machine_with(_CAMPAIGN, "networks in several layouts")[1]
 
 
+def _paired(table: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return what ran another way than the usual one (fp32, contiguous) with ``ratio``, its time by the usual one's."""
+    table = table.assign(layout=np.where(table["channels_last"].astype(bool), "channels_last", "contiguous"))
+    usual = (table["dtype"] == "fp32") & (table["layout"] == "contiguous")
+    both = table[~usual].merge(table.loc[usual, [*key, "latency_ms", "usable"]], on=key, suffixes=("", "_usual"))
+    return both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
+
+
 def pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return cases of a table ``networks`` that ran the usual way and another.
 
     Columns: ``network, mode, batch_size, dtype, layout, ratio``, the latter's time by the former's, ``usable``.
     """
     good = table[(table["status"] == "ok") & ~table["compiled"].astype(bool)].assign(usable=table["verdict"] != VERDICTS[-1])
-    good = good.assign(layout=np.where(good["channels_last"].astype(bool), "channels_last", "contiguous"))
-    usual = (good["dtype"] == USUAL[0]) & (good["layout"] == USUAL[1])
-    both = good[~usual].merge(good.loc[usual, [*_CASE, "latency_ms", "usable"]], on=_CASE, suffixes=("", "_usual"))
-    both = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
-    return both[[*_CASE, "dtype", "layout", "ratio", "usable"]]
+    return _paired(good, _CASE)[[*_CASE, "dtype", "layout", "ratio", "usable"]]
 
 
 def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
-    cost_model, rows = registry.shipped_cpu("fp32"), {}
-    for case in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
-        item = work.captured(networks.network(case.network, case.batch_size), case.mode)
-        operators = composition.predicted_operators(item, cost_model)
-        rows[case.network, case.mode, case.batch_size] = gains.terms(item, operators)
-    parts = np.array([rows[key] for key in cases[_CASE].itertuples(index=False, name=None)]).reshape(-1, len(TERMS))
-    families = cases["network"].map(networks.family)
-    return cases.assign(family=families, **dict(zip(TERMS, parts.T, strict=True)))
+    cost_model, terms, keys = registry.shipped_cpu("fp32"), {}, list(cases[_CASE].itertuples(index=False, name=None))
+    for name, mode, batch_size in track(list(dict.fromkeys(keys)), "capture"):
+        item = work.captured(networks.network(name, batch_size), mode)
+        terms[name, mode, batch_size] = gains.terms(item, composition.predicted_operators(item, cost_model))
+    parts = pd.DataFrame([terms[key] for key in keys], cases.index, TERMS)
+    return cases.assign(family=cases["network"].map(networks.family), **parts)
 
 
 def noise(raw: Path) -> dict[tuple[str, str, str], float]:
@@ -60,22 +62,17 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
 
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
-    medians = pd.DataFrame([
-        {"network": visit.network, "round": visit.round, "mode": result.case.mode, "batch_size": result.case.batch_size,
-         "dtype": result.case.dtype, "layout": "channels_last" if result.case.channels_last else "contiguous",
-         "latency_ms": float(np.median(result.samples_ms))}
-        for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
-    usual = medians[(medians["dtype"] == USUAL[0]) & (medians["layout"] == USUAL[1])]
-    both = medians.merge(usual[[*_CASE, "round", "latency_ms"]], on=[*_CASE, "round"], suffixes=("", "_usual"))
-    both["ratio_log"] = np.log(both["latency_ms"] / both["latency_ms_usual"])
-    logs = both[both["ratio_log"].notna()].groupby([*_CASE, "dtype", "layout"])["ratio_log"]
+    medians = pd.DataFrame([{**vars(result.case), "round": visit.round, "latency_ms": float(np.median(result.samples_ms))}
+                            for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
+    both = _paired(medians.assign(usable=True), [*_CASE, "round"])
+    logs = np.log(both["ratio"]).groupby([both[name] for name in dict.fromkeys([*_CASE, *_WAY])])
     difference = (logs.max() - logs.min())[logs.size() > 1] * 100
-    return difference.groupby(["mode", "dtype", "layout"]).mean().to_dict()
+    return difference.groupby(_WAY).mean().to_dict()
 
 
 def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, gains.Gain, pd.DataFrame]]:
     """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
-    for way, part in rows.groupby(["mode", "dtype", "layout"]):
+    for way, part in rows.groupby(_WAY):
         networks_of = part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:

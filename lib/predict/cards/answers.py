@@ -17,7 +17,7 @@ LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 
 @dataclass(frozen=True)
 class Answer:
-    """The time of a network in ms with its interval, the condition that was learned, and whose measurements these were.
+    """The time of a network in ms with its interval.
 
     ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
     """
@@ -26,8 +26,6 @@ class Answer:
     low_ms: float
     high_ms: float
     outside: bool
-    condition: Condition
-    source: str
     origins: Mapping[str, float]
 
 
@@ -57,7 +55,7 @@ def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Cond
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
     origins = {f"networks on {len(card.siblings)} cards": 1.0} if fitted.basis == "others" else {}
-    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition, card.source, origins)
+    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), origins)
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

@@ -1,5 +1,6 @@
 """What one pass or step of a network runs: its distinct operators as rows of a ``sweep`` table, and the memory it needs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ def key_of(row: Mapping[str, Any]) -> tuple:
     """Return what makes two rows of a ``sweep`` table the same operator: family, pass and parameters."""
     values = (row.get(name) for name in families.families()[row["op"]].parameters)
     return (row["op"], row["pass"], *(value if isinstance(value, str) else float(value)
-                                      for value in values if value is not None and value == value and value != ""))  # noqa: PLR0124 - NaN
+                                      for value in values if value != "" and pd.notna(value)))
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Work:
     @property
     def flops(self) -> float:
         """Return the FLOPs of the pass or step."""
-        return float((self.table["flops"] * self.table["calls"]).sum())
+        return float(self.flops_and_bytes[:, 0].sum())
 
     @property
     def bytes(self) -> float:
         """Return its compulsory bytes, operator by operator."""
-        return float((self.table["bytes"] * self.table["calls"]).sum())
+        return float(self.flops_and_bytes[:, 1].sum())
 
     @cached_property
     def flops_and_bytes(self) -> np.ndarray:
@@ -134,16 +135,10 @@ class Work:
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
         """Take the work of a graph, captured as a device type runs it; on a CPU memory comes fresh from the system."""
-        rows, calls, backward = {}, {}, {}
-        for op in graph.ops:
-            if not counts.is_work(op):
-                continue
-            key = (op, op.phase == "backward" and "backward" in op.short)
-            if key not in rows:
-                rows[key] = row_of(op)
-            calls[key] = calls.get(key, 0) + 1
-            backward[key] = backward.get(key, 0) + (op.phase == "backward")
-        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]}
+        work = [op for op in graph.ops if counts.is_work(op)]
+        backward, calls = (Counter((op, op.phase == "backward" and "backward" in op.short) for op in some)
+                           for some in ((op for op in work if op.phase == "backward"), work))
+        table = pd.DataFrame([{**row_of(key[0]), "calls": number, "backward_calls": backward[key]}
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
