@@ -84,8 +84,8 @@ def _rates(part: Part, launch_ms: float) -> Part:
     No byte is faster than full bandwidth: isolated kernels read part of their bytes from a cache.
     """
     cost = _cost(part)
-    costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
-    costs |= {f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}
+    costs = {name: value * name.endswith(("_rows", "_blocks")) for name, value in cost.items()}
+    costs |= {"call": launch_ms, **{f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}}
     return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
                    halves=[max(part.halves)], families={})
 

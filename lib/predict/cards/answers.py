@@ -35,17 +35,13 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
 
     What other cards say counts where the card's own networks say nothing.
     """
-    wanted, precisions = (mode, compiled, LAYOUTS[layout]), _PRECISIONS.get(dtype, ())
-    candidates = [condition for condition in card.conditions
-                  if (condition.mode, condition.compiled, condition.layout) == wanted and condition.precision in precisions
-                  and torch in ("", condition.torch)]
-
-    def order(condition: Condition) -> tuple:
-        return -precisions.index(condition.precision), version(condition.torch)
-
+    precisions = _PRECISIONS.get(dtype, ())
+    candidates = {(-precisions.index(condition.precision), version(condition.torch)): condition for condition in card.conditions
+                  if (condition.mode, condition.compiled, condition.layout) == (mode, compiled, LAYOUTS[layout])
+                  and condition.precision in precisions and torch in ("", condition.torch)}
     if not candidates and card.others:
         return condition_of(card.others, dtype, mode, layout, compiled, torch)
-    return max(candidates, key=order, default=None)
+    return candidates[max(candidates)] if candidates else None
 
 
 def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Answer:

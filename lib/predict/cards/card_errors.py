@@ -94,10 +94,10 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     of_cards_left_out = shared and what == NETWORKS
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
-    views = [table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})]
+    view = table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})
     if shared or what != NETWORKS:
-        return score_draws(views[0], _KEYS)
-    lines = score_draws(pd.concat([*views, table]), _KEYS)
+        return score_draws(view, _KEYS)
+    lines = score_draws(pd.concat([view, table]), _KEYS)
     log = np.log(table[["measured", "predicted"]].astype(float))
     halves = {(condition, kind): half for condition, part in table.groupby("condition")
               for kind, half in _intervals_of(part, *(log.loc[part.index, name] for name in log))[1].items()}

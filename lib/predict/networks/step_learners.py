@@ -22,7 +22,6 @@ from lib.predict.scores import score
 
 TERMS = ["flops", "bytes", "trained", "input", "step"]
 FEATURES = ["flops", "bytes", "intensity", "weights", "operators", "batch", "fresh"]
-NAMES = ("GBT", "MLP")
 _ROUNDS, _WIDTH, _NETS = 60, 16, 3
 _FEW = {"num_leaves": 4, "min_data_in_leaf": 3, "bagging_freq": 0}  # of trees on tens of runs
 _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the training runs
@@ -30,10 +29,10 @@ _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the
 
 def frames(items: Sequence[Work]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return TERMS, of which a step's time is a sum, and FEATURES, logarithms of its sizes; a row for each step."""
-    terms = [(item.flops, item.bytes, float(sum(item.trained)), item.input_values, 1.0) for item in items]
+    terms = [(item.flops, item.bytes, sum(item.trained), item.input_values, 1.0) for item in items]
     sizes = [(item.flops, item.bytes, item.flops / item.bytes, item.weight_bytes, item.modules, item.batch_size,
               item.fresh_bytes + 1e6) for item in items]
-    return pd.DataFrame(terms, columns=TERMS), pd.DataFrame(np.log(np.array(sizes, float)), columns=FEATURES)
+    return pd.DataFrame(terms, columns=TERMS, dtype=float), np.log(pd.DataFrame(sizes, columns=FEATURES, dtype=float))
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -
 
 
 _TRAIN = {"GBT": _boosted, "MLP": _perceptron}
+NAMES = tuple(_TRAIN)
 
 
 def left_out(name: str, items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:

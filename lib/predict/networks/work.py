@@ -91,10 +91,10 @@ class Work:
         """
         occupied, peak, sizes = 0, 0, {}
         for (early, late), made, dead in zip(self.plan.beside, self.plan.made, self.plan.freed, strict=True):
-            new = sum(size for _, size in made)
             sizes |= dict(made)
-            peak = max(peak, occupied + sum(early) + sum(late), occupied + sum(late) + new)
-            occupied += new - sum(sizes[storage] for storage in dead if storage in sizes)
+            new = sum(size for _, size in made)
+            peak = max(peak, occupied + sum(late) + max(sum(early), new))
+            occupied += new - sum(sizes.get(storage, 0) for storage in dead)
         return float(peak)
 
     @property
@@ -142,12 +142,12 @@ class Work:
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
-        values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return cls(table, mode, batch_size, modules, replay, float(weights), plan,
-                   _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
+        return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph), _uncounted(graph),
+                   float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
+                   graph.branches)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
