@@ -168,7 +168,7 @@ def test_efficiencies_are_found_again_through_the_sum():
 
     def errors(more):
         cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40
-        predicted = cases.predicted(fitting.fit([cases.of(train)]).of(cases.levels))
+        predicted = cases.predicted(fitting.weights_of(fitting.fit([cases.of(train)]), cases.levels))
         return np.abs(np.expm1(learning.error(predicted) - more))[~train]
 
     assert errors(np.zeros(60)).max() < 0.03

@@ -146,7 +146,7 @@ def test_what_few_networks_do_not_tell_stays_as_it_is():
     assert learned.compositions["default"].half == learned.compositions["kept"].half
     assert {heap: one.interval_of for heap, one in learned.compositions.items()} == {"kept": "", "default": "kept"}
     assert learned.compositions["kept"].scores and not learned.compositions["default"].scores
-    with refused("four networks or more, not to 3"):
+    with refused("four networks or more"):
         fitting.fit(rows[:3])
 
 

@@ -14,7 +14,8 @@ from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, registry
 from lib.predict.networks import composition, gains, work
-from lib.predict.networks.gains import FOLDER, TERMS, Gains, Way
+from lib.predict.networks.composition import Composition
+from lib.predict.networks.gains import FOLDER, Gains, Way
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score, score_gains
 from lib.progress import track
@@ -53,8 +54,7 @@ def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     for name, mode, batch_size in track(list(dict.fromkeys(keys)), "capture"):
         item = work.captured(networks.network(name, batch_size), mode)
         terms[name, mode, batch_size] = gains.terms(item, composition.predicted_operators(item, cost_model))
-    parts = pd.DataFrame([terms[key] for key in keys], cases.index, TERMS)
-    return cases.assign(family=cases["network"].map(networks.family), **parts)
+    return cases.assign(family=cases["network"].map(networks.family), **pd.DataFrame([terms[key] for key in keys], cases.index))
 
 
 def noise(raw: Path) -> dict[tuple[str, str, str], float]:
@@ -70,7 +70,7 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(_WAY).mean().to_dict()
 
 
-def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, gains.Gain, pd.DataFrame]]:
+def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, Composition, pd.DataFrame]]:
     """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
     for way, part in rows.groupby(_WAY):
         networks_of = part.reset_index(drop=True)

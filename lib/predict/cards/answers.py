@@ -1,7 +1,7 @@
 """What the model of whole networks of a card answers for a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,23 +10,10 @@ from lib.predict.cards import card_errors, card_model, features
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
 from lib.predict.networks import architectures
+from lib.predict.networks.composition import Estimate, Provenance
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
 LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The time of a network in ms with its interval.
-
-    ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
-    """
-
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    outside: bool
-    origins: Mapping[str, float]
 
 
 def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
@@ -44,14 +31,14 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
     return candidates[max(candidates)] if candidates else None
 
 
-def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Answer:
+def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Estimate:
     """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another."""
     card = card.under(condition)
     fitted = card.conditions[condition]
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
     origins = {f"networks on {len(card.siblings)} cards": 1.0} if fitted.basis == "others" else {}
-    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), origins)
+    return Estimate(*fitted.predict(terms, batch_size, half), float(fitted.outside(batch_size)), Provenance(origins, condition))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

@@ -55,7 +55,7 @@ class Cases:
 
     def of(self, networks: np.ndarray) -> "Cases":
         """Return some of the networks, by their numbers or by a mask."""
-        return replace(self, table=self.table[networks] if networks.dtype == bool else self.table.iloc[networks])
+        return replace(self, table=self.table.iloc[networks])
 
     def predicted(self, weights: np.ndarray) -> pd.DataFrame:
         """Return the table with what weights predict, ``log_predicted`` beside ``log_ms``, and the ``condition`` by name."""
@@ -64,18 +64,6 @@ class Cases:
 
 
 Weigh = Callable[[Cases], np.ndarray]  # gives the weights of a condition
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Weights that all conditions share (row 0) and what each level adds to them (the other rows, as ``levels``)."""
-
-    values: np.ndarray
-    levels: tuple[str, ...]
-
-    def of(self, levels: Sequence[str]) -> np.ndarray:
-        """Return the weights of a condition; a level that is not known adds nothing."""
-        return self.values[[0, *(1 + self.levels.index(level) for level in levels if level in self.levels)]].sum(0)
 
 
 def _network_weights(cases: Cases) -> np.ndarray:
@@ -109,21 +97,29 @@ def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int]
     return torch.as_tensor(best.x)
 
 
-def fit(cases: Sequence[Cases], iterations: int = ITERATIONS) -> Weights:
-    """Fit to networks of several conditions, around the usual efficiencies."""
-    levels = tuple(sorted({level for part in cases for level in part.levels}))
-    mean = torch.as_tensor(np.stack([model.usual(), *np.zeros((len(levels), model.SIZE))]))
-    widths = [WIDTHS[name] for name in ("base", *("train" if "train" in level else "level" for level in levels))]
+def fit(cases: Sequence[Cases], iterations: int = ITERATIONS) -> pd.DataFrame:
+    """Fit to networks of several conditions, around the usual efficiencies.
+
+    Returns the weights that all conditions share (row "") and what each level adds to them, see ``weights_of``.
+    """
+    levels = ["", *sorted({level for part in cases for level in part.levels})]
+    mean = torch.as_tensor(np.stack([model.usual(), *np.zeros((len(levels) - 1, model.SIZE))]))
+    widths = [WIDTHS["train" if "train" in level else "level" if level else "base"] for level in levels]
     width = torch.as_tensor(np.stack([
         model.flat(computing=np.where(FLAGS, intercept, slope), moving=np.where(model.FIRST["moving"], intercept, slope),
                    overheads=overhead) for intercept, slope, overhead in widths]))
-    rows = [[0, *(1 + levels.index(level) for level in part.levels)] for part in cases]
+    rows = [[levels.index(level) for level in ("", *part.levels)] for part in cases]
 
-    def weights(apart: torch.Tensor, number: int) -> torch.Tensor:
-        return (mean + width * apart.reshape(mean.shape))[rows[number]].sum(0)
+    def every(apart: torch.Tensor) -> torch.Tensor:
+        return mean + width * apart.reshape(mean.shape)
 
-    apart = _most_probable(cases, weights, mean.numel(), iterations)
-    return Weights((mean + width * apart.reshape(mean.shape)).numpy(), levels)
+    apart = _most_probable(cases, lambda apart, number: every(apart)[rows[number]].sum(0), mean.numel(), iterations)
+    return pd.DataFrame(every(apart).numpy(), levels)
+
+
+def weights_of(fitted: pd.DataFrame, levels: Sequence[str]) -> np.ndarray:
+    """Return the weights of a condition; a level that is not known adds nothing."""
+    return fitted[fitted.index.isin(("", *levels))].to_numpy().sum(0)
 
 
 def shift(cases: Sequence[Cases]) -> np.ndarray:

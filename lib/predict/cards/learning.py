@@ -108,8 +108,8 @@ def left_out(several: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) ->
 
 def fit(several: list[Cases]) -> Weigh:
     """Fit to the networks of a card; return what gives the weights of a condition."""
-    weights = fitting.fit(several)
-    return lambda part: weights.of(part.levels)
+    fitted = fitting.fit(several)
+    return lambda part: fitting.weights_of(fitted, part.levels)
 
 
 def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> Fitted:

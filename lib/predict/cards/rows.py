@@ -96,12 +96,6 @@ def _result_is_wide(op: Op, floats: list[TensorSpec], wanted: bool | None, stora
     return any(storages.of(spec).wide for spec in [spec for spec in floats if spec.shape] or floats)
 
 
-def _cast_row(spec: TensorSpec, wide: bool, storages: Storages) -> Row:
-    elements, scales = elements_of(spec), storages.of(spec).grows
-    return {"kind": "cast", "scales": scales, **fusion.traffic([(elements, scales, storages.itemsize(spec))], "read"),
-            **fusion.traffic([(elements, scales, 4 if wide else 2)], "written")}
-
-
 def _sources(op: Op) -> list[TensorSpec]:
     """Return what an operator reads, each tensor once."""
     distinct = list({(spec.storage, spec.shape, spec.stride): spec for spec in op.tensors}.values())
@@ -146,7 +140,11 @@ def of_graph(graph: Graph) -> pd.DataFrame:
         if wanted is not None:
             cast = [spec for spec in floats if storages.of(spec).wide != wanted and spec.storage not in cast_once]
             cast_once |= {spec.storage for spec in cast if spec.kind == "parameter"}  # a parameter once a pass
-            rows += [{**_cast_row(spec, wanted, storages), "stage": "eager"} for spec in cast]
+            for spec in cast:
+                size = elements_of(spec), storages.of(spec).grows
+                rows.append({"kind": "cast", "stage": "eager", "scales": size[1],
+                             **fusion.traffic([(*size, storages.itemsize(spec))], "read"),
+                             **fusion.traffic([(*size, 4 if wanted else 2)], "written")})
         row = _row(op, storages, wanted, wide, scales)
         rows.append(row)
         read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if wanted is False else storages.itemsize(spec))

@@ -49,11 +49,11 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int
     for device in cards:
         rest = [part for other, several in cards.items() if other != device for part in several]
         for fold in range(learning.FOLDS):
-            weights = fitting.fit(learning.without(rest, fold), iterations)
+            fitted = fitting.fit(learning.without(rest, fold), iterations)
             for part in cards[device]:
                 levels = shared(part.condition)
-                if set(levels) <= set(weights.levels) and (part.table["fold"] == fold).any():  # other cards ran so
-                    rows += _tested(replace(part, start=weights.of(levels)), fold, networks)
+                if set(levels) <= set(fitted.index) and (part.table["fold"] == fold).any():  # other cards ran so
+                    rows += _tested(replace(part, start=fitting.weights_of(fitted, levels)), fold, networks)
     if not rows:
         raise InputError(f"no two cards ran networks alike: {choices(cards)}")
     return pd.concat(rows, ignore_index=True)
@@ -98,7 +98,8 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
     for condition in sorted({part.condition for part in every}):
         alike, own = zero[zero["condition"].str.startswith(condition.way)], zero[zero["condition"] == condition.name]
         if len(own):
-            fitted[condition] = learning.scored(weights.of(shared(condition)), interval(alike), own, "others")
+            fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), own,
+                                                  "others")
     return CardModel(card_model.ANY, fitted, source, licence, tuple(cards))
 
 

@@ -91,7 +91,7 @@ class Estimate:
     high_ms: float
     outside: float
     provenance: Provenance
-    predict_operators: Callable[[], pd.DataFrame]
+    predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
 
     @cached_property
     def operators(self) -> pd.DataFrame:

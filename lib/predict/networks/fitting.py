@@ -4,7 +4,7 @@ An operator that is timed alone does not find its inputs in the caches, where an
 cannot show the difference. It is fitted from the total times of whole networks (``sums``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import KINDS, MAPPED, PARTS, Composition, Terms, terms
-from lib.predict.networks.sums import LEAST_NETWORKS, learned, sums
+from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
@@ -34,6 +34,19 @@ class Learned:
     def predict(self, memory: str, parts: Terms, outside: float = 0.0) -> tuple[float, float, float]:
         """Return predicted, low and high ms of PARTS in a process of one heap, see ``Composition.predict``."""
         return self.compositions[memory].predict(terms(parts, self.efficiencies), outside)
+
+
+def learn(several: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals: np.ndarray) -> Composition:
+    """Learn the rates of terms (``names``) of networks from totals; interval and scores are those of families left out.
+
+    Raises InputError for fewer than four networks.
+    """
+    count = int(rows["network"].nunique())
+    if count < LEAST_NETWORKS:
+        raise InputError(f"rates are learned from four networks or more, not from {count}")
+    logs, held_out = learned(several, rows, rows[list(names)].to_numpy(float), totals)
+    rates = dict(zip(names, several[0].rates(logs).tolist(), strict=True))
+    return Composition(rates, half_interval(np.log(totals / held_out)), count, score(totals, held_out))
 
 
 def fit(rows: pd.DataFrame) -> Learned:

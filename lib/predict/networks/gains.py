@@ -5,7 +5,8 @@ The factors are learned through the sums of networks that were measured both way
 (``networks.sums``), so that the shares of a network's time tell its gain.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -15,13 +16,12 @@ import pandas as pd
 from lib import paths
 from lib.errors import InputError, choices
 from lib.measure import machine
-from lib.predict.model_file import AtLeastOne, Count, Format, NotNegative, Positive, Saved, keyed, require
-from lib.predict.networks import composition
-from lib.predict.networks.composition import KINDS
-from lib.predict.networks.sums import LEAST_NETWORKS, folds, interval, learned, sums
+from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
+from lib.predict.networks import composition, fitting
+from lib.predict.networks.composition import KINDS, Composition
+from lib.predict.networks.sums import folds, interval, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.validation import half_interval
 
 FOLDER = paths.REFERENCE / "models" / "gains"
 RETRAIN = "train it again with: python -m lib models --train gains"
@@ -41,47 +41,28 @@ class Way:
     layout: Literal["contiguous", "channels_last"]
 
 
-@dataclass(frozen=True)
-class Gain:
-    """What was learned of one way: the ratio of each of TERMS to the usual one, and half an interval in log time."""
-
-    ratios: dict[str, Positive]
-    half: NotNegative
-    networks: Count
-    scores: dict[Literal["sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n", "coverage",
-                         "every_row_mape", "every_row_n", "noise"], float]
-
-    def __post_init__(self):
-        """Refuse ratios of other terms."""
-        require(set(self.ratios) == set(TERMS), f"has ratios of {sorted(self.ratios)}, not of {sorted(TERMS)}")
-
-    def of(self, terms: np.ndarray) -> tuple[Any, Any, Any]:
-        """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
-        return interval(1 / (terms @ [self.ratios[name] for name in TERMS]), self.half)
-
-
-def terms(work: Work, operators: pd.DataFrame) -> np.ndarray:
+def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
     """Return TERMS of a network of fp32 in the usual layout, in parts of what its operators take.
 
     ``operators`` are those of ``work`` as they are predicted (``composition.predicted_operators``).
     """
-    kinds_ms = np.array([*composition.kinds_ms(operators).values()])
-    return np.array([*kinds_ms, work.weight_bytes / 1e6 * _WEIGHT_MS, work.calls * _CALL_MS]) / kinds_ms.sum()
+    cost_ms = composition.kinds_ms(operators)
+    beside_ms = {"weights": work.weight_bytes / 1e6 * _WEIGHT_MS, "calls": work.calls * _CALL_MS}
+    return {name: ms / sum(cost_ms.values()) for name, ms in (cost_ms | beside_ms).items()}
 
 
-def fit(rows: pd.DataFrame) -> Gain:
+def fit(rows: pd.DataFrame) -> Composition:
     """Learn one way of networks (``network, family``, TERMS, and ``ratio``, their time so to the usual one).
 
     The interval comes from families left out, by which the spread is chosen, too: to score it, call it within folds. Raises
     InputError for fewer than four networks.
     """
-    count = int(rows["network"].nunique())
-    if count < LEAST_NETWORKS:
-        raise InputError(f"a gain is learned from four networks or more, not from {count}")
-    ratios = rows["ratio"].to_numpy(float)
-    logs, held_out = learned(_SUMS, rows, rows[list(TERMS)].to_numpy(float), ratios)
-    factors = _SUMS[0].rates(logs).tolist()
-    return Gain(dict(zip(TERMS, factors, strict=True)), half_interval(np.log(ratios / held_out)), count, {})
+    return replace(fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float)), scores={})
+
+
+def of(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
+    return interval(1 / way.total(terms), way.half)
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -89,23 +70,27 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
 
     Only ``usable`` rows teach.
     """
-    usable, fold, answers = rows["usable"].to_numpy(bool), np.zeros(len(rows), int), np.full((len(rows), 3), np.nan)
+    parts = []
     for number, test in enumerate(folds(rows)):
-        fitted, fold[test] = fit(rows[~test & usable]), number
-        answers[test] = np.transpose(fitted.of(rows.loc[test, list(TERMS)].to_numpy(float)))
-    return rows.assign(measured=1 / rows["ratio"], fold=fold, **dict(zip(("predicted", "low", "high"), answers.T, strict=True)))
+        predicted, low, high = of(fit(rows[~test & rows["usable"]]), rows[test])
+        parts.append(rows[test].assign(fold=number, predicted=predicted, low=low, high=high))
+    return pd.concat(parts).loc[rows.index].assign(measured=1 / rows["ratio"])
 
 
 @dataclass(frozen=True)
 class Gains(Saved):
-    """What each way gains on the CPU of a machine, and with which instructions it computed in bf16."""
+    """What each way gains on the CPU of a machine, as rates of TERMS to the usual ones, and how it computed in bf16."""
 
     machine: str
     threads: AtLeastOne
     bf16_instructions: tuple[str, ...]
-    ways: keyed(Way, Gain)
+    ways: keyed(Way, Composition)
 
     FORMAT: ClassVar = Format("file of gains", RETRAIN)
+
+    def __post_init__(self):
+        """Refuse rates of other terms."""
+        require(all(set(way.rates) == set(TERMS) for way in self.ways.values()), f"has rates of other terms than {TERMS}")
 
 
 @cache
@@ -149,7 +134,7 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer
         raise InputError(f"networks were measured in bf16 on a CPU with {choices(known.bf16_instructions)}, and this one has "
                          f"{own}")
     gain = known.ways[way]
-    scores, times = gain.scores, gain.of(terms(work, composition.predicted_operators(work, cost_model)))
+    scores, times = gain.scores, of(gain, terms(work, composition.predicted_operators(work, cost_model)))
     evidence = (f"{dtype} {layout} gains {times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f}); "
                 f"from {gain.networks} networks that ran both ways on {known.machine} with "
                 f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "

@@ -8,11 +8,9 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.fitting import WORKLOADS
+from lib.predict.networks.fitting import WORKLOADS, learn
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, interval
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score
 
 # first use of libraries (1 or 0), weights and inputs, peak of tensors by mode, all blocks of a pass
 TERMS = ("first_use", "weights_mb", "infer_peak_mb", "train_peak_mb", "blocks_mb")
@@ -38,17 +36,10 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
 
     Intervals come from families left out. Heaps with fewer than LEAST_NETWORKS networks are skipped.
     """
-    compositions = {}
     used = (table["rss_mb"] > 0) & ~table["network"].str.fullmatch(WORKLOADS) & (table["family"] != without)
-    for heap, rows in table[used].groupby("memory"):
-        count = rows["network"].nunique()
-        if count >= LEAST_NETWORKS:
-            parts, measured_mb = _terms(rows).to_numpy(), rows["rss_mb"].to_numpy(float)
-            predicted = _SUM.held_out(rows, parts, measured_mb)
-            rates = dict(zip(TERMS, _SUM.rates(_SUM.logs(parts, measured_mb)).tolist(), strict=True))
-            compositions[heap] = Composition(rates, half_interval(np.log(measured_mb / predicted)), int(count),
-                                             score(measured_mb, predicted))
-    return compositions
+    heaps = {heap: rows.assign(**_terms(rows)) for heap, rows in table[used].groupby("memory")}
+    return {heap: learn([_SUM], TERMS, rows, rows["rss_mb"].to_numpy(float)) for heap, rows in heaps.items()
+            if rows["network"].nunique() >= LEAST_NETWORKS}
 
 
 def predicted(table: pd.DataFrame) -> pd.DataFrame:
