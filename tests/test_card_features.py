@@ -87,7 +87,7 @@ def test_resampling_waits_for_each_image_and_channel_where_torch_has_no_other_ke
 
 def trained(cases):
     """Return the weights of training on all networks."""
-    return fitting.weights_of(fitting.fit([cases], 60), cases.levels)
+    return fitting.weights_of(fitting.fit([cases]), cases.levels)
 
 
 def corrected(cases):

@@ -50,7 +50,9 @@ def tables():
 @pytest.fixture(scope="module")
 def two_cards(tables):
     cards = unseen_cards.of_cards(pd.concat(tables, ignore_index=True))
-    return cards, unseen_cards.left_out(cards, (0, 10, 50), iterations=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "ITERATIONS", 40)
+        return cards, unseen_cards.left_out(cards, (0, 10, 50))
 
 
 def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tmp_path):
@@ -72,7 +74,7 @@ def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_c
 
 def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards):
     cards, predicted = two_cards
-    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0", iterations=40)
+    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0")
     (fitted,) = shared.conditions.values()
     zero = predicted[predicted["networks"] == 0]
     inside = (zero["log_predicted"] - zero["log_ms"]).abs() <= fitted.half
@@ -86,7 +88,7 @@ def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
         unseen_cards.of_cards(first)
     cards = unseen_cards.of_cards(pd.concat([first, second.assign(compiled=True)], ignore_index=True))
     with refused("no two cards ran networks alike"):
-        unseen_cards.left_out(cards, (0,), iterations=5)
+        unseen_cards.left_out(cards, (0,))
 
 
 def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):

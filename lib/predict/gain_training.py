@@ -84,9 +84,7 @@ def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
     """Return the scores that a model file states of one way: of usable rows, and the error with the others."""
     scored = score_gains(predicted[predicted["usable"]])
     every = score(predicted["measured"], predicted["predicted"], interval=False)
-    wanted = ("sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n")
-    return {**{name: scored[name] for name in wanted}, "coverage": scored["cover"], "every_row_mape": every["mape"],
-            "every_row_n": every["n"]}
+    return {**scored, "coverage": scored["cover"], "every_row_mape": every["mape"], "every_row_n": every["n"]}
 
 
 def table(machine: str, way: Way, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -106,7 +104,7 @@ def ship() -> pd.DataFrame:
     spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
     for way, gain, predicted in learned(with_terms(pairs(store.read(path, "networks")))):
         floor = {"noise": spread[astuple(way)]} if astuple(way) in spread else {}
-        ways[way] = replace(gain, scores={**gain.scores, **floor})
+        ways[way] = replace(gain, scores=gain.scores | floor)
         rows.append(table(name, way, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")

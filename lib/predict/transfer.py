@@ -31,9 +31,8 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
     if not donors:
         return None
     first = donors[0]
-    model = replace(first, parts=dict(first.parts))
-    if (first.device, first.facts["dtype"]) != (vendor.id, dtype):
-        model = replace(first.on(vendor, dtype), parts=_borrowed(first, vendor, dtype, donors))
+    is_own = (first.device, first.facts["dtype"]) == (vendor.id, dtype)
+    model = replace(first if is_own else first.on(vendor, dtype), parts=dict(first.parts) if is_own else {})
     for donor in donors:
         if donor.facts["latency_type"] == model.facts["latency_type"]:
             for name, part in _borrowed(donor, vendor, dtype, donors).items():

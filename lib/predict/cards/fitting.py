@@ -97,7 +97,7 @@ def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int]
     return torch.as_tensor(best.x)
 
 
-def fit(cases: Sequence[Cases], iterations: int = ITERATIONS) -> pd.DataFrame:
+def fit(cases: Sequence[Cases]) -> pd.DataFrame:
     """Fit to networks of several conditions, around the usual efficiencies.
 
     Returns the weights that all conditions share (row "") and what each level adds to them, see ``weights_of``.
@@ -113,7 +113,7 @@ def fit(cases: Sequence[Cases], iterations: int = ITERATIONS) -> pd.DataFrame:
     def every(apart: torch.Tensor) -> torch.Tensor:
         return mean + width * apart.reshape(mean.shape)
 
-    apart = _most_probable(cases, lambda apart, number: every(apart)[rows[number]].sum(0), mean.numel(), iterations)
+    apart = _most_probable(cases, lambda apart, number: every(apart)[rows[number]].sum(0), mean.numel(), ITERATIONS)
     return pd.DataFrame(every(apart).numpy(), levels)
 
 

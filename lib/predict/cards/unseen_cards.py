@@ -40,7 +40,7 @@ def of_cards(table: pd.DataFrame) -> OfCards:
     return cards
 
 
-def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int = fitting.ITERATIONS) -> pd.DataFrame:
+def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame:
     """Return a row a network, condition, card and draw (``Cases.predicted``): ``networks`` of its own that were used.
 
     Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
@@ -49,7 +49,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS, iterations: int
     for device in cards:
         rest = [part for other, several in cards.items() if other != device for part in several]
         for fold in range(learning.FOLDS):
-            fitted = fitting.fit(learning.without(rest, fold), iterations)
+            fitted = fitting.fit(learning.without(rest, fold))
             for part in cards[device]:
                 levels = shared(part.condition)
                 if set(levels) <= set(fitted.index) and (part.table["fold"] == fold).any():  # other cards ran so
@@ -87,14 +87,13 @@ def interval(predicted: pd.DataFrame) -> float:
     return max(half_interval(learning.error(part)) for _, part in predicted.groupby("device"))
 
 
-def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str,
-          iterations: int = fitting.ITERATIONS) -> CardModel:
+def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
     """Fit what all cards share; interval and scores of a condition are those of cards left out (``left_out``).
 
     A condition that no card could be left out of, such as training on one card, is not in it.
     """
     every = [part for several in cards.values() for part in several]
-    weights, fitted, zero = fitting.fit(every, iterations), {}, predicted[predicted["networks"] == 0]
+    weights, fitted, zero = fitting.fit(every), {}, predicted[predicted["networks"] == 0]
     for condition in sorted({part.condition for part in every}):
         alike, own = zero[zero["condition"].str.startswith(condition.way)], zero[zero["condition"] == condition.name]
         if len(own):
