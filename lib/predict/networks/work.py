@@ -135,7 +135,7 @@ class Work:
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
         """Take the work of a graph, captured as a device type runs it; on a CPU memory comes fresh from the system."""
-        work = [op for op in graph.ops if counts.is_work(op)]
+        work = list(filter(counts.is_work, graph.ops))
         backward, calls = (Counter((op, op.phase == "backward" and "backward" in op.short) for op in some)
                            for some in ((op for op in work if op.phase == "backward"), work))
         table = pd.DataFrame([{**row_of(key[0]), "calls": number, "backward_calls": backward[key]}
@@ -145,7 +145,8 @@ class Work:
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph), _uncounted(graph),
+        return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph),
+                   tuple(sorted({op.short for op in work if not counts.is_counted(op)})),
                    float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
                    graph.branches)
 
@@ -158,17 +159,11 @@ def _not_modelled(graph: Graph) -> tuple[str, ...]:
     floats = [spec for op in graph.ops for spec in op.tensors if getattr(torch, spec.dtype).is_floating_point]
     of_input = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
     own = graph.computes_in if graph.computes_in in _LOW else of_input
-    work = [op for op in graph.ops if counts.is_work(op)]
-    described = {op: families.describe(op) is not None for op in dict.fromkeys(work)}
+    described = {op: families.describe(op) is not None for op in dict.fromkeys(filter(counts.is_work, graph.ops))}
     uncovered = {stand_ins.words(op) for op, covered in described.items() if not covered}
     others = {f"{op.short} in {op.tensors[0].dtype}" for op, covered in described.items()
               if covered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
     return tuple(sorted(uncovered | others))
-
-
-def _uncounted(graph: Graph) -> tuple[str, ...]:
-    """Return the operators whose FLOPs are not known."""
-    return tuple(sorted({op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)}))
 
 
 def row_of(op: Op) -> dict[str, Any]:
