@@ -14,7 +14,7 @@ from lib import paths
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case
 from lib.work import networks
-from lib.work.graph import capture, counts
+from lib.work.graph import capture
 
 CPU = torch.device("cpu")
 
@@ -22,18 +22,6 @@ CPU = torch.device("cpu")
 def chain(width=64, mode="infer"):
     model = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, 3, 3))
     return capture.capture(model, (1, 3, 32, 32), mode)
-
-
-def test_inputs_lie_where_their_last_use_left_them():
-    graph = chain()
-    first, *_, last = [(op, where) for op, where in zip(graph.ops, operator_sum.places(graph, 1e6, 1e7), strict=True)
-                       if op.short == "convolution"]
-    assert last[1][0] == "near"  # just written
-    assert set(operator_sum.places(graph, 1, 1)[0]) == {"memory"}
-    assert set(operator_sum.places(graph, 1e12, 1e12)[0]) == {"near"}
-    bytes_of_a_pass = sum(counts.compulsory_bytes(op) for op in graph.ops)
-    assert operator_sum.places(graph, 1e3, 4 * bytes_of_a_pass)[0][1] == "far"  # weights: one pass ago
-    assert len(first[1]) == len(first[0].tensors)
 
 
 def test_storages_live_as_long_as_something_refers_to_them():

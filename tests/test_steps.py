@@ -27,7 +27,7 @@ from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import PARTS, Costs, Part, Step
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
 from lib.studies.scheduler_eval import mixes, scenario

@@ -371,11 +371,12 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
 
 def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path):
     """A network that is predicted half again too slow in one family of CNNs shows there, and nowhere else."""
-    captures = {("a", 8): rows.of_network(network_of(mixer)), ("b", 8): rows.of_network(network_of(lambda: nn.Conv2d(3, 8, 3)))}
-    part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4})
-    log_predicted = np.where(part["module"] == "c", math.log(1.5), 0.0)
-    predictions = card_errors.table("card", {EAGER: (part, SimpleNamespace(log_ms=np.zeros(120)))}, {EAGER: log_predicted},
-                                 {"m": 0, "c": 1}, captures, "timm", "MIT")
+    part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4,
+                         "device": "card", "condition": EAGER.name, "fold": [0, 1] * 60, "log_ms": 0.0,
+                         "log_predicted": [0.0, math.log(1.5)] * 60,
+                         "kind": [architectures.of_rows(rows.of_network(network_of(build)))
+                                  for build in (mixer, lambda: nn.Conv2d(3, 8, 3))] * 60})
+    predictions = card_errors.table(part, "timm", "MIT")
     held_out_rows.save(predictions, tmp_path / "card.json")
     pd.testing.assert_frame_equal(held_out_rows.load(tmp_path / "card.json"), store.read(tmp_path / "card.parquet", "held_out"))
     by_kind, by_family = (card_errors.scores("card", what, tmp_path) for what in (errors.NETWORKS, errors.FAMILIES))

@@ -168,8 +168,8 @@ def _models(options: argparse.Namespace) -> int:
     elif options.train == "timm":
         from lib.predict.cards import learning, unseen_cards
 
-        table, captures, reasons = learning.material()
-        for scores in (learning.ship(table, captures), unseen_cards.ship(table, captures, *learning.SOURCE)):
+        table, reasons = learning.material()
+        for scores in (learning.ship(table), unseen_cards.ship(table)):
             print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
         print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
     elif options.train == "gains":

@@ -22,7 +22,7 @@ from lib.predict import registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import SUM, Estimate
 from lib.predict.networks.step import Costs, Part, Step
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
 from lib.work import dtypes, medmnist_files

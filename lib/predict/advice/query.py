@@ -14,7 +14,7 @@ from lib.predict.cards import answers
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards.features import Condition
 from lib.predict.networks import gains, work
-from lib.predict.networks.composition import Estimate, Provenance
+from lib.predict.networks.composition import Estimate
 from lib.predict.networks.step import Step
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
@@ -162,8 +162,8 @@ class CapturedQuery:
             return None
         answer = answers.answer(predictor.card, card_rows.of_passes(self.rows), network.batch_size, condition)
         unbounded = network.uncounted or (not network.table["covered"].all() and math.isinf(kernels().high_ms))
-        return Estimate(answer.predicted_ms, answer.low_ms, math.inf if unbounded else answer.high_ms, float(answer.outside),
-                        Provenance(answer.origins, condition=condition), lambda: kernels().operators)
+        return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
+                       predict_operators=lambda: kernels().operators)
 
     # A CPU in another element type or layout
 

@@ -16,7 +16,7 @@ from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry, steps
 from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
