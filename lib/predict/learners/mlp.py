@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,16 +20,29 @@ class Nets:
     scale: np.ndarray
     layers: list[tuple[np.ndarray, np.ndarray]]  # per layer: weights (nets, in, out), biases (nets, 1, out)
 
+    @cached_property
+    def _folded(self) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """Give the least and largest inputs, and the layers with standardising folded in, halved for SiLU by a tanh."""
+        low, high = self.centre - _FAR * self.scale, self.centre + _FAR * self.scale
+        (first, bias), *middle, last = self.layers
+        shift = (self.centre / self.scale) @ first.astype(float)
+        folded = [(first / self.scale[:, None] / 2, (bias - shift[:, None]) / 2), *((w / 2, b / 2) for w, b in middle), last]
+        if len(first) == 1:  # one net needs no axis of its own
+            folded = [(w[0], b[0]) for w, b in folded]
+        single = [(w.astype(np.float32), b.astype(np.float32)) for w, b in folded]
+        return low.astype(np.float32), high.astype(np.float32), single
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the mean answer for rows of features (n, features)."""
-        from scipy.special import expit
-
-        *hidden, (weights, biases) = self.layers
-        z = np.clip((x - self.centre) / self.scale, -_FAR, _FAR).astype(np.float32)
-        for before, bias in hidden:
-            z = z @ before + bias
-            z = z * expit(z)
-        return (z @ weights + biases)[..., 0].mean(axis=0).astype(float)
+        low, high, layers = self._folded
+        z = np.minimum(np.maximum(x.astype(np.float32), low), high)
+        for weights, biases in layers[:-1]:
+            z = z @ weights
+            z += biases
+            z *= np.tanh(z) + 1  # x sigmoid(x) = x/2 (1 + tanh(x/2))
+        weights, biases = layers[-1]
+        answer = (z @ weights + biases)[..., 0]
+        return (answer if answer.ndim == 1 else answer.mean(axis=0)).astype(float)
 
 
 @contextmanager
