@@ -1,7 +1,7 @@
 """Small facts of tensor shapes that operator families share: layouts, windows, broadcasts, reductions."""
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.work.graph.ops import Op, TensorSpec
 
@@ -79,6 +79,32 @@ def layout(spec: TensorSpec) -> str:
 def wide(values: tuple[int, ...], dims: int) -> tuple[int, ...]:
     """Return one value an axis, where torch may be given one for all."""
     return tuple(values) * dims if len(values) == 1 else tuple(values)
+
+
+class Convolution(NamedTuple):
+    """What a convolution or its backward is given: ``steps`` are stride, padding and dilation, a value an axis.
+
+    ``wanted`` says of a backward pass which gradients are computed, and of a forward pass whether there is a bias: the last.
+    """
+
+    data: TensorSpec
+    weight: TensorSpec
+    output: TensorSpec
+    steps: tuple[tuple[int, ...], ...]
+    transposed: bool
+    groups: int
+    wanted: tuple[bool, bool, bool]
+
+
+def convolution(op: Op) -> Convolution:
+    """Return what a captured convolution or its backward is given."""
+    if op.short == "convolution_backward":
+        output, data, weight, _, *steps, transposed, _, groups, wanted = op.args
+    else:
+        data, weight, bias, *steps, transposed, _, groups = op.args
+        output, wanted = op.outputs[0], (True, True, bias is not None)
+    dims = len(weight.shape) - 2
+    return Convolution(data, weight, output, tuple(wide(step, dims) for step in steps), transposed, groups, wanted)
 
 
 def window_problem(p: dict[str, Any], axes: tuple[str, ...]) -> str:
