@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lib.columns import Column, Columns, validated
-from lib.errors import InputError, choices
+from lib.errors import choices, entry
 
 SCHEMA_VERSION = "5"
 NO_ENERGY = "measured before power was recorded"
@@ -429,9 +429,7 @@ TABLES: dict[str, Columns] = {"profile": PROFILE, "runs": RUNS, "ceilings": CEIL
 
 def columns(table: str) -> list[str]:
     """Return the column names of ``table`` in order; InputError lists the tables."""
-    if table not in TABLES:
-        raise InputError(f"no table {table!r}; there are: {choices(TABLES)}")
-    return [column.name for column in TABLES[table]]
+    return [column.name for column in entry(TABLES, table, "table")]
 
 
 def validate(frame, table: str, where: str):

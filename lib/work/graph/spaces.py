@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lib import paths
-from lib.config.base import NUMBER, Positive, Strict, load
+from lib.config.base import Positive, Strict, load, number, some, whole
 from lib.errors import InputError, choices
 from lib.tables import PARAMETERS
 from lib.work import dtypes
@@ -27,11 +27,11 @@ _DEPTH = 3  # axes, one referring to the next
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 
 
-Whole = Annotated[int, NUMBER, Field(ge=0, le=10**9)]
+Whole = whole(0, 10**9)
 Text = Annotated[str, Field(min_length=1)]
-Range = tuple[Annotated[float, NUMBER, Field(ge=0, le=1e9)], Annotated[float, NUMBER, Field(ge=0, le=1e9)]]
-Passes = Annotated[tuple[Literal[families.PASSES], ...], Field(min_length=1)]
-Dtypes = Annotated[tuple[Literal[tuple(dtypes.NAMES)], ...], Field(min_length=1)]
+Range = tuple[number(0, 1e9), number(0, 1e9)]
+Passes = some(Literal[families.PASSES])
+Dtypes = some(Literal[tuple(dtypes.NAMES)])
 
 
 class Axis(Strict):
@@ -70,8 +70,8 @@ class Axis(Strict):
 class Limits(Strict):
     """The largest sampled point, by its FLOPs and compulsory bytes."""
 
-    most_flops: Annotated[float, Field(gt=0)] = 1e10
-    most_bytes: Annotated[float, Field(gt=0)] = 1e8
+    most_flops: number(above=0) = 1e10
+    most_bytes: number(above=0) = 1e8
 
 
 class DeviceLimits(Strict):
@@ -87,7 +87,7 @@ class Space(Strict):
 
     axes: dict[str, Axis]
     passes: Passes = ("forward",)
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: number(above=0) = 1.0
 
 
 class Grid(Strict):
