@@ -7,6 +7,7 @@ from papermill.translators import PythonTranslator
 from lib import paths
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError
+from lib.studies.scheduler_eval import host
 from tests import refused
 from tests.doors.definitions import LOADERS
 
@@ -154,3 +155,8 @@ def test_yaml_is_version_1_2(tmp_path):
 def test_what_is_not_there_is_named(read, wrong, words):
     with refused(words):
         read(wrong)
+
+
+def test_the_jobs_of_a_notebook_are_a_file(home):
+    with refused("nowhere.csv is missing"):
+        host.real_run(notebooks.check("07_scheduler_eval", {"jobs": "nowhere.csv"}))

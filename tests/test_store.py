@@ -372,3 +372,10 @@ def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch)
         store.Appender(path, "cells", resume=True)
     assert path.read_bytes() == before
     assert list(store.read(path, "cells")) == tables.columns("cells")
+
+
+@pytest.mark.parametrize("share", [0, 0.002, 0.01, 0.5, 0.9, 0.9999])
+def test_parquet_that_is_cut_short_is_refused(tmp_path, share):
+    (tmp_path / "a.parquet").write_bytes(PARQUET[:int(len(PARQUET) * share)])
+    with refused(r"a\.parquet is not readable Parquet"):
+        store.read(tmp_path / "a.parquet", "overheads")
