@@ -86,8 +86,8 @@ def step_work(task: Task, precision: str, channels_last: bool = False, accumulat
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
-                            device=device)
+    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, dtype=torch_name(precision),
+                            channels_last=channels_last, device=device)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
         raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
