@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from lib.predict import registry
-from lib.predict.advice.advise import source_of
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
@@ -37,6 +36,6 @@ def table() -> pd.DataFrame:
 
 def _row(gpu: Predictor, work: Work) -> dict[str, Any]:
     estimate = gpu.estimate(work)
-    return {"device": gpu.device, "source": source_of(gpu, estimate), "bound": gpu.bound(work, estimate.predicted_ms),
+    return {"device": gpu.device, "source": gpu.source(estimate), "bound": gpu.bound(work, estimate.predicted_ms),
             "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
             "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)}

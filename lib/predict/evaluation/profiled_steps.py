@@ -88,7 +88,7 @@ def gather(runs: pd.DataFrame, rows: pd.DataFrame, predictor: Predictor) -> Prof
 
 def _terms(item: Work, workload: str, predictor: Predictor) -> dict[str, float]:
     optimizer = steps.optimizer_terms(predictor, item)[0] if item.mode == "train" else {"operators_ms": 0.0, "calls": 0.0}
-    return steps.loading(workload, item).terms | optimizer
+    return steps.loading(workload, item) | optimizer
 
 
 def learn(profiles: Profiles, device: str, hardware_id: str) -> StepModel:
@@ -132,8 +132,8 @@ def _sums_of_parts(profiles: Profiles, table: pd.DataFrame, items: list[Work], c
         costs = {name: step.fit(name, rest, rest[name].to_numpy(), rest[_group(name)], "") for name in step.TERMS}
         for number in np.flatnonzero(test):
             item = items[number]
-            predicted[number] = steps.assembled(profiles.predictor, item, steps.loading(table["workload"][number], item),
-                                                steps.passes_in_a_loop(profiles.predictor, item), costs)
+            predicted[number] = steps.predict(profiles.predictor, item, steps.loading(table["workload"][number], item),
+                                              costs=costs)
     return [predicted[number] for number in range(len(table))]
 
 
