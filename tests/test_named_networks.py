@@ -14,7 +14,6 @@ from lib.measure.networks.case import Case, program
 from lib.predict.advice import advise
 from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
-from lib.predict.networks import work
 from lib.work import networks
 from lib.work.building import fakes, inputs
 from lib.work.building.inputs import Input
@@ -288,12 +287,6 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
 def test_a_network_of_timm_takes_pictures(text):
     with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
         networks.network("timm:resnet18", 1, text)
-
-
-def test_timm_and_torchvision_build_the_same_network_of_the_same_name():
-    theirs, ours = (work.captured(networks.network(name, 2), "train") for name in ("timm:resnet18", "resnet18"))
-    assert theirs.flops == pytest.approx(ours.flops, rel=0.01)
-    assert networks.family("timm:resnet18") == networks.family("resnet18")
 
 
 def test_the_command_line_names_the_inputs(configs, capsys):

@@ -59,7 +59,7 @@ def test_no_fold_splits_the_ms_of_one_matrix():
     split = fold.groupby(matrices_of(table)).agg(["min", "max"])
     assert (split["min"] == split["max"]).all() and set(fold) == {0, 1, 2}
     assert shapes_of(table).nunique() > matrices_of(table).nunique()
-    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.own_scores(model, table)["split"])
+    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.scores(gpu_kernels.own(model, table))["split"])
 
 
 def test_a_correction_with_lengths_ignores_what_does_not_matter():
@@ -80,7 +80,8 @@ def sibling_scores(devices, dtype, points=0):
         sizes = np.random.default_rng(seed).integers(1, 64, (60, 3)) * 32
         table = products(*sizes.T, dtype=dtype, hardware_id=f"published:{device}")
         tables[device] = table.assign(latency_ms=0.03 + table["flops"] / 4e9)
-    return gpu_kernels.sibling_scores([shipped(device, dtype) for device in devices], tables, points)
+    cases = gpu_kernels.by_sibling([shipped(device, dtype) for device in devices], tables)
+    return gpu_kernels.scores(cases, points)
 
 
 def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either():

@@ -101,10 +101,10 @@ def _table(rows: Sequence[Row]) -> list[str]:
               "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
               "confidence": row["grade"], "measured ms": f"{row['measured_ms']:,.3g}" if row["measured_ms"] > 0 else ""}
              for row in rows]
-    shown = pd.DataFrame(cells).replace("", np.nan).dropna(axis=1, how="all").fillna("")
-    widest = max(map(len, ["device", *shown["device"]]))
-    shown = shown.assign(device=shown["device"].str.ljust(widest)).rename(columns={"device": "device".ljust(widest)})
-    return [f"  {line}".rstrip() for line in shown.to_string(index=False).splitlines()]
+    columns = [[name, *(row[name] for row in cells)] for name in cells[0] if any(row[name] for row in cells)]
+    padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
+              for number, column in enumerate(columns)]
+    return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------- all of it

@@ -109,8 +109,10 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     models = [training.any_gpu(tables, kind, dtype, quick)]  # refuses too few GPUs; nothing is replaced before all are trained
     models += [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
     points = _POINTS if kind in training.GRIDS else 0
-    scores = [gpu_kernels.left_out_scores(models[0], tables, points), gpu_kernels.sibling_scores(models[1:], tables, points)]
-    scores += [gpu_kernels.own_scores(model, training.balanced(tables[model.device], dtype)) for model in models[1:]]
+    scores = [gpu_kernels.scores(cases, points) for cases in (gpu_kernels.left_out(models[0], tables),
+                                                              gpu_kernels.by_sibling(models[1:], tables))]
+    scores += [gpu_kernels.scores(gpu_kernels.own(model, training.balanced(tables[model.device], dtype)))
+               for model in models[1:]]
     for model in models:
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))
     table = pd.concat(scores, ignore_index=True).to_csv(index=False, float_format="%.5g")
