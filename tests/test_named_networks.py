@@ -80,16 +80,6 @@ def test_a_sequence_length_is_that_of_all_words_and_a_picture_that_of_the_pictur
     assert {one.name: (*one.shape, one.dtype) for one in networks.network(configs[name], 3, text).batch} == shapes
 
 
-def test_several_inputs_come_from_a_file(configs, tmp_path):
-    file, names = tmp_path / "inputs.yaml", ["input_ids", "attention_mask", "token_type_ids"]
-    file.write_text("".join(f"{name}: 12:int64\n" for name in names))
-    net = networks.network(configs["bert"], 2, str(file))
-    assert [one.name for one in net.batch] == names
-    graph = capture.of_network(net)
-    assert graph.output == (2, 12, 100)
-    assert len({spec.storage for op in graph.ops for spec in op.tensors if spec.kind == "input"}) == 3
-
-
 class Pair(nn.Module):
     """Two inputs by name, and a dictionary in a class of its own as output."""
 

@@ -208,21 +208,26 @@ def _add_advise(verbs) -> None:
                            "(default: the network's usual one)")
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
-    verb.add_argument("--device", action="append", default=[],
-                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
-                           "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--explain", action="store_true",
                       help="print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
+    _add_devices(verb, _advise)
+
+
+def _add_devices(verb, call: Callable) -> None:
+    """Add the options of an answer on several devices."""
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--device", action="append", default=[],
+                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
+                           "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--no-look", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
-    verb.set_defaults(call=_advise)
+    verb.set_defaults(call=call)
 
 
 def _add_advise_operator(verbs) -> None:
@@ -232,11 +237,7 @@ def _add_advise_operator(verbs) -> None:
                       help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
                            "name lists those of the family")
     verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
-    verb.add_argument("--device", action="append", default=[], help="as in advise")
-    verb.add_argument("--no-look", action="store_true", help="as in advise")
-    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
-    verb.set_defaults(call=_advise_operator)
+    _add_devices(verb, _advise_operator)
 
 
 def _add_models(verbs) -> None:

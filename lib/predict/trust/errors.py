@@ -185,18 +185,17 @@ def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
     """
     table = networks.assign(group=networks["family"], case=networks["network"], usable=networks["verdict"] != VERDICTS[-1],
                             left_out="families of torchvision", device=device, source=PROJECT)
-    names = ["device", "mode", "group", "case", "batch_size", "usable", "left_out", "source"]
-    times = frame(**table[names], what=NETWORKS, kind=networks.get("kind", ""), condition=networks["memory"],
-                  measured=networks["latency_ms"], predicted=networks["predicted_ms"], low=networks["low_ms"],
-                  high=networks["high_ms"], out_of_range=networks["outside"] > OUTSIDE)
-    table = table[table["usable"] & (table["memory"] == "default")]
-    counted = {**table[names], "kind": ALL, "condition": "weights and tensors", "predicted": table["memory_mb"],
-               "left_out": "none: nothing of it is fitted"}
-    parts = [times, frame(**counted, what=TENSORS, measured=table["memory_mb"] - table["peak_mb"] + table["tensors_mb"]),
+    times = frame(**table, what=NETWORKS, condition=table["memory"], out_of_range=table["outside"] > OUTSIDE,
+                  measured=table["latency_ms"], predicted=table["predicted_ms"], low=table["low_ms"], high=table["high_ms"])
+    table = table[table["usable"] & (table["memory"] == "default")].assign(kind=ALL)
+    counted = table.assign(condition="weights and tensors", predicted=table["memory_mb"],
+                           left_out="none: nothing of it is fitted")
+    tensors_mb = table["memory_mb"] - table["peak_mb"] + table["tensors_mb"]
+    parts = [times, frame(**counted, what=TENSORS, measured=tensors_mb),
              frame(**counted, what=RESIDENT, measured=table["rss_mb"])]
     if {*_RESIDENT} <= {*table}:
         ends = {end: table[name] for end, name in zip(("predicted", "low", "high"), _RESIDENT, strict=True)}
-        parts.append(frame(**table[names], **ends, what=RESIDENT, kind=ALL, condition=LEARNED, measured=table["rss_mb"]))
+        parts.append(frame(**table, **ends, what=RESIDENT, condition=LEARNED, measured=table["rss_mb"]))
     return pd.concat(parts, ignore_index=True)
 
 
