@@ -13,7 +13,6 @@ import pandas as pd
 
 from lib import paths
 from lib.predict.advice import questions
-from lib.predict.advice.query import Query
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vit_b_16", "convnext_tiny", "simple_cnn",
           "regnet_y_400mf", "shufflenet_v2_x1_0")
@@ -32,7 +31,7 @@ def main() -> None:
     """Print the time of a question in a table, and medians of the first answers of whole processes."""
     table = pd.DataFrame(product(MODELS, BATCHES, DEVICES), columns=["model", "batch_size", "device"])
     begin = time.perf_counter()
-    result = questions.answer([questions.Question(0, Query(name, batch), device) for name, batch, device in table.to_numpy()])
+    result = questions.answer(questions.from_table(table))
     taken = time.perf_counter() - begin
     print(f"   {len(table):,} questions, {len(MODELS)} networks x {len(BATCHES)} batches x {len(DEVICES)} devices: "
           f"{taken:.1f} s, {taken / len(table) * 1e3:.1f} ms each; {(result['error'] != '').sum()} without an answer")

@@ -1,8 +1,6 @@
 """Many questions in one table: the same answers as one by one, a bad row says why, networks and models are read once."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,10 +15,7 @@ DEVICES = ("cpu", "t4", "h100-sxm")
 
 
 def of(**columns):
-    with tempfile.TemporaryDirectory() as folder:
-        pd.DataFrame(columns, index=range(max(len(column) for column in columns.values() if isinstance(column, list)))).to_csv(
-            Path(folder) / "q.csv", index=False)
-        return questions.read(Path(folder) / "q.csv")
+    return questions.from_table(pd.DataFrame(columns))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Many questions at once: read from a file, answered with few captures of each network.
+"""Many questions at once: read from a file or a table, answered with few captures of each network.
 
 A network is captured once per device type, or twice if it is asked at many batch sizes; models are read once.
 """
@@ -56,14 +56,22 @@ def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) ->
     no such table; a wrong row becomes a Question with its error.
     """
     header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
-    unknown = sorted(set(header) - set(FIELDS))
-    if unknown or "model" not in header:
-        missing = "" if "model" in header else "missing the column model; "
-        raise InputError(f"{path}: {missing}unknown columns [{choices(unknown)}]; it takes: {choices(FIELDS)}")
-    if not rows:
-        raise InputError(f"{path} has no row")
-    usual = usual or Query("")
-    questions = [_question(number, dict(zip(header, row, strict=True)), usual) for number, row in enumerate(rows, start=1)]
+    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual, devices)
+
+
+def from_table(table: pd.DataFrame, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
+    """Take questions from a table as ``read`` does from a file."""
+    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", usual, devices)
+
+
+def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: Iterable[str]) -> list[Question]:
+    unknown = sorted(set(texts) - set(FIELDS))
+    if unknown or "model" not in texts:
+        missing = "" if "model" in texts else "missing the column model; "
+        raise InputError(f"{where}: {missing}unknown columns [{choices(unknown)}]; it takes: {choices(FIELDS)}")
+    if texts.empty:
+        raise InputError(f"{where} has no row")
+    questions = [_question(number, row, usual or Query("")) for number, row in enumerate(texts.to_dict("records"), start=1)]
     return [replace(question, device=device) for question in questions
             for device in ([question.device] if question.device else list(devices) or [""])]
 
