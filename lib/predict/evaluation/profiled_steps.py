@@ -168,7 +168,7 @@ def published(path: Path, source: str) -> pd.DataFrame:
     """
     table, runs = store.read(path.with_suffix(".csv"), "steps"), archive.runs(source)
     wanted = runs[runs["hardware_id"].isin(table["hardware_id"]) & runs["run_id"].isin(table["run_id"])]
-    medians = _medians(wanted, source)["step_time_ms"].xs("train", level="task_type")
+    medians = _medians(wanted, source).query("task_type == 'train'").droplevel("task_type")["step_time_ms"]
     measured = medians.reindex(pd.MultiIndex.from_frame(table[_RUN]))
     if lacking := sorted({run_id for _, run_id in measured.index[measured.isna()]}):
         raise InputError(f"{path.with_suffix('.csv')} predicts steps of {choices(lacking)}, of which there are no profiles; "
