@@ -260,7 +260,7 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(card, tmp_
 def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_learned():
     how = {"name": "resnet18", "batch_size": 64, "mode": "train"}
     advice = advised("rtx-3090", **how)
-    row, (predictor,) = advice.table.iloc[0], advice.predictors
+    row, predictor = advice.table.iloc[0], advice.answers[0].predictor
     assert row["source"] == "learned from whole networks"
     condition = answers.condition_of(predictor.card, "fp16", "train")
     whole = answers.answer(predictor.card, advice.captured.rows, 64, condition)

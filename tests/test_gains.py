@@ -11,7 +11,7 @@ from lib import store
 from lib.measure import archive, machine
 from lib.predict import gain_training, registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.suggestions import changes
 from lib.predict.networks import gains
 from lib.predict.networks.gains import TERMS
@@ -110,22 +110,22 @@ def same_cpu(monkeypatch):
 
 @pytest.fixture(scope="module")
 def squeezenet():
-    """Give the captured network, and the model of the CPU."""
-    return CapturedQuery(Query("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0]
+    """Give the answer of the CPU for a network."""
+    return Answer(CapturedQuery(Query("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
 
 
 def test_bf16_is_answered_on_a_cpu_with_the_same_instructions(squeezenet, same_cpu):
-    bf16 = {one.what: one for one in changes(*squeezenet)}["bf16 (autocast)"]
+    bf16 = {one.what: one for one in changes(squeezenet)}["bf16 (autocast)"]
     assert bf16.predicted_gain > 1.1
     assert "of families left out the factor errs by" in bf16.why
 
 
 def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
-    captured, predictor = squeezenet
+    network, model = squeezenet.work, squeezenet.predictor.model
     monkeypatch.setattr(machine, "bf16_instructions", lambda: ())
     with refused("amx_bf16, avx512_bf16, and this one has neither"):
-        gains.answer(captured.work(), predictor.model, "bf16", "contiguous")
-    by_name = {one.what: one for one in changes(captured, predictor)}
+        gains.answer(network, model, "bf16", "contiguous")
+    by_name = {one.what: one for one in changes(squeezenet)}
     assert np.isnan(by_name["bf16 (autocast)"].predicted_gain)
     assert by_name["bf16 (autocast)"].why.startswith("not predicted: networks were measured in bf16 on a CPU with amx_bf16")
     assert by_name["channels_last"].predicted_gain > 1.3
@@ -133,7 +133,7 @@ def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
     with refused("no bf16 model of a device 'cpu'"):
         advise.for_networks(["cpu"], "bf16")
     with refused("no networks were measured on a CPU in fp16 contiguous; there are: bf16"):
-        gains.answer(captured.work(), predictor.model, "fp16", "contiguous")
+        gains.answer(network, model, "fp16", "contiguous")
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_the_cpu_answers_in_channels_last_and_bf16_by_what_they_gain(same_cpu):
     usual, gains = answered("cpu", "squeezenet1_1", 8, "fp32"), {}
     for how in (("fp32", "channels_last"), ("bf16", "contiguous"), ("bf16", "channels_last")):
         advice = advised("cpu", "squeezenet1_1", 8, how[0], layout=how[1])
-        answer, gains[how] = advice.table.iloc[0], advice.captured.gain(advice.predictors[0], *how).gain
+        answer, gains[how] = advice.table.iloc[0], advice.answers[0].gain(*how).gain
         assert answer["predicted_ms"] == pytest.approx(usual["predicted_ms"] / gains[how])
         assert math.log(answer["high_ms"] / answer["predicted_ms"]) > math.log(usual["high_ms"] / usual["predicted_ms"])
         assert f"{' '.join(how)} gains {gains[how]:.2f}" in answer["held_out"]

@@ -302,7 +302,7 @@ def test_scores_of_kernels_stand_beside_baselines_of_all_models_on_the_folds_of_
         return 2 * data.measured[test]
 
     monkeypatch.setitem(baselines.BASELINES, "roofline", roofline)
-    scores = gpu_kernels.own_scores(model, gemms)
+    scores = gpu_kernels.scores(gpu_kernels.own(model, gemms))
     assert list(scores.columns) == list(gpu_kernels.COLUMNS)
     shown = scores.set_index(["split", "learner"])
     for split, count in ((gpu_kernels.SHAPES.format(3), 400), (gpu_kernels.LARGEST, 40)):
@@ -326,8 +326,8 @@ def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
     part = fitting.fit_part(rows, FRAMES, quick=True, form="boosted")
     assert set(part.families) == {"elementwise", "softmax"}
     shown = gpu_kernels._with_one_interval(rows, part.held_out)
-    cover, one = (rows["latency_ms"].between(shown[low], shown[high]).groupby(ops).mean()
-                  for low, high in gpu_kernels._INTERVALS.values())
+    cover, one = (rows["latency_ms"].between(shown[low], shown[high]).groupby(rows["op"]).mean()
+                  for low, high in (("low_ms", "high_ms"), ("one_low_ms", "one_high_ms")))
     assert cover[["elementwise", "softmax"]].between(0.84, 0.96).all(), cover
     assert one["softmax"] < 0.8 and one["elementwise"] > 0.94
     saved = CostModel.load(CostModel("t4", {}, {"memory forward": part}, T4).save(tmp_path / "m.json.gz"))

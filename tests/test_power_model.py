@@ -150,7 +150,7 @@ def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
     answer = advise(Query(network, 1, "1x2048x4096", dtype="bf16"), ["h200-sxm", "l40s"], crossovers=False)
     rows = answer.table.set_index("device")
     own = rows.loc["h200-sxm"]
-    operators = answer.predictors[0].estimate(answer.captured.work(device_type="cuda")).operators
+    operators = answer.answers[0].passes.operators
     linear, spent_ms = operators[operators["op"].isin(OPS)], operators["predicted_ms"] * operators["calls"]
     watts = PowerModel.load(FILE).predict(linear.assign(latency_ms=linear["predicted_ms"]))["power_w"]
     expected = float((watts * spent_ms[linear.index]).sum()) / 1e3

@@ -58,7 +58,7 @@ def test_no_fold_splits_the_ms_of_one_matrix():
     split = fold.groupby(matrices_of(table)).agg(["min", "max"])
     assert (split["min"] == split["max"]).all() and set(fold) == {0, 1, 2}
     assert shapes_of(table).nunique() > matrices_of(table).nunique()
-    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.own_scores(model, table)["split"])
+    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.scores(gpu_kernels.own(model, table))["split"])
 
 
 def test_a_correction_with_lengths_ignores_what_does_not_matter():
@@ -80,7 +80,8 @@ def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either(dev
     for seed, device in enumerate(devices):
         table = products(*np.random.default_rng(seed).integers(1, 64, (3, 60)) * 32, dtype=dtype)
         tables[device] = table.assign(latency_ms=0.03 + table["flops"] / 4e9, hardware_id=f"published:{device}")
-    scores = gpu_kernels.sibling_scores([shipped(device, dtype) for device in devices], tables, points=60)
+    cases = gpu_kernels.by_sibling([shipped(device, dtype) for device in devices], tables)
+    scores = gpu_kernels.scores(cases, points=60)
     assert set(scores["device"]) == scored and list(scores.columns) == list(gpu_kernels.COLUMNS)
     assert set(scores["split"]) <= {gpu_kernels.SIBLING}, "60 kernels of 60 leave none to score"
 

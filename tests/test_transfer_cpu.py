@@ -86,7 +86,7 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, core_us=0.0,
 def _cpu_and_without_ceilings():
     """Return what is advised of this machine's CPU, and whether it would be scaled by ceilings if there were any."""
     row = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"], crossovers=False).table.iloc[0]
-    return row, advise.without_ceilings(registry.predictor("cpu", "fp32"))
+    return row, registry.predictor("cpu", "fp32").is_unscaled
 
 
 def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch, reference):

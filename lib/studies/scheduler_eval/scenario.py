@@ -70,7 +70,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
-        answer = advise.predictions(query, predictors)
+        answer = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, one, profiled_ms) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
