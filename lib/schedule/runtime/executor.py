@@ -55,7 +55,7 @@ class _Progress(Observer):
         self._steps = iter(track(range(total), "jobs"))
 
     def ended(self, *_: object) -> None:
-        """Count a job that ended."""
+        """Count a job."""
         next(self._steps)
 
 
