@@ -17,7 +17,6 @@ from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
 from tests import refused
-from tests.schedules import contention_of
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
 
@@ -114,9 +113,7 @@ def test_studies_use_it_where_they_can():
         assert min(slow[figure] for figure in decided) > 0 == slow["refine_s"]
         assert fast == {**slow, **dict.fromkeys((*decided, "refine_s"))}
     limited = replace(problem, fleet=replace(problem.fleet, host_cores=8.0))
-    beside = contention_of(np.full((3, 3), 1.5))
-    for each, name, options in ((limited, "first-come", {}), (problem, "first-come", {"contention": beside}),
-                                (problem, "hybrid", {"steps": 60_000})):
+    for each, name, options in ((limited, "first-come", {}), (problem, "hybrid", {"steps": 60_000})):
         assert comparison.run(each, name, **options)["decide_s"] > 0
     for uses in (False, True):
         assert comparison.speed(problem, ["fastest"], compiled=uses)["decide_p99_us"].isna().all() == uses

@@ -12,7 +12,7 @@ from lib import paths, store
 from lib.config import notebooks
 from lib.predict.analytic import complexity, cross_check
 from lib.report import style
-from lib.studies.complexity import figures, findings, study, tables
+from lib.studies import complexity as study
 from lib.tables import columns
 from lib.work.graph import capture, counts
 from tests import refused
@@ -155,15 +155,15 @@ def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
     assert rows.params["used", "addmm"] == 130
     assert math.isnan(result.totals.flops_forward[0])
     assert result.totals.macs_forward[0] == 2 * 120
-    assert "aten.i0" in findings.ratios(result.totals)["uncounted"]["uncounted"].iloc[0]
+    assert "aten.i0" in study.ratios(result.totals)["uncounted"]["uncounted"].iloc[0]
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert (entry["mult_adds_per_batch_forward"], entry["all_flops_per_batch_forward"]) == (240, None)
-    groups = tables.by_group(result.table[result.table.batch_size == 2])
-    assert not findings.ratios(result.totals)["known"] and not findings.shares(groups)["shares_known"]
-    assert findings.growth(tables.intensity_by_batch(result.totals))["least_growth"] is None
+    groups = study.by_group(result.table[result.table.batch_size == 2])
+    assert study.ratios(result.totals)["known"].empty and study.shares(groups)["shares"].empty
+    assert study.growth(study.intensity_by_batch(result.totals))["batches"]["growth"].isna().all()
     style.use_style()
-    figures.work_by_network(result.totals[:1])
-    figures.shares_by_kind(groups)
+    study.work_by_network(result.totals[:1])
+    study.shares_by_kind(groups)
 
 
 @pytest.mark.slow
@@ -207,4 +207,4 @@ def test_a_source_that_fails_says_why(odd, monkeypatch):
     checks = cross_check.compare(odd, 2, "3x2x2", measured=False)
     silent = checks[checks.source == "torchinfo"].iloc[0]
     assert silent.explanation.startswith("gives no number: no kernel (test_complexity.py, line")
-    assert findings.comparisons(checks)["silent"] == 1
+    assert study.comparisons(checks)["silent"] == 1

@@ -21,7 +21,7 @@ from lib.measure.budget import Budget
 from lib.measure.operators import aggregate, isolated, visit
 from lib.predict import registry, transfer
 from lib.predict.advice import advise, advise_text
-from lib.studies.machine import findings, unlisted
+from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 from tests.visitors import visited
 
@@ -387,8 +387,8 @@ def unknown_card(monkeypatch):
 
 def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unknown_card, tmp_path, monkeypatch):
     card = ceilings_of_a_card("compute", "L2", "device")
-    assert findings.reached(card)["fp32_gflops"] == 48_765.4
-    offered = unlisted.numbers(card)
+    assert machine_study.reached(card)["fp32_gflops"] == 48_765.4
+    offered = machine_study.unlisted(card)
     assert "no device named 'NVIDIA GeForce RTX 4080' (the nearest: NVIDIA GeForce RTX 4090" in offered["unknown"]
     path = tmp_path / "devices.yaml"
     path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered["entry"], "  "))
@@ -401,11 +401,11 @@ def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unk
     assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
     table = advise.advise(advise.Query("W1"), ["geforce-rtx-4080"]).table
     assert table["predicted_ms"][0] > 0
-    assert unlisted.numbers(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
+    assert machine_study.unlisted(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
 
 
 def test_a_card_whose_ceilings_are_not_all_measured_is_no_entry(unknown_card, monkeypatch):
-    offered = unlisted.numbers(ceilings_of_a_card("compute"))
+    offered = machine_study.unlisted(ceilings_of_a_card("compute"))
     assert offered["lacking"] == "device" and offered["entry"] is None
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
-    assert unlisted.numbers(ceilings_of_a_card("compute"))["unknown"] is None, "a replay of another machine"
+    assert machine_study.unlisted(ceilings_of_a_card("compute"))["unknown"] is None, "a replay of another machine"

@@ -20,7 +20,7 @@ from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
 from lib.measure.energy import meters
 from lib.measure.training import passes, profile_run, summary
-from lib.studies.profile import findings, tables
+from lib.studies import profile
 from lib.work import medmnist_files, training
 from tests import cut_training, refused
 from tests.conftest import home_paths
@@ -98,9 +98,9 @@ def test_each_run_has_its_own_name_and_its_seed_decides_the_losses(runs):
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
     table = archive.runs("measure")
-    newest = tables.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
+    newest = profile.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
     assert (len(table), newest["run_id"].tolist()) == (3, [last])
-    assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+    assert len(profile.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
     one, two, other = (run.rows["loss"].to_numpy() for run in runs)
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
@@ -276,13 +276,13 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
                 "energy_method": "nvml:0 counter", "energy_disagreement": -0.013, "energy_reason": "no sensor here"})
     steps = pd.DataFrame({"run_id": "r", "task_type": ["train"] * 4 + ["eval"], "batch_size": [8, 8, 8, 3, 8], "warmup": False,
                           "step_time_ms": [500.0, 500.0, 10.0, 500.0, 10.0], "energy_j": [10.0, 10.0, np.nan, 99.0, np.nan]})
-    assert tables.energy(run, steps).to_numpy().tolist() == [
+    assert profile.energy(run, steps).to_numpy().tolist() == [
         ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
-    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (1.5, False)
+    assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (1.5, False)
     run["idle_w"] = np.nan
-    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (None, True)
+    assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (None, True)
     run["image_j"] = np.nan
-    assert not findings.run_numbers(run)["idle_unknown"]
-    assert tables.energy(run, steps.assign(energy_j=np.nan)).empty
+    assert not profile.run_numbers(run)["idle_unknown"]
+    assert profile.energy(run, steps.assign(energy_j=np.nan)).empty

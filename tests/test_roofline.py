@@ -21,7 +21,7 @@ from lib.measure.training import matrix
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.report import notebook
-from lib.studies.roofline import figures, findings, study
+from lib.studies.roofline import figures, study
 from lib.studies.roofline import tables as shown
 from lib.work.graph.ops import Op, TensorSpec
 from tests import refused
@@ -59,7 +59,7 @@ def test_the_roof_is_below_both_ceilings_and_never_falls(peak, bandwidth, ai, mo
 def test_a_point_is_never_above_its_roof_unless_it_is_listed(flops, moved, seconds):
     point = points({"flops": flops, "bytes": moved, "elapsed_sec": seconds})
     row = point.iloc[0]
-    assert len(findings.above(point)) == (row.attained_gflops > row.attainable_gflops)
+    assert len(shown.above(point)) == (row.attained_gflops > row.attainable_gflops)
     assert row.ai == pytest.approx(flops / moved), "the time has no part in the intensity"
     assert row.attained_gflops == pytest.approx(flops / seconds / 1e9), "and nothing is clipped"
     assert row.below_roof == pytest.approx(row.attainable_gflops / row.attained_gflops)
@@ -133,7 +133,7 @@ def reference():
 def test_roofs_of_a_disturbed_machine(reference):
     noisy = roofline.roofs(reference.table.assign(verdict="unusable"))[0]
     assert set(noisy.doubtful) == {"L2", "L3", "RAM", noisy.dtype}
-    assert findings.ceilings(noisy)["doubtful"] == ", ".join(noisy.doubtful)
+    assert shown.ceilings(noisy)["doubtful"] == ", ".join(noisy.doubtful)
     with refused("01_machine"):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 
@@ -188,13 +188,13 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     assert set(result.operators["kind"]) == {"operator"}
     compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    stated, operators = findings.against_vendor(result, "fp32"), findings.operators(result)
-    assert (stated["vendor"], stated["stated"], stated["points"]) == ("t4", True, 2) and stated["gflops_ratio"] > 1
-    assert findings.against_vendor(result, "fp64")["stated"] is False
+    vendor, operators = shown.against_vendor(result, "fp32"), shown.operators(result)
+    assert (vendor["vendor"], vendor["stated"].dtype, vendor["count"]) == ("t4", "fp32", 2) and vendor["gflops_ratio"] > 1
+    assert shown.against_vendor(result, "fp64")["stated"] is None
     assert operators["network"] == "resnet50" and 0 < operators["network_share"] < 1
     bare = study.study(RooflineParams(source="replay", dtype="fp64"))
     assert bare.networks.empty and "no points of networks and operators on cpu in fp64" in bare.note
-    assert math.isnan(findings.operators(bare)["network_share"])
+    assert math.isnan(shown.operators(bare)["network_share"])
     with refused("it has: resnet50 b1"):
         study.study(RooflineParams(source="replay", models="alexnet"))
 
