@@ -8,7 +8,6 @@ import sys
 import time
 
 from benchmarks import (
-    composition,
     doors,
     fake_devices,
     faults,
@@ -32,7 +31,7 @@ from benchmarks import (
 )
 
 BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, composition, learning, prediction, public,
+    startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, learning, prediction, public,
     kernel_sums, road, schedule, queue_placement, doors, finetune, queue, machines)}
 BY_NAME_ALONE = {"machines"}  # it takes more than an hour
 

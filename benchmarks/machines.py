@@ -23,9 +23,10 @@ from lib.measure.networks import campaign
 from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate, registry, transfer_cpu
-from lib.predict.calibrate_networks import CASES, errors
+from lib.predict.calibrate_networks import CASES
 from lib.predict.networks import work
 from lib.predict.registry import Predictor
+from lib.predict.scores import score
 from lib.work import networks
 
 INSTRUCTIONS = {"avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
@@ -135,8 +136,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
                 "refused": bool(every["refused"].any())}
         for prefix, some in (("", usable), ("unseen_", usable[usable["unseen_family"]])):
             for which in ("zero_shot", "calibrated"):
-                error = errors(some["latency_ms"], some[f"{which}_ms"])
-                as_measured = errors(some["measured_ms"], some[f"{which}_ms"])
+                error = score(some["latency_ms"], some[f"{which}_ms"])
+                as_measured = score(some["measured_ms"], some[f"{which}_ms"])
                 covered = some["latency_ms"].between(some[f"{which}_low_ms"], some[f"{which}_high_ms"])
                 line |= {f"{prefix}{which}_mape": error.get("mape", np.nan), f"{prefix}{which}_bias": error.get("bias", np.nan),
                          f"{prefix}{which}_mape_as_measured": as_measured.get("mape", np.nan),

@@ -16,40 +16,25 @@ TOY = {"PAIRS": 2, "BATCHES": 1}
 _DRIVER_S = 0.0004  # of a power and an energy reading by NVML: some thousands of power readings a second were published
 
 
-class Driver:
-    """A meter that costs as much as NVML: the driver works on the processor for a while and holds no lock of Python's."""
-
-    name, period_s = "like NVML (0.4 ms of the processor a sample)", meters.Nvml.period_s
-
-    def __init__(self):
-        block, begin = bytes(1_000_000), time.thread_time()
-        hashlib.sha256(block)
-        self._block = bytes(int(len(block) * _DRIVER_S / (time.thread_time() - begin)))
-
-    def power_w(self) -> float:
-        """Return a watt, after some work."""
-        hashlib.sha256(self._block)
-        return 1.0
-
-    def counter_j(self) -> float:
-        """Return NaN."""
-        return float("nan")
+def _driver() -> meters.Meter:
+    """Return a meter that costs as much as NVML: its driver works on the processor and holds no lock of Python's."""
+    block, begin = bytes(1_000_000), time.thread_time()
+    hashlib.sha256(block)
+    work = bytes(int(len(block) * _DRIVER_S / (time.thread_time() - begin)))
+    return meters.Meter("like NVML (0.4 ms of the processor a sample)", meters.DRIVER_PERIOD_S,
+                        lambda: float(bool(hashlib.sha256(work))))
 
 
-class Clocked:
+class Clocked(meters.Meter):
     """A meter of which the CPU time of the thread that reads it is known."""
 
     def __init__(self, meter):
-        self._meter, self.name, self.period_s = meter, meter.name, meter.period_s
-        self.samples, self.cpu_s = 0, 0.0
+        super().__init__(meter.name, meter.period_s, meter.power_w, self._clocked)
+        self._read, self.samples, self.cpu_s = meter.counter_j, 0, 0.0
 
-    def power_w(self) -> float:
-        """Return the meter's power."""
-        return self._meter.power_w()
-
-    def counter_j(self) -> float:
+    def _clocked(self) -> float:
         """Return the meter's counter, and look at the clock of the sampling thread."""
-        value = self._meter.counter_j()
+        value = self._read()
         if threading.current_thread() is not threading.main_thread():
             self.samples, self.cpu_s = self.samples + 1, time.thread_time()
         return value
@@ -63,7 +48,7 @@ def _files(folder: Path) -> list:
         path.mkdir()
         for name, content in contents.items():
             (path / name).write_text(content)
-    return [meters.Rapl(folder), meters.Ina3221(folder)]
+    return [meters.rapl(folder), meters.ina3221(folder)]
 
 
 def main() -> None:
@@ -81,7 +66,7 @@ def main() -> None:
     for _ in range(3):
         epoch()
     with tempfile.TemporaryDirectory() as folder:
-        for meter in (*_files(Path(folder)), Driver()):
+        for meter in (*_files(Path(folder)), _driver()):
             shares.clear()
             result = timing.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
             cpu = sorted(share for share, _ in shares)[len(shares) // 2]

@@ -33,7 +33,7 @@ def unseen(rows: pd.DataFrame, chip: Chip, groups: pd.Series) -> np.ndarray:
     terms, x = frames(rows)
     said = np.full(len(rows), np.nan)
     for train, test in GroupKFold(5, shuffle=True, random_state=0).split(x, groups=groups):
-        regressor = fitting.fit_regressor(rows.iloc[train], frames, form="boosted")
+        regressor = fitting.without_intervals(rows.iloc[train], frames, form="boosted").regressor
         said[test] = regressor.predict(terms.iloc[test].to_numpy(), x.iloc[test][regressor.names].to_numpy(),
                                        np.zeros(len(test), bool))
     return said

@@ -22,8 +22,8 @@ The map of the library, from the ground up. Each package imports only from those
     finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
     dashboard  projects, runs and agents (optional): database, REST API
                  agents/ processes on machines         pages/ HTML
-    studies    what one notebook needs besides; nothing else imports them
-                 machine/ profile/ sweep/ complexity/ roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
+    studies    what one notebook needs besides; nothing else imports them: machine, profile, sweep, complexity, and
+                 roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
     cli        python -m lib <verb>: one file per package
 
     report     setup of notebooks, the runner, the page; stands on ground and config, used by dashboard, studies and cli

@@ -20,7 +20,8 @@ def read(path: Path, torn: bool = False) -> str:
     ``torn``: a last line without its end, which a killed writer leaves, is dropped. Raises InputError naming file and line.
     """
     content = text(path, torn)
-    check(content, path)
+    for _ in rows(content, path):
+        pass
     return content
 
 
@@ -49,14 +50,11 @@ def bytes_of(path: Path) -> bytes:
     return raw
 
 
-def check(content: str, path: Path) -> None:
-    """Raise InputError for a header that is missing, empty in places or doubled, and for a row of another width."""
-    for _ in rows(content, path):
-        pass
-
-
 def rows(content: str, path: Path, skipinitialspace: bool = False) -> Iterator[list[str]]:
-    """Give the rows of a CSV as texts, the header first, blank lines left out; raises what ``check`` does."""
+    """Give the rows of a CSV as texts, the header first, blank lines left out.
+
+    Raises InputError for a header that is missing, empty in places or doubled, and for a row of another width.
+    """
     if "\0" in content:
         raise InputError(f"{path} is not a readable CSV: it holds zero bytes")
     lines = csv.reader(io.StringIO(content, newline=""), strict=True, skipinitialspace=skipinitialspace)

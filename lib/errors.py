@@ -63,6 +63,13 @@ def death(status: int | None) -> str:
     return f"was killed (signal {-status}): out of memory?" if killed else f"ended with status {status}"
 
 
+def entry(entries, name: object, what: str, advice: str = ""):
+    """Return what a mapping has under a name; InputError, which lists the names and ends in ``advice``, where it has none."""
+    if name not in entries:
+        raise InputError(f"no {what} {name!r}; there are: {choices(entries)}{advice}")
+    return entries[name]
+
+
 def choices(values) -> str:
     """Return ``values`` as one readable list, ``a, b, c``, for the end of an error line."""
     return ", ".join(str(value) for value in values)

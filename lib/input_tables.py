@@ -1,6 +1,5 @@
 """Tables written by people: optional cells get defaults, everything else is checked, errors name the cell."""
 
-from functools import cache
 from pathlib import Path
 
 from lib import csv_files
@@ -33,71 +32,41 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip().str.normalize("NFC"))
-    _check_texts(cells, columns, path)
     frame = pd.DataFrame({column.name: _parsed(cells, column, path) for column in columns})
-    frame = _checked(frame, cells, columns, path)
     defaults = {column.name: column.default for column in columns if column.kind != "text" and column.default is not None}
     return frame.fillna(defaults).astype({column.name: DTYPES[column.kind] for column in columns})
 
 
-def _check_texts(cells, columns: tuple[Column, ...], path: Path) -> None:
-    """Refuse ids that are empty, stand for an empty cell or are there twice, and characters that nobody sees."""
-    for column in columns:
-        texts = cells[column.name] if column.kind == "text" else cells[column.name].iloc[:0]
-        required, key = column.default is None, column is columns[0]
-        for row, (text, doubled) in enumerate(zip(texts, texts.duplicated(), strict=True), start=1):
-            where = f"{path}: row {row} below the header"
-            if required and not text:
-                raise InputError(f"{where} has no {column.name}")
-            if required and text in _NO_IDS:
-                raise InputError(f"{where}: {column.name} {text!r} stands for an empty cell; give it another name")
-            if not text.isprintable():
-                raise InputError(f"{where}: {column.name} {text!r} holds characters that are not printed")
-            if key and doubled:
-                raise InputError(f"{where}: {column.name} {text!r} is there twice")
-
-
 def _parsed(cells, column: Column, path: Path):
-    """Return a column's texts, or its numbers with NaN where a cell is empty; InputError for what is no such number."""
+    """Return a column's texts, or its numbers with NaN where a cell is empty; InputError for a cell that is neither."""
     import pandas as pd
 
     texts = cells[column.name]
     if column.kind == "text":
-        return texts
+        return _checked(texts, column, column.name == cells.columns[0], path)
     numbers = pd.to_numeric(texts.where(texts != ""), errors="coerce").astype(float)
-    unreadable = numbers.isna() & (texts != "")
+    wrong = numbers.isna() & ((texts != "") | (column.default is None and not column.empty)) | (numbers.abs() > _LARGEST)
     if column.kind != "float":
-        unreadable |= numbers.notna() & ((numbers % 1 != 0) | (numbers > _MOST))
-    unreadable |= numbers.abs() > _LARGEST
-    if unreadable.any():
-        raise _wrong(cells, column, unreadable.idxmax(), path)
+        wrong |= numbers.notna() & ((numbers % 1 != 0) | (numbers > _MOST))
+    if column.least is not None:
+        wrong |= numbers < column.least
+    if wrong.any():
+        raise _wrong(cells, column, wrong.idxmax(), path)
     return numbers
 
 
-def _checked(frame, cells, columns: tuple[Column, ...], path: Path):
-    import pandera.errors
-
-    try:
-        return _schema(columns).validate(frame, lazy=True)
-    except pandera.errors.SchemaErrors as error:
-        first = error.failure_cases.iloc[0]
-        column = next(column for column in columns if column.name == first["column"])
-        raise _wrong(cells, column, first["index"], path) from None
-
-
-@cache
-def _schema(columns: tuple[Column, ...]):
-    """Return the pandera schema of a table before its defaults are filled in."""
-    import pandera.pandas as pa
-
-    def one(column: Column):
-        if column.kind == "text":
-            return pa.Column("str")
-        least = -float("inf") if column.least is None else column.least
-        return pa.Column("float64", pa.Check.in_range(least, float("inf"), include_max=False),
-                         nullable=column.empty or column.default is not None)
-
-    return pa.DataFrameSchema({column.name: one(column) for column in columns}, strict=True)
+def _checked(texts, column: Column, is_key: bool, path: Path):
+    """Refuse ids that are empty, stand for an empty cell or are there twice, and characters that nobody sees."""
+    required = column.default is None
+    for wrong, words in ((required & (texts == ""), f"has no {column.name}"),
+                         (required & texts.isin(_NO_IDS), "stands for an empty cell; give it another name"),
+                         (~texts.map(str.isprintable).astype(bool), "holds characters that are not printed"),
+                         (is_key & texts.duplicated(), "is there twice")):
+        if wrong.any():
+            row, text = wrong.idxmax(), texts[wrong.idxmax()]
+            cell = f" {words}" if not text else f": {column.name} {text!r} {words}"
+            raise InputError(f"{path}: row {row + 1} below the header{cell}")
+    return texts
 
 
 def _wrong(cells, column: Column, row: int, path: Path) -> InputError:

@@ -44,8 +44,7 @@ def light_slots(count):
 
 def agent(url, name, count):
     """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task."""
-    from lib.dashboard.agents.agent import Agent
-    from lib.dashboard.agents.client import Client
+    from lib.dashboard.agents.agent import Agent, Client
 
     class Light(dict):
         def __contains__(self, call):

@@ -31,16 +31,8 @@ def remembering(database):
         with database.writing() as session:
             return not dispatcher.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
 
-    dispatcher = Mock(router=APIRouter(tags=["agents"]), cancel=cancel,
+    dispatcher = Mock(router=APIRouter(), cancel=cancel, planned=[], **{"has_ended.return_value": False},
                       plan=lambda: pd.DataFrame(dispatcher.planned, columns=list(schemas.PlannedOut.model_fields)))
-    dispatcher.router.add_api_route("/agents/register", lambda: None, methods=["POST"])
-    return forget(dispatcher)
-
-
-def forget(dispatcher):
-    """Forget a dispatcher's calls, plan and ends."""
-    dispatcher.reset_mock()
-    dispatcher.configure_mock(planned=[], **{"has_ended.return_value": False})
     return dispatcher
 
 
@@ -52,17 +44,21 @@ class Site:
         self.dispatcher = remembering(self.database)
         self.operations = Operations(self.database, self.dispatcher)
         self.app = create_app(self.operations, TOKEN, **settings)
-        self.api = TestClient(self.app, base_url="http://dashboard", headers=BEARER)
-        self.page = TestClient(self.app, base_url="http://dashboard", headers={"Origin": "http://dashboard"})
-        self.stranger = TestClient(self.app, base_url="http://dashboard", follow_redirects=False)
+        self.api = self._client(headers=BEARER)
+        self.page = self._client(headers={"Origin": "http://dashboard"})
+        self.stranger = self._client(follow_redirects=False)
         assert self.page.post("/login", data={"token": TOKEN, "next": "/login"}).status_code == 200
+
+    def _client(self, **settings):
+        return TestClient(self.app, base_url="http://dashboard", **settings)
 
     def clear(self):
         """Forget all rows, and what the dispatcher was asked for."""
         with self.database.writing() as session:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
-        forget(self.dispatcher)
+        self.dispatcher.reset_mock()
+        self.dispatcher.configure_mock(planned=[], **{"has_ended.return_value": False})
 
     def get(self, path, **params):
         """Return what the API answers."""

@@ -46,7 +46,7 @@ def trial(seed):
     import numpy as np
 
     from lib.schedule.policies import registry
-    from lib.schedule.problem import Fleet, Jobs
+    from lib.schedule.problem import Jobs
     from lib.schedule.runtime import executor
     from lib.schedule.runtime.executor import Limits, ProcessWorker, Slot
 
@@ -62,7 +62,7 @@ def trial(seed):
         jobs = replace(Jobs.plain(len(specs), [draw.choice([0.0, 0.0, 0.1]) for _ in specs]),
                        ids=tuple(spec.job_id for spec in specs))
         prepared = executor.PreparedJobs(
-            specs, jobs, [Slot("cpu[0]"), Slot("cpu[1]")], Fleet.from_counts({"cpu": 2}), np.full((len(specs), 1), 0.02),
+            specs, jobs, (Slot("cpu[0]"), Slot("cpu[1]")), np.full((len(specs), 1), 0.02),
             registry.policy(draw.choice(POLICIES)), spawn=spawn)
         attempts, ends, _ = executor.execute(prepared, Path(home) / "run", limits)
         lines = "".join(f"{path.stem}\n" * path.read_text().count("\n") for path in Path(home).glob("*.done"))

@@ -55,13 +55,12 @@ def prepared(home):
     from lib.schedule.problem import Jobs
     from lib.schedule.runtime.executor import PreparedJobs
     from lib.schedule.runtime.journal import Spec
-    from lib.schedule.runtime.local_site import fleet_of
     from lib.schedule.runtime.workers import Slot
 
     specs = tuple(Spec(name, "tests.light:marked", {"path": str(home / name), "value": 0}) for name in NAMES)
     slots = (Slot("cpu[0]"), Slot("cpu[1]"))
     jobs = replace(Jobs.plain(JOBS), ids=NAMES, job_class=np.zeros(JOBS, int))
-    return PreparedJobs(specs, jobs, slots, fleet_of(slots), np.full((JOBS, 1), 0.01), registry.policy("first-come"),
+    return PreparedJobs(specs, jobs, slots, np.full((JOBS, 1), 0.01), registry.policy("first-come"),
                         "first-come", Inline)
 
 
@@ -157,9 +156,10 @@ def trial(home, moment_s=None, statement=None, size_kib=None):
 
 def run(kills, seed):
     """Kill so many runs, and fill the disk of some more; return how far they had come, and what was wrong."""
-    from lib.schedule.runtime import executor, jobs_file
+    from lib.schedule.runtime import jobs_file
+    from lib.schedule.runtime.engine import engine
 
-    executor.TICK_S = 0.002
+    engine.TICK_S = 0.002
     draw = random.Random(seed)
     cuts = [{"statement": number * 2 // 3 % STATEMENTS} if number % 3 else {"moment_s": draw.uniform(0, WITHIN_S)}
             for number in range(kills)]

@@ -54,12 +54,12 @@ def run(folder, specs, policy, later=(), spawn=ProcessWorker):
         todo, plans = [specs, later] if later else [specs], []
 
         def until():
-            engine = service._engine
-            if todo and all(slot.ready for slot in engine.slots) and (not plans or len(specs) - engine.left >= len(specs) / 3):
+            ready = all(slot.ready for slot in service.slots)
+            if todo and ready and (not plans or len(specs) - service.left >= len(specs) / 3):
                 for spec in todo.pop(0):
                     service.submit(spec)
                 plans.append(service.plan())
-            return not (todo or engine.left)
+            return not (todo or service.left)
 
         service.run(until)
         attempts, ends = service.attempts(), service.ends()

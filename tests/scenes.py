@@ -26,11 +26,17 @@ class Sweep:
         from lib.config.notebooks import SweepParams
         from lib.measure.operators import aggregate, device_sweep, sweep
         from lib.work.graph import spaces
+        from tests import visitors
+
+        class Visitor(visitors.Visitor):
+            def visit(self, config, ops):
+                time.sleep(0.0005)
+                return super().visit(config, ops)
 
         store.validate = lambda frame, *_: frame
         definitions = spaces.load_sweeps()
         spaces.load_sweeps, spaces.Config.ops = lambda *_: definitions, lambda *_: ()
-        device_sweep.Visitor, device_sweep._load_capture = _Visitor, lambda: None
+        device_sweep.Visitor, sweep._load_capture = Visitor, lambda: None
         aggregate.derive = lambda folder, facts: files.replace(folder / "sweep.parquet", b"derived")
         chosen = [spaces.Config("activation", (("kind", "relu"), ("elements", 10 + number))) for number in range(8)]
         params = SweepParams(op="activation", device="cpu", count=8, rounds=3, budget_s=0)
@@ -52,27 +58,6 @@ class Sweep:
             visits = {(row["config"], row["round"]) for row in rows}
             if not len(rows) == len(visits) == 24 or not (part / "sweep.parquet").exists():
                 yield f"{part.name}: {len(rows)} visits, {len(visits)} different ones of 24"
-
-
-class _Visitor:
-    def __init__(self, device, p):
-        pass
-
-    def ready(self):
-        from lib.measure import machine
-
-        return {**machine.identity(), "threads": 1}
-
-    def visit(self, config, ops):
-        from lib.measure.gpus.watch import GpuUse
-
-        time.sleep(0.0005)
-        return {"latency_ms": 1 + random.random() * 1e-3, "spread_ms": 0.0, "yardstick_ms": 1.0, "n": 5, "calls": 5,
-                "at_s": 0.0, "visit_s": 0.0005, "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "",
-                **GpuUse().columns}
-
-    def shut_down(self):
-        pass
 
 
 class Matrix:

@@ -25,7 +25,7 @@ def opened(folder, observer=None, policy="first-come", predicted_s=lambda spec, 
 
     policy = registry.policy(policy) if isinstance(policy, str) else policy
     service = Service(folder, policy, predicted_s, limits or Limits(), spawn, observer)
-    service._engine._tick_s = 0.001
+    service.tick_s = 0.001
     for name in slots:
         service.add_slot(Slot(name))
     return service

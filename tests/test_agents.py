@@ -24,7 +24,7 @@ from lib import locks, paths
 from lib.cli import main
 from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
-from lib.dashboard.agents import agent, client, devices, fleet, workers
+from lib.dashboard.agents import agent, devices, fleet
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.app import create_app
 from lib.dashboard.operations import Operations
@@ -32,11 +32,10 @@ from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
-from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, SlotLost, card_of
-from tests import killed, killed_queue
+from tests import cut_training, killed, killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, light_slots, limits, serving, start, until
 from tests.agents import agent as light_agent
 
@@ -50,7 +49,7 @@ SLEEP = ("tests.light:sleep", {})
 def clock(monkeypatch):
     """Give the clock of agents and of their server; what is added to ``by_s`` has passed."""
     moved = SimpleNamespace(by_s=0.0, sleep=time.sleep, monotonic=lambda: time.monotonic() + moved.by_s)
-    for module in (agent, fleet, workers):
+    for module in (agent, fleet):
         monkeypatch.setattr(module, "time", moved)
     monkeypatch.setattr(agent, "_LONGEST_PAUSE_S", 0.2)
     return moved
@@ -69,21 +68,19 @@ def launch():
 class Here:
     """Run records that are only remembered."""
 
-    busy, wrote = False, True
-
     def __init__(self):
-        self.reports = []
+        self.reports, self.busy = [], False
 
     def is_full(self):
         return self.busy
 
     def reported(self, token, content):
         self.reports.append((token, content))
-        return len(self.reports)
+        return self.written
 
     @property
     def written(self):
-        return len(self.reports) if self.wrote else 0
+        return len(self.reports)
 
     def lines(self, token="t"):
         return [content["log"] for name, content in self.reports if name == token]
@@ -94,9 +91,9 @@ class Site:
 
     def __init__(self):
         self.here, self.silent, self.calls = Here(), False, 0
-        self.agents, self.app = workers.Agents(LIMITS, self.here, lambda agent: agent.name, lambda: None), FastAPI()
-        self.app.include_router(workers.router(self.agents), prefix="/api/v1",
-                                dependencies=[Depends(self._answer)])
+        self.agents, self.app = fleet.Fleet(None, LIMITS, self.here), FastAPI()
+        self.agents._save = lambda registration: registration.name
+        self.app.include_router(self.agents.router(), prefix="/api/v1", dependencies=[Depends(self._answer)])
 
     def _answer(self, authorization: str = Header("")):
         self.calls += 1
@@ -110,8 +107,8 @@ class Site:
 
     def slots(self, count=1):
         """Return the slots of the agents that are connected, once there are so many."""
-        until(lambda: self.agents.expire() or len(self.agents.slots()) == count)
-        return [slot.slot for slot in self.agents.slots().values()]
+        until(lambda: self.agents.expire() or len(self.agents.connected()) == count)
+        return [slot.slot for slot in self.agents.connected().values()]
 
     @contextmanager
     def worker(self, slot, call, arguments):
@@ -159,7 +156,7 @@ def test_an_agent_runs_a_notebook_on_the_device_of_its_slot(home, device):
     words = [sys.executable, "-m", "lib", "agent", "--token-file", str(token), "--slots", "1", "--server"]
     with serving(site.app) as url, subprocess.Popen([*words, url], cwd=paths.ROOT) as process:
         try:
-            slots = until(lambda: [one.slot for one in site.agents.slots().values() if device in one.slot.name])
+            slots = until(lambda: [one.slot for one in site.agents.connected().values() if device in one.slot.name])
             with site.worker(slots[0], "lib.schedule.runtime.tasks:notebook", arguments) as worker:
                 until((paths.CEILINGS / f"ceilings_{device.replace(':', '-')}.csv").is_file, 90)
                 collect(worker, "done")
@@ -200,7 +197,7 @@ def test_an_agent_that_hears_nothing_ends_its_workers_before_anybody_else_may_ru
         assert is_running(pid)
         clock.by_s += 0.2 * LIMITS.silent_s
         until(lambda: not is_running(pid))
-        assert site.agents.slots()
+        assert site.agents.connected()
         ending = threading.Thread(target=worker.shut_down)
         ending.start()
         ending.join(0.2)
@@ -219,34 +216,28 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
     starter = (f"import os, subprocess, time; agent = subprocess.Popen({words!r} + ['--parent', str(os.getpid())]); "
                "print(agent.pid, flush=True); time.sleep(60)")
-
-    def end_of_parent(wait):
-        with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT) as parent:
-            child = int(parent.stdout.readline())
-            wait()
-            parent.kill()
-        return lambda: until(lambda: not is_running(child))
-
     told, told_in_silence = launch(site.url, "told", 1), launch(site.url, "told-in-silence", 1)
-    child_has_ended = end_of_parent(lambda: None)  # before it looked
     site.slots(2)
-    until(lambda: all(site.agents.loads().values()))
+    until(lambda: all(session.load for session in site.agents._open()))
     told.send_signal(signal.SIGTERM)
     told.wait(10)
-    assert len(site.agents.slots()) == 1  # it said so
-    child_has_ended()
+    assert len(site.agents.connected()) == 1  # it said so
     site.silent = True
     told_in_silence.send_signal(signal.SIGTERM)
     assert told_in_silence.wait(10) != 0
-    end_of_parent(lambda: site.later(1))()  # while it waits for its server
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, cwd=paths.ROOT) as parent:
+        child, calls = int(parent.stdout.readline()), site.calls
+        until(lambda: site.calls > calls, 120)  # it has imported what it needs
+        parent.kill()
+    until(lambda: not is_running(child))
 
 
-@pytest.mark.parametrize("moment", ["_print", "_Session", "threading"])
+@pytest.mark.parametrize("moment", ["_print", "time"])
 def test_an_agent_that_is_ended_as_it_joins_says_that_it_leaves(site, monkeypatch, moment):
-    monkeypatch.setattr(agent, moment, Mock(side_effect=KeyboardInterrupt, Thread=Mock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(agent, moment, Mock(side_effect=KeyboardInterrupt, **{"monotonic.side_effect": KeyboardInterrupt}))
     with pytest.raises(KeyboardInterrupt):
         light_agent(site.url, "early", 1).run()
-    assert site.calls == 2 and not site.agents.slots()
+    assert site.calls == 2 and not site.agents.connected()
 
 
 def test_what_no_server_wrote_down_comes_to_the_next_one_and_no_run_ends_twice(tmp_path, clock):
@@ -269,28 +260,6 @@ def trailing(folder):
     return "tests.light:trail", {"path": str(folder / "trail"), "seconds": 0.5}
 
 
-def test_reports_are_kept_until_they_are_written_down_and_given_to_the_next_session(site, slot):
-    site.here.wrote = False  # from the first line on: what was written down once is not kept
-    with site.worker(slot, "tests.light:chatter", {"count": 100}) as worker:
-        collect(worker, "done")
-        _begin_anew(site)
-        until(lambda: len(site.here.lines()) >= 200)
-        site.here.wrote = True
-        site.later()
-        given = [number for number, _ in site.here.lines()]
-        assert given == len(given) // 100 * [*range(1, 101)], "whole, once a session"
-        _begin_anew(site)
-        site.later()
-        assert [number for number, _ in site.here.lines()] == given, "what is written down is not given again"
-
-
-def _begin_anew(site):
-    """Forget all sessions, as a server that was started again, and wait for the agent's next one."""
-    site.agents.close()
-    site.agents._sessions.clear()
-    site.slots()
-
-
 def refusal(url, capsys, *words):
     """Return what the verb ``agent`` prints when it ends with status 2."""
     assert main.main(["agent", "--server", url, *words]) == 2
@@ -308,25 +277,23 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     with monkeypatch.context() as patch:
         patch.setattr(agent, "paths", SimpleNamespace(DATA=home / "other"))
         advice = f"the same path, and start the agent with LIB_OUTPUT={home}"
-        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.slots()
-        paths.DATA.mkdir()
-        (home / "other").symlink_to(paths.DATA)
-        agent._check_data(str(paths.DATA))
-        assert f"{paths.DATA} here is not the server's: mount that one there" in capsys.readouterr().err
-        (paths.DATA / "dashboard").mkdir()
-        agent._check_data(str(paths.DATA))
-        assert capsys.readouterr().err == ""
+        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.connected()
+    agent._check_data(str(paths.DATA))
+    assert f"{paths.DATA} here is not the server's: mount that one there" in capsys.readouterr().err
     monkeypatch.setattr(agent, "API_VERSION", API_VERSION - 1)
     assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
     assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)
-    assert "is no address" in refusal("localhost:8000", capsys, *words)
-    assert "is no address" in refusal("http://", capsys, *words)
+    for address in ("localhost:8000", "http://"):
+        assert "is no address" in refusal(address, capsys, *words)
+    monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
+    assert agent.read_token(None) == TOKEN and "DASHBOARD_TOKEN" not in os.environ, "no job gets it"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=40))
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.integers(0, 3)), max_size=40))
 def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice(calls):
-    sender, receiver, arrived, posted, last = Mailbox(), Mailbox(), [], 0, []
-    for count, is_lost, answer_is_lost in [*calls, (0, False, False)]:
+    """And are kept until the other side has dealt with them, which may be later than their arrival."""
+    sender, receiver, arrived, posted, done, last = Mailbox(), Mailbox(), [], 0, 0, []
+    for count, is_lost, answer_is_lost, late in [*calls, (0, False, False, 0)]:
         for _ in range(count):
             sender.post(posted)
             posted += 1
@@ -335,21 +302,24 @@ def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice
             arrived += receiver.take(tuple(messages))
         last = batch
         if not (is_lost or answer_is_lost):
-            sender.acknowledge(receiver.received)
+            done = max(done, receiver.received - late)
+            sender.acknowledge(receiver.received, done)
+        assert [number for (number,) in sender.kept()] == list(range(done, posted))
     assert arrived == [(number,) for number in range(posted)] and not sender
 
 
 def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
     data = paths.DATA
-    (data / "training").mkdir(parents=True)
+    data.mkdir()
     (data / "out").symlink_to("/")
     finetune, notebook = (agent.ALLOWED[name] for name in ("lib.finetune.task:finetune", "lib.schedule.runtime.tasks:notebook"))
     finetune({"config": {}, "folder": str(data / "training" / "run")})
-    notebook({"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs" / "x.ipynb")})
+    inside = {"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs" / "x.ipynb")}
+    notebook(inside)
     outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, "training/run", str(data / ".." / "x"),
                                                              str(data / "out"))]
-    outside += [(notebook, {"path": path, "out": str(out)}) for path, out in (
-        ("/etc/passwd", data / "x"), ("notebooks/../lib/x.ipynb", data / "x"), ("notebooks/02_profile.ipynb", "/tmp/x.ipynb"))]
+    outside += [(notebook, {**inside, **values}) for values in (
+        {"path": "/etc/passwd"}, {"path": "notebooks/../lib/x.ipynb"}, {"out": "/tmp/x.ipynb"})]
     for check, arguments in outside:
         with pytest.raises(InputError, match="outside of which an agent runs nothing"):
             check(arguments)
@@ -362,21 +332,20 @@ class Nvml:
     NVMLError = OSError
 
     def __init__(self, count=2, lost=False):
-        self.uuids, self.lost = ["GPU-aaaa", "GPU-bbbb"][:count], lost
+        uuids, self.lost = ["GPU-aaaa", "GPU-bbbb"][:count], lost
+        self.answers = {
+            "Init": lambda: None, "DeviceGetCount": lambda: count, "DeviceGetHandleByIndex": int, "DeviceGetIndex": int,
+            "DeviceGetHandleByUUID": lambda name: next(index for index, uuid in enumerate(uuids) if uuid.startswith(name)),
+            "DeviceGetUUID": uuids.__getitem__, "DeviceGetName": lambda index: ("NVIDIA H200", "NVIDIA L4")[index],
+            "DeviceGetCudaComputeCapability": lambda index: (9 - index, 0),
+            "DeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
+            "DeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}
 
     def __getattr__(self, name):
-        told = {"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: len(self.uuids), "nvmlDeviceGetHandleByIndex": int,
-                "nvmlDeviceGetIndex": int, "nvmlDeviceGetHandleByUUID": self.uuids.index,
-                "nvmlDeviceGetUUID": self.uuids.__getitem__,
-                "nvmlDeviceGetName": lambda index: ("NVIDIA H200", "NVIDIA L4")[index],
-                "nvmlDeviceGetCudaComputeCapability": lambda index: (9 - index, 0),
-                "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(141 - index) * 1e9, used=1e9),
-                "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}[name]
-
         def call(*arguments):
             if self.lost and arguments in ((0,), ("GPU-aa",)):
                 raise OSError("GPU is lost")
-            return told(*arguments)
+            return self.answers[name.removeprefix("nvml")](*arguments)
 
         return call
 
@@ -396,51 +365,40 @@ def cards(monkeypatch, tmp_path):
     return put
 
 
-@pytest.mark.parametrize(("mask", "numbers"), [
-    (None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("GPU-aa", [0]), ("MIG-GPU-aa/1/0", [])])
-def test_gpus_are_those_that_may_be_used_as_the_driver_knows_them(cards, mask, numbers):
-    listed = [("GPU-aaaa", 0, "NVIDIA H200", "9.0"), ("GPU-bbbb", 1, "NVIDIA L4", "8.0")]
-    cards(Nvml(), mask)
-    assert [(card.uuid, card.index, card.name, card.compute_capability) for card in map(devices.gpu, range(len(numbers)))] == [
-        listed[number] for number in numbers]
-    assert numbers or devices.gpu(0) is None, "a part of a card"
-    cards(None, mask)
+@pytest.mark.parametrize(("library", "mask", "listed"), [
+    (Nvml(), None, [("cuda:0", "GPU-aaaa", 0), ("cuda:1", "GPU-bbbb", 1)]),
+    (Nvml(), "1,0", [("cuda:0", "GPU-bbbb", 1), ("cuda:1", "GPU-aaaa", 0)]),
+    (Nvml(), "GPU-aa", [("cuda:0", "GPU-aaaa", 0)]),
+    (Nvml(lost=True), None, [("cuda:1", "GPU-bbbb", 1)]), (Nvml(lost=True), "GPU-bb,GPU-aa", [("cuda:0", "GPU-bbbb", 1)])])
+def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(
+        cards, monkeypatch, library, mask, listed):
+    cards(library, mask)
+    cuda = [Slot(f"cuda:{number}") for number in range(len((mask or "0,1").split(",")))]
+    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
+    pairs = devices.devices_here(1)[1:]
+    assert [(slot.name, slot.card, device.gpu.index) for slot, device in pairs] == listed
+    for (_, uuid, index), (_, device) in zip(listed, pairs, strict=True):
+        assert (device.gpu.uuid, device.cores, device.model) == (uuid, 0, ("NVIDIA H200", "NVIDIA L4")[index])
+        assert device.gpu.compute_capability == f"{9 - index}.0"
+    load = devices.Meter([device.gpu for _, device in pairs]).load()
+    assert [(gpu.uuid, gpu.utilisation_percent) for gpu in load.gpus] == [(uuid, 50 + index) for _, uuid, index in listed]
+    assert load.memory_mb > load.memory_used_mb > 0
+
+
+@pytest.mark.parametrize(("library", "mask"), [(Nvml(), "MIG-GPU-aa/1/0"), (None, "1")])
+def test_a_part_of_a_card_and_a_machine_without_a_driver_have_no_gpu(cards, library, mask):
+    cards(library, mask)
     assert devices.gpu(0) is None
 
 
-def slots_of_cards(monkeypatch, count):
-    """Return the slots and devices of this machine's cards, of which CUDA sees so many."""
-    cuda = [Slot(f"cuda:{number}") for number in range(count)]
-    monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
-    return devices.devices_here(1)[1:]
-
-
-def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(cards, monkeypatch):
-    cards(Nvml(), "1")
-    ((slot, device),) = slots_of_cards(monkeypatch, 1)
-    assert (slot.name, slot.card, device.model, device.cores) == ("cuda:0", "GPU-bbbb", "NVIDIA L4", 0)
-    load = devices.Meter([device.gpu]).load()
-    assert load.gpus[0].utilisation_percent == 51 and load.memory_mb > load.memory_used_mb > 0
-    cards(Nvml())
-    both = [devices.gpu(0), devices.gpu(1)]
-    cards(Nvml(lost=True))
-    assert [gpu.uuid for gpu in devices.Meter(both).load().gpus] == ["GPU-bbbb"]
-    for mask, name in ((None, "cuda:1"), ("GPU-bb,GPU-aa", "cuda:0")):
-        cards(Nvml(lost=True), mask)
-        assert [(slot.name, slot.card) for slot, _ in slots_of_cards(monkeypatch, 2)] == [(name, "GPU-bbbb")]
-
-
-NONE, TWO, ONE_LOST = {"count": 0}, {}, {"lost": True}
-
-
-@pytest.mark.parametrize(("known", "mask", "device", "card", "lock"), [
-    (NONE, None, "cuda:1", "1", "cuda-1"), (NONE, "1", "cuda:0", "1", "cuda-1"), (NONE, "0, 1", "cuda:1", "1", "cuda-1"),
-    (NONE, "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"), (NONE, "2", "cpu", "", "cpu"),
-    (TWO, "1", "cuda:0", "1", "cuda-GPU-bbbb"), (TWO, "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb"),
-    (ONE_LOST, None, "cuda:1", "1", "cuda-GPU-bbbb")])
-def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, known, mask, device, card, lock):
+@pytest.mark.parametrize(("library", "mask", "device", "card", "lock"), [
+    (Nvml(0), None, "cuda:1", "1", "cuda-1"), (Nvml(0), "0, 1", "cuda:1", "1", "cuda-1"), (Nvml(0), "2", "cpu", "", "cpu"),
+    (Nvml(0), "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
+    (Nvml(), "1", "cuda:0", "1", "cuda-GPU-bbbb"), (Nvml(), "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb"),
+    (Nvml(lost=True), None, "cuda:1", "1", "cuda-GPU-bbbb")])
+def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, library, mask, device, card, lock):
     """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
-    cards(Nvml(**known), mask)
+    cards(library, mask)
     assert card_of(Slot(device), os.environ) == card
     with locks.device(device):
         assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"measuring-{lock}.lock"]
@@ -455,10 +413,9 @@ def test_a_slot_may_name_its_card_and_a_card_that_is_masked_is_lost():
 
 
 def test_slots_that_have_fewer_threads_than_cores_say_so():
-    slots = (Slot("cpu[0-3]", (0, 1, 2, 3), 1), Slot("cpu[4-5]", (4, 5), 2), Slot("cuda:0"))
-    assert devices.narrowed([(slot, None) for slot in slots]) == (
-        "cpu[0-3] has 1 of 4 threads: others held the other cores; begin anew when they are free")
-    assert devices.narrowed([(slot, None) for slot in slots[1:]]) == ""
+    slots = [(Slot(name, (0, 1), threads), None) for name, threads in (("cpu[0-1]", 1), ("cpu[2-3]", 2))]
+    assert devices.narrowed(slots) == "cpu[0-1] has 1 of 2 threads: others held the other cores; begin anew when they are free"
+    assert devices.narrowed(slots[1:]) == ""
 
 
 # --- the dashboard's queue
@@ -536,12 +493,12 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
-    before = board.dispatcher._fleet.agents.slots()
+    before = board.dispatcher._fleet.connected()
     first.kill()
     with joined(board.url):
         until(lambda: not is_running(pid), LIMITS.silent_s)
         until(lambda: "another one takes its place when that was silent for 6 s" in capsys.readouterr().err)
-        assert board.dispatcher._fleet.agents.slots() == before
+        assert board.dispatcher._fleet.connected() == before
         clock.by_s += LIMITS.silent_s
         assert wait_for(board.database, [run_id])[0].attempt == 2
     assert killed_queue.wrong_in(board.database, [run_id], [trail]) == ([], 2)
@@ -565,86 +522,60 @@ def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys)
     database, dispatcher = dispatcher_in(tmp_path)
     first, second = add_runs(database, [SLEEP] * 2)
     monkeypatch.setattr("lib.dashboard.dispatcher._SOON_S", 0.01)
-    submit, tries = Journal.submit, []
+    tries, full = [], UnwritableError("run.sqlite: cannot be written (database or disk is full)")
+    outcomes = iter([full, full, full, True, db.ConflictError("the run is cancelled")])
 
-    def refused(journal, job):
+    def submit(journal, job):
         tries.append(job.spec.job_id)
-        if len(tries) <= 3:
-            raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
-        if len(tries) == 5:
-            raise db.ConflictError("the run is cancelled")
-        return submit(journal, job)
+        if isinstance(outcome := next(outcomes), Exception):
+            raise outcome
+        return outcome
 
-    monkeypatch.setattr(Journal, "submit", refused)
+    monkeypatch.setattr(Journal, "submit", submit)
     with closing(dispatcher):
         dispatcher.start()
         until(lambda: len(tries) >= 5)
         assert tries == [first] * 4 + [second]
         assert capsys.readouterr().err.count(f"run {first} is not in the queue yet") == 1
         assert all(thread.is_alive() for thread in dispatcher._threads)
-        wait_for(database, [first], (db.QUEUED,))
 
 
-def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins_and_the_journal_knows_who_has_ended(
-        tmp_path, monkeypatch):
+def test_a_plan_counts_from_now_by_what_is_advised_when_a_processor_joins(tmp_path, monkeypatch):
     database, dispatcher = dispatcher_in(tmp_path)
-    done, waits = add_runs(database, [SLEEP] * 2)
+    (waits,) = add_runs(database, [SLEEP])
     with database.writing() as session:
         session.get(db.Run, waits).config.kind = "finetune"
-    with queue_in(tmp_path) as service:
-        service.submit(Spec(done, *SLEEP))
-        service.run(lambda: len(service.ends()) == 1)
     monkeypatch.setattr(Journal, "last_s", lambda journal: 1000.0)  # its clock goes on where it was
-    limits_s = []
-    monkeypatch.setattr(predictions.worker, "call",
-                        lambda *_, timeout_s, **__: limits_s.append(timeout_s) or {"light": (42.0, "x")})
-    dispatcher._fleet.agents.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
-    slot = workers.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
+    monkeypatch.setattr(predictions.worker, "call", lambda *_, timeout_s, **__: {"light": (timeout_s - 18, "x")})
+    dispatcher._fleet.spawn = lambda *_: Mock(**{"messages.return_value": []})  # it is never ready
+    slot = fleet.AgentSlot(Slot("lab/cpu[0]"), "lab", "lab", "key", light_slots(1)[0][1])
 
     def planned():
         return [tuple(row) for row in dispatcher.plan()[["job_id", "device", "start_s", "end_s"]].to_numpy()]
 
     with closing(dispatcher):
         dispatcher.start()
-        assert [dispatcher.has_ended(run_id) for run_id in (done, waits, "nobody")] == [True, False, False]
         until(lambda: dispatcher.reorder(waits, 0))
-        dispatcher._fleet.agents.slots = lambda: {"lab/cpu[0]": slot}
-        dispatcher._fleet.changed()
+        dispatcher._fleet.connected = lambda: {"lab/cpu[0]": slot}
         until(lambda: planned() == [(waits, "lab/cpu[0]", pytest.approx(0, abs=1), pytest.approx(42, abs=1))])
-        assert limits_s == [60]
         assert dispatcher.cancel(waits)
         until(lambda: not (dispatcher._predictions.waiting() or dispatcher._predictions._advised))
-        dispatcher._fleet.agents.slots = dict
-
-
-def test_the_token_leaves_the_environment_of_an_agent(monkeypatch):
-    monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
-    assert client.read_token(None) == TOKEN
-    assert "DASHBOARD_TOKEN" not in os.environ
+        dispatcher._fleet.connected = dict
 
 
 def test_a_message_is_measured_as_it_is_sent_and_one_too_large_is_refused_to_the_queue():
-    letters = "\u0416" * 49_000
-    Mailbox().post(1, "run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
-    worker = workers.AgentWorker(SimpleNamespace(workers={}, post=Mailbox().post), 1, "cpu[0]")
+    letters, session = "\u0416" * 49_000, SimpleNamespace(workers={}, post=Mailbox().post)
+    worker = fleet.AgentWorker(session, 1, "cpu[0]")
+    worker.send("run", "t", "tests.light:sleep", {"labels": [letters]})  # 98 kB, in ASCII 294 kB
     worker.send("run", "t", "tests.light:sleep", {"labels": [3 * letters]})
     ((what, token, reason),) = worker.messages()
     assert (what, token) == ("refused", "t") and "it cannot be sent to an agent: 294," in reason
 
 
-def test_a_report_names_the_attempt_that_it_is_of(tmp_path):
-    records = dispatcher_in(tmp_path)[1]._records
-    assert attempt_of("a#b#12") == ("a#b", 12)
-    assert records.reported("a#1", {"log": [1, "x"], "metrics": {}}) == 2 and records.written == 0
-    for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
-        with pytest.raises(InputError, match="is no attempt of a job"):
-            records.reported(token, {"log": [1, "x"]})
-
-
 def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, monkeypatch):
     database, _ = dispatcher_in(tmp_path)
     run_id, = add_runs(database, [SLEEP])
-    writing, gone, tries, ended = database.writing, [True], [], []
+    writing, gone, tries = database.writing, [True], []
 
     def away():
         tries.append(gone[0])
@@ -652,38 +583,36 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
             raise OperationalError("BEGIN", {}, Exception("database is locked"))
         return writing()
 
-    def unwanted(run_id):
-        ended.append(run_id)
-        raise UnwritableError("run.sqlite: cannot be written (database or disk is full)")
-
     monkeypatch.setattr(database, "writing", away)
-    records = RunRecords(database, lambda run_id, slot: {"device": slot}, lambda *_: None, unwanted)
+    unwanted = Mock(side_effect=UnwritableError("run.sqlite: cannot be written (database or disk is full)"))
+    records = RunRecords(database, unwanted)
     records.start()
-    records.started("nobody", 1, "lab/cpu", 0.0)
+    records.state("nobody", db.RUNNING)
     until(lambda: tries)  # what comes now is another batch
-    records.started(run_id, 1, "lab/cpu", 0.0)
+    records.state(run_id, db.RUNNING, attempt=1, device="lab/cpu")
     for number in range(5):
         records.reported(f"{run_id}#1", {"log": [number + 1, "x"], "metrics": {"step": number}})
     records.reported(f"{run_id}#0", {"metrics": {"step": 9}})  # late, of an attempt that is over
-    records.ended(run_id, 1, "done", "", {"best_value": 0.9}, 1.0)
-    before = len(tries)
-    until(lambda: len(tries) > before)
+    records.state(run_id, db.FINISHED, best_value=0.9)
+    with pytest.raises(InputError, match="is no attempt of a job"):
+        records.reported("a#x", {"log": [1, "x"]})
     gone[0] = False
     until(lambda: not all(tries))
     records.close()
     run, = wait_for(database, [run_id])
     assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
     assert len(lines_of(database, run_id)) == 5 and records.written == 14
-    assert ended == ["nobody"]
+    unwanted.assert_called_once_with("nobody")
 
 
 def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
     """Ends that the database missed, runs that the journal missed or lost, and one that was cancelled in the database alone."""
     database, dispatcher = dispatcher_in(tmp_path)
-    ended, failed, lost, new, cancelled = add_runs(database, [SLEEP, ("tests.light:fail", {}), *[SLEEP] * 3])
+    calls = [SLEEP, ("tests.light:fail", {}), *[SLEEP] * 3]
+    ended, failed, lost, new, cancelled = ids = add_runs(database, calls)
     with queue_in(tmp_path) as service:
-        service.submit(Spec(ended, *SLEEP))
-        service.submit(Spec(failed, "tests.light:fail", {}))
+        for number in (0, 1):
+            service.submit(Spec(ids[number], *calls[number]))
         service.run(lambda: len(service.ends()) == 2)
         for run_id in (lost, cancelled):
             service.submit(Spec(run_id, *SLEEP))
@@ -695,6 +624,7 @@ def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
         runs = wait_for(database, [ended, failed])
         assert [(run.state, run.attempt) for run in runs] == [(db.FINISHED, 1), (db.FAILED, 3)]
         assert "this job is wrong" in runs[1].reason
+        assert [dispatcher.has_ended(run_id) for run_id in (ended, lost, "nobody")] == [True, False, False]
         assert wait_for(database, [lost, new], (db.QUEUED,))[0].reason == "the server was restarted"
         until(lambda: dispatcher.reorder(new, 1))
         assert dispatcher.reorder(lost, 1) and not dispatcher.reorder(ended, 1)
@@ -706,10 +636,10 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
     known = predictions.Predictions()
     for name, threads in (("a/cpu", 1), ("b/cpu", 2)):
         device = Device(name="cpu[0]", threads=threads, cores=threads, memory_mb=1000, model="chip")
-        known.place(name, SimpleNamespace(agent_id=name, device=device))
+        known.place(name, fleet.AgentSlot(Slot(name), name, name, "key", device))
     for run_id in ("first", "second"):
-        config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
-        known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
+        config = db.TrainConfig(kind="finetune", config_json={}, config_hash=run_id)
+        known.add(db.Run(id=run_id, config=config, gpu_indices=[]))
         known.advise(run_id)
 
     def predicted_s(place):
@@ -724,21 +654,15 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
 
 
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_network_is_called(tmp_path):
-    from transformers import ViTConfig
-
-    ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=28,
-              patch_size=14).save_pretrained(tmp_path / "tiny")
     usual = {"root": "synthetic:pathmnist", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
              "load_pretrained": True, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100}
     processors = [("cpu", "any"), ("cuda", "NVIDIA H200"), ("cuda", "none")]
-    for name in (str(tmp_path / "tiny"), "simple_cnn"):
+    for name in (cut_training.tiny_vit(tmp_path / "tiny"), "simple_cnn"):
         advised = advice.advise({**usual, "model_flavour": name}, processors)
         assert set(advised) == {"any", "NVIDIA H200"}
         for seconds, words in advised.values():
-            steps, step_ms, batches, batch_ms = map(float, re.match(
-                r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups())
+            numbers = re.match(r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups()
+            steps, step_ms, batches, batch_ms = map(float, numbers)
             assert steps == 3 * -(-900 // 64), "nine classes of 100 each"
             assert batches > 3 and 0 < batch_ms < step_ms
             assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)
-    with pytest.raises(InputError, match="no dataset"):
-        advice.advise({**usual, "root": "synthetic:none", "model_flavour": "simple_cnn"}, processors)

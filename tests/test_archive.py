@@ -14,8 +14,8 @@ from lib.predict import registry, training
 from lib.predict.advice import advise_operator
 from lib.predict.evaluation import evaluate, models_at_hand
 from lib.schedule.runtime import run_record
+from lib.studies import profile
 from lib.studies.cost_model import study
-from lib.studies.profile import tables
 from lib.studies.scheduler_eval import host
 from tests import refused
 
@@ -41,7 +41,7 @@ def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
     runs = archive.runs("measure")
     names = runs["run_id"].tolist()[:2]
     assert runs["run_id"].tolist() == [*names, *(f"two/{name}" for name in names)]
-    side = tables.side_by_side(runs, archive.rows(runs, "measure"))
+    side = profile.side_by_side(runs, archive.rows(runs, "measure"))
     forward = side[side["workload_id"] == "W1"].set_index("run_id")["forward"]
     assert (forward.filter(like="two/") == 9999.0).all() and (forward[~forward.index.str.startswith("two/")] < 9999.0).all()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lib import paths, store
 from lib.cli.main import main
-from lib.measure.published import attention_power, wheel
+from lib.measure.published import aiconfigurator
 from tests import refused, test_power_model
 
 ROOT = "aiconfigurator_core/systems/data"
@@ -44,7 +44,7 @@ def test_columns_phases_dtypes_and_short_windows_of_an_import(tmp_path):
     perf(tmp_path, "generation", power=[300.0, 1100.0])
     perf(tmp_path, version="0.24.0", power=None, power_limit=None)
     perf(tmp_path, version="0.9.0", power=[1.0, 1.0])
-    table = attention_power.read(tmp_path)["b200"]
+    table = aiconfigurator.attention_power(tmp_path)["b200"]
     assert table[["phase", "q_len", "kv_len", "kv_dtype", "window", "power_w", "status"]].fillna(0).to_numpy().tolist() == [
         ["prefill", 64, 64, "bf16", "long", 800.0, "ok"], ["prefill", 128, 128, "fp8", "short", 400.0, "ok"],
         ["decode", 1, 64, "bf16", "long", 300.0, "ok"], ["decode", 1, 4096, "fp8", "short", 0, "failed"]]
@@ -56,7 +56,7 @@ def test_columns_phases_dtypes_and_short_windows_of_an_import(tmp_path):
 def test_work_of_known_shapes(tmp_path):
     perf(tmp_path)
     perf(tmp_path, "generation")
-    table = attention_power.read(tmp_path)["b200"]
+    table = aiconfigurator.attention_power(tmp_path)["b200"]
     assert table["flops"].tolist() == [4 * 2 * 32 * 128 * (64 * 65 / 2), 4 * 4 * 8 * 64 * (16 * 17 / 2 + 112 * 16),
                                        4 * 2 * 32 * 128 * 64, 4 * 4 * 8 * 64 * 16]
     assert table["bytes"].tolist() == [2 * 64 * 128 * 2 * (2 * 32 + 2 * 8), 4 * 64 * (2 * 128 * 8 * 2 + 2 * 128 * 8),
@@ -68,7 +68,7 @@ def test_pairs_are_those_that_a_mask_has(q_len, before, sliding_window):
     kv_len = q_len + before
     query, key = np.arange(before, kv_len)[:, None], np.arange(kv_len)
     mask = (key <= query) & ((key > query - sliding_window) | (sliding_window == 0))
-    assert attention_power.pairs(np.array([q_len]), np.array([kv_len]), np.array([sliding_window]))[0] == mask.sum()
+    assert aiconfigurator.pairs(np.array([q_len]), np.array([kv_len]), np.array([sliding_window]))[0] == mask.sum()
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -81,7 +81,7 @@ def test_pairs_are_those_that_a_mask_has(q_len, before, sliding_window):
 def test_damaged_tables_are_one_line(tmp_path, changes, words):
     perf(tmp_path, **changes)
     with refused(words):
-        attention_power.read(tmp_path)
+        aiconfigurator.attention_power(tmp_path)
 
 
 @pytest.mark.slow
@@ -92,8 +92,8 @@ def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch, caps
     test_power_model.perf(data, "trtllm", "1.0.0", power=None, power_limit=None)
     file = packed(data, tmp_path / "aiconfigurator_core-0.12.0.whl",
                   f"{ROOT}/b200_sxm/attention/../../evil_perf.parquet", f"{ROOT}/b200_sxm/notes.txt")
-    with wheel.data_folder(file) as folder:
-        of_wheel = attention_power.read(folder)["b200"]
+    with aiconfigurator.data_folder(file) as folder:
+        of_wheel = aiconfigurator.attention_power(folder)["b200"]
         assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
     assert not folder.exists()
     for path in (file, tmp_path / "site", data):
@@ -113,5 +113,5 @@ def test_what_is_no_wheel_is_one_line(tmp_path, name, words):
     for other in ("damaged.whl", "a.txt"):
         (tmp_path / other).write_text("no archive")
     packed(tmp_path / "nothing", tmp_path / "other.whl", "other/file.py")
-    with refused(words), wheel.data_folder(tmp_path / name):
+    with refused(words), aiconfigurator.data_folder(tmp_path / name):
         pass

@@ -1,7 +1,6 @@
 """Budgets hold within half of themselves, however slow the machine is, and whatever comes meanwhile."""
 
 import math
-import queue
 import threading
 import time
 
@@ -19,7 +18,7 @@ from lib.measure.operators import device_sweep, isolated, points
 from lib.measure.training import matrix, profile_run
 from lib.tables import columns
 from lib.work.training import Trainer
-from tests.visitors import Visitor
+from tests.visitors import Visitor, identified
 
 BUSY = load.Load(1.0, 1.0, 2.0, 0.0, 0.0)
 
@@ -168,7 +167,7 @@ class Even(Visitor):
     """A worker whose visits take a quarter of a second each."""
 
     def ready(self):
-        return {"device": self.device, "hardware": {"gpus": []}, "software_id": "s", "threads": 1, "meter": "constant"}
+        return identified(meter="constant")
 
     def visit(self, config, ops):
         time.sleep(0.25)
@@ -188,7 +187,9 @@ def even(clock, home, monkeypatch):
 
 def drive(folder, **more):
     p = SweepParams(op="activation", device="cpu", rounds=4, **{"budget_s": 20.0, **more})
-    device_sweep.DeviceSweep("cpu", p, folder, queue.Queue(), threading.Event(), points.Points(p)).run()
+    device = device_sweep.DeviceSweep("cpu", p, folder, threading.Event())
+    device.ready()
+    device.run(points.Points(p, {"cpu": device.room}))
     return store.read(folder / "cpu" / "repeats.csv", "repeats")
 
 

@@ -9,12 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from lib.predict.cards import features, fitting, learning, model, operator_kinds, rows
-from lib.predict.cards.fitting import Cases
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
 from lib.work.graph import capture
 from lib.work.networks import Network
-from tests.test_cards import CHIP, EAGER, joined, synthetic, usual
+from tests.test_cards import CHIP, EAGER, cases_of, synthetic
 
 PICTURE = (128, 8, 8)
 
@@ -87,25 +86,25 @@ def test_resampling_waits_for_each_image_and_channel_where_torch_has_no_other_ke
 
 
 def trained(cases):
-    """Return the log ms that training on all networks predicts of them."""
-    return fitting.predict(cases, fitting.fit({"": cases}, {"": np.full(len(cases.log_ms), True)}, 60).of(cases.levels))
+    """Return the weights of training on all networks."""
+    return fitting.weights_of(fitting.fit([cases]), cases.levels)
 
 
 def corrected(cases):
-    """Return the log ms that a card's correction by its networks predicts of them."""
-    return fitting.predict(cases, model.usual() + fitting.shift({"": model.usual()}, {"": cases}))
+    """Return the weights of a card's correction by its networks."""
+    return cases.start + fitting.shift([cases])
 
 
 @pytest.mark.parametrize(("fit", "count", "of_a_family", "share"), [(trained, 60, 50, 0.5), (corrected, 10, 8, 0.8)])
 def test_many_networks_of_a_family_outweigh_few_of_others_less_where_errors_go_together(monkeypatch, fit, count, of_a_family,
                                                                                         share):
     """The family is slower than others by a factor that these do not have."""
-    terms, many = joined(synthetic(count, 3)), np.arange(count) < of_a_family
-    logs = model.log_ms(terms, usual()).numpy() + np.where(many, 0.3, 0.0)
-    cases, errors = Cases(terms, logs, ("way:compiled",), np.where(many, "many", np.arange(count).astype(str))), {}
+    many, errors = np.arange(count) < of_a_family, {}
+    cases = cases_of(synthetic(count, 3), model.usual(), np.where(many, 0.3, 0.0), ("way:compiled",),
+                     np.where(many, "many", np.arange(count).astype(str)))
     for alike in (0.0, 0.5):
         monkeypatch.setattr(fitting, "ALIKE", {"way:compiled": alike})
-        errors[alike] = np.abs(fit(cases) - logs)[~many].mean()
+        errors[alike] = np.abs(learning.error(cases.predicted(fit(cases))))[~many].mean()
     assert errors[0.5] < share * errors[0.0]
 
 
@@ -114,13 +113,12 @@ def test_networks_whose_branches_were_merged_are_told_by_their_parameters():
     names = ["repghostnet_100", "repghostnet_100", "resnet18", "resnet18", "resnet18", "nonet_1"]
     table = pd.DataFrame({"network": names, "image_size": 64, "parameters_m": [4.07, 4.06, 11.69, 11.7, 11.18, 5.0],
                           "module": "m"})
-    named, captures, reasons = learning.captured(table)
-    assert named["network"].tolist() == ["repghostnet_100", "repghostnet_100" + MERGED, "resnet18", "resnet18", "nonet_1"]
-    assert set(captures) == {(name, 64) for name in named["network"][:3]}, "none that no row is of"
+    named, reasons = learning.captured(table)
+    assert named["network"].tolist() == ["repghostnet_100", "repghostnet_100" + MERGED, "resnet18", "resnet18"]
     assert set(reasons) == {"nonet_1 64", "resnet18 64 of 11.18 M parameters"}
     assert reasons["resnet18 64 of 11.18 M parameters"] == \
         "timm builds it with 11.69 M, with merged branches with 11.69 M"
-    plain, merged = (captures[name, 64] for name in named["network"][:2])
+    plain, merged = named["rows"][:2]
     assert rows.parameters(plain) == pytest.approx(4.07e6, rel=2e-3)
     assert merged.loc[merged["stage"] == "eager", "calls"].sum() < 0.9 * plain.loc[plain["stage"] == "eager", "calls"].sum()
     assert networks.family(f"timm:repghostnet_100{MERGED}") == "repghost"

@@ -6,10 +6,8 @@ Each test runs with Ray faked, as far as it is used here, and every night with t
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -265,29 +263,6 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
     assert len(result["listening"]) >= 4 and not [one for one in result["listening"] if one[1] not in loopback]
     assert result["mode"] == "0o700" and not result["joined"]
     assert not Path(result["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
-
-
-def test_a_cluster_that_is_started_here_is_closed_to_others(tmp_path, monkeypatch):
-    """What Ray is told, by which it is closed in the test before."""
-    told, nodes = {}, Ray().two
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **how: told.update(how), nodes=lambda: nodes,
-                                                            shutdown=told.clear))
-    (tmp_path / ("long" * 30)).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 30)))
-    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
-    with ray_workers.Cluster() as local:
-        local.join()
-        inner = Path(told["_temp_dir"])
-        assert len(str(inner)) + ray_workers._IN_FOLDER_BYTES <= 107
-        assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
-        assert (told["address"], told["include_dashboard"]) == ("local", False)
-        assert len(os.environ.pop("RAY_AUTH_TOKEN")) == 64
-        assert os.environ == {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token",
-                              "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    assert not told and not inner.parent.exists()
-    nodes[1]["NodeManagerAddress"] = "10.0.0.1"
-    with ray_workers.Cluster() as local, refused("Ray listens on other interfaces than 127.0.0.1"):
-        local.join()
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):

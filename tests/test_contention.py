@@ -4,7 +4,6 @@ import itertools
 import os
 import shutil
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
-from lib.studies.scheduler_eval import comparison, findings, host, prediction_errors, scenario, tradeoffs
+from lib.studies.scheduler_eval import comparison, findings, host, scenario
 from tests import killed, refused
 from tests.schedules import contention_of
 
@@ -135,13 +134,6 @@ def test_unknown_kinds_count_as_the_median_and_means_are_means(known):
     assert np.allclose(known.expected(np.array([1, 1, 1]), np.array([0, 0])), 2.0)  # heavy ones alone beside each other
 
 
-def test_cores_are_shared_by_time():
-    none = contention_of(np.ones((2, 2)), cores=2.0)
-    assert set(none.rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == {0.5}
-    assert set(none.rates({0: (0, 0)}, wanted_cores=1.0).values()) == {1.0}
-    assert none.rates({}) == {}
-
-
 def test_some_types_keep_their_slowdowns():
     known = contention_of(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
     assert known.subset(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
@@ -155,7 +147,7 @@ def mix(rates, count, **fleet):
 @pytest.mark.slow
 def test_knowing_of_contention_makes_foresight_right(known):
     drawn = mix({"cpu": [100.0, 10.0]}, 40, cpu=2)
-    error = tradeoffs.ignoring(drawn, known, seeds=1).set_index(["policy", "known"])["error"].abs()
+    error = comparison.ignoring(drawn, known, seeds=1).set_index(["policy", "known"])["error"].abs()
     for name in ("longest-first", "hybrid"):
         assert error[name, "every pair"] < 1e-9
         assert error[name, "nothing"] > 0.1
@@ -165,12 +157,12 @@ def test_knowing_of_contention_makes_foresight_right(known):
 def test_drift_is_shared_by_kind_and_type():
     drawn = mix({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 50, a=2, b=1)
     problem = drawn(0)
-    drifted = prediction_errors.drifted(problem, 0.5, 1)
+    drifted = comparison.drifted(problem, 0.5, 1)
     factor = (drifted.actual_s / drifted.predicted_s).round(9)
     assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
     assert len(np.unique(factor)) == 4
-    assert np.array_equal(prediction_errors.drifted(problem, 0.0, 1).actual_s, problem.actual_s)
-    table = prediction_errors.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
+    assert np.array_equal(comparison.drifted(problem, 0.0, 1).actual_s, problem.actual_s)
+    table = comparison.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 
@@ -180,9 +172,9 @@ def test_few_jobs_are_not_of_every_class(count):
     drawn, spread = mix({"a": np.arange(1.0, 11.0), "b": np.ones(10)}, count, a=1, b=1), np.full((10, 2), 0.3)
     for seed in range(5):
         problem = drawn(seed)
-        wrong, same = (prediction_errors.drifted(problem, by, seed).actual_s for by in (spread, 0.3))
+        wrong, same = (comparison.drifted(problem, by, seed).actual_s for by in (spread, 0.3))
         assert np.array_equal(wrong, same) and (wrong != problem.actual_s).all()
-    assert (prediction_errors.uncertain(drawn, spread, ("fastest",), 2)["ratio"] > 0).all()
+    assert (comparison.uncertain(drawn, spread, ("fastest",), 2)["ratio"] > 0).all()
 
 
 def test_where_nothing_can_be_saved_no_share_of_it_is_won():
@@ -204,11 +196,6 @@ def test_a_host_takes_step_times_of_its_gpu_where_the_scenarios_have_none(table,
         host.host(unknown[unknown["beside"] == ALONE[0]].head(1), times("t4"))
 
 
-def test_a_file_of_jobs_for_the_notebook_is_read(home):
-    with refused("none.csv is missing"):
-        host.real_run(SimpleNamespace(source="measure", jobs=str(home / "none.csv")))
-
-
 def changed(right, wrong):
     return SCENARIOS.replace(right, wrong)
 
@@ -228,18 +215,11 @@ def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_scenario_is_found_by_its_name(tmp_path):
-    (tmp_path / "scenarios.yaml").write_text(SCENARIOS)
-    assert set(definitions.load_scenarios(tmp_path / "scenarios.yaml")[1]) == {"s"}
-    with refused("no scenario"):
-        definitions.scenario("nowhere")
-
-
 @pytest.mark.slow
 def test_the_front_holds_what_nothing_beats():
     fleet = Fleet.from_counts({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
     problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
-    front = tradeoffs.pareto(problem, (0.0, 0.75, 1.0))
+    front = comparison.pareto(problem, (0.0, 0.75, 1.0))
     kept = front[front["front"]].sort_values("makespan_s")
     assert (np.diff(kept["energy_j"]) <= 0).all()
     ours = front[front["policy"] == "hybrid"].set_index("weight")

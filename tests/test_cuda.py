@@ -21,12 +21,11 @@ from lib.measure.budget import Budget
 from lib.measure.operators import aggregate, isolated, visit
 from lib.predict import registry, transfer
 from lib.predict.advice import advise, advise_text
-from lib.studies.machine import findings, unlisted
+from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
 from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
-AMPERE, TURING, HOPPER = (8, 0), (7, 5), (9, 0)
 GPU = torch.device("cuda:0")
 
 
@@ -84,11 +83,11 @@ def test_a_network_is_captured_with_the_kernels_of_its_device():
     assert not any("cudnn" in name or "efficient" in name for name in names(of_cpu))
     assert {"cudnn_batch_norm", "cudnn_batch_norm_backward", "native_dropout", "native_dropout_backward"} <= set(names(of_cuda))
     assert names(of_cuda).count("_scaled_dot_product_efficient_attention") == 2, "with dropout too"
-    work = [op for op in of_cuda.ops if counts.is_work(op)]
+    work = filter(counts.is_work, of_cuda.ops)
     assert all(has_cuda_kernel(op) and counts.is_counted(op) and families.describe(op) for op in work)
     assert names(captured()) == names(of_cpu), "and then the CPU's again"
-    matrices = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") for graph in (of_cpu, of_cuda)]
-    assert matrices[0] == matrices[1]
+    of_cpu, of_cuda = (sum(counts.matrix_flops(op) for op in graph.ops if op.phase == "forward") for graph in (of_cpu, of_cuda))
+    assert of_cpu == of_cuda
 
 
 def test_other_threads_go_on_with_the_kernels_of_the_cpu():
@@ -97,25 +96,39 @@ def test_other_threads_go_on_with_the_kernels_of_the_cpu():
     assert F.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention, "all is put back"
 
 
-@pytest.mark.parametrize(("chip", "cudnn", "dtype", "width", "how", "kernel"), [
-    (AMPERE, 9, torch.float32, 64, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {}, "flash"),
-    (AMPERE, 9, torch.float16, 64, {"masked": True}, "efficient"), (TURING, 9, torch.float16, 64, {}, "efficient"),
-    (AMPERE, 9, torch.bfloat16, 320, {}, "efficient"), (AMPERE, 9, torch.bfloat16, 64, {"causal": True}, "efficient"),
-    (AMPERE, 9, torch.float64, 64, {}, "math"), (HOPPER, 91_501, torch.bfloat16, 64, {}, "cudnn"),
-    (HOPPER, 91_500, torch.bfloat16, 64, {}, "flash"), (HOPPER, None, torch.bfloat16, 64, {}, "flash"),
-    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.1}, "flash"),
-    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.1, "masked": True}, "efficient"),
-    (HOPPER, 92_600, torch.bfloat16, 64, {"dropout": 0.125}, "cudnn"),
-    (HOPPER, 92_201, torch.float16, 160, {}, "cudnn"), (HOPPER, 92_200, torch.float16, 160, {}, "flash"),
-    (HOPPER, 92_600, torch.float16, 160, {"trains": True}, "flash"),
-    ((10, 3), 92_600, torch.float16, 256, {"trains": True}, "cudnn"),
-    ((10, 7), 92_500, torch.float16, 256, {}, "flash"), ((12, 0), 92_600, torch.float16, 64, {}, "flash"),
-    ((8, 9), 9, torch.float16, 256, {"trains": True}, "flash"),
-    ((8, 9), 9, torch.float16, 256, {"trains": True, "dropout": 0.1}, "efficient")])
-def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, chip, cudnn, dtype, width, how, kernel):
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
-    query, key = torch.empty(2, 4, 8, width, dtype=dtype), torch.empty(2, 4, 16, width, dtype=dtype)
-    assert cuda_kernels.attention_kernel(query, key, key, **{"masked": False, "causal": False, **how}, chip=chip) == kernel
+KERNELS = """
+    8.0   9       float32   64   efficient
+    8.0   9       bfloat16  64   flash
+    8.0   9       float16   64   efficient  masked
+    7.5   9       float16   64   efficient
+    8.0   9       bfloat16  320  efficient
+    8.0   9       bfloat16  64   efficient  causal
+    8.0   9       float64   64   math
+    9.0   91501   bfloat16  64   cudnn
+    9.0   91500   bfloat16  64   flash
+    9.0   0       bfloat16  64   flash
+    9.0   92600   bfloat16  64   flash      dropout=0.1
+    9.0   92600   bfloat16  64   efficient  dropout=0.1 masked
+    9.0   92600   bfloat16  64   cudnn      dropout=0.125
+    9.0   92201   float16   160  cudnn
+    9.0   92200   float16   160  flash
+    9.0   92600   float16   160  flash      trains
+    10.3  92600   float16   256  cudnn      trains
+    10.7  92500   float16   256  flash
+    12.0  92600   float16   64   flash
+    8.9   9       float16   256  flash      trains
+    8.9   9       float16   256  efficient  trains dropout=0.1
+"""  # capability, version of cuDNN (0: none), element type, width of a head, the kernel, and how attention is computed
+
+
+@pytest.mark.parametrize("case", KERNELS.strip().splitlines())
+def test_attention_takes_the_kernel_that_the_card_has(monkeypatch, case):
+    chip, cudnn, dtype, width, kernel, *words = case.split()
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: int(cudnn) or None)
+    how = {name: float(value or 1) for name, _, value in (word.partition("=") for word in words)}
+    query, key = (torch.empty(2, 4, length, int(width), dtype=getattr(torch, dtype)) for length in (8, 16))
+    assert cuda_kernels.attention_kernel(query, key, key, **{"masked": False, "causal": False, **how},
+                                         chip=tuple(map(int, chip.split(".")))) == kernel
 
 
 @pytest.mark.parametrize("mask", [torch.ones(8, 8).tril().bool(), torch.randn(8, 8)])
@@ -260,10 +273,17 @@ def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypa
     assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
 
 
+def bench(device=GPU, flush=None):
+    """Return what times configurations on a device, without looking for one, for 5 ms each."""
+    made = object.__new__(visit.Bench)
+    made.device, made.visit_ms, made.flush = device, 5, flush
+    return made
+
+
 @pytest.mark.parametrize("records", [True, False])
 def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
     card = Card(monkeypatch, records)
-    samples, calls, reason = visit._kernel_samples(card.kernel, GPU, 5)
+    samples, calls, reason = bench()._kernel_samples(card.kernel)
     assert np.median(samples) == pytest.approx(0.001 if records else 0.005, rel=1e-6 if records else 0.03)
     assert (calls in (1000, 1001)) == records and reason == ("" if records else visit.LAUNCHED)
     row = visited(latency_ms=np.median(samples), reason=reason, config="x", gpu_others=0.0)
@@ -275,14 +295,14 @@ def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatc
 def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
     card = Card(monkeypatch)
     call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    samples = visit._lone_samples(call, GPU, 5, flush, host=False)
+    samples = bench(flush=flush)._lone_samples(call, True, host=False)
     assert samples == pytest.approx([0.002] * len(samples))
 
 
 def test_on_apples_gpu_a_flush_is_not_in_the_time(monkeypatch):
     card = Card(monkeypatch)
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: card.host_ms * 1e6))
-    samples = visit._lone_samples(card.kernel, torch.device("mps"), 5, lambda: card.launch(0.005, 1.0), host=False)
+    samples = bench(torch.device("mps"), lambda: card.launch(0.005, 1.0))._lone_samples(card.kernel, True, host=False)
     assert samples == pytest.approx([0.006] * len(samples))
 
 
@@ -348,11 +368,10 @@ def test_a_kernel_timed_in_a_graph_takes_what_the_profiler_says():
 
 
 def ceilings_of_a_card(*levels):
-    rows = [{"device": "cuda:0", "dtype": dtype, "level": level, "peak_gflops": rate if level == "compute" else np.nan,
-             "peak_gbps": np.nan if level == "compute" else rate, "method": "", "verdict": "stable"}
-            for dtype, level, rate in (("fp32", "compute", 48_765.4), ("bf16", "compute", 97_531.2), ("fp64", "L2", 2800.0),
-                                       ("fp64", "device", 700.4)) if level in levels]
-    table = pd.DataFrame(rows, columns=tables.columns("ceilings"))
+    rates = {"compute": [("fp32", 48_765.4), ("bf16", 97_531.2)], "L2": [("fp64", 2800.0)], "device": [("fp64", 700.4)]}
+    rows = [{"dtype": dtype, "level": level, "peak_gflops" if level == "compute" else "peak_gbps": rate}
+            for level in levels for dtype, rate in rates[level]]
+    table = pd.DataFrame(rows, columns=tables.columns("ceilings")).assign(device="cuda:0", method="", verdict="stable")
     overheads = pd.DataFrame(columns=["what", "median_us", "p99_us"])
     return ceilings.Ceilings(table, overheads, {"started_utc": "2026-11-22T10:00"}, "")
 
@@ -368,26 +387,25 @@ def unknown_card(monkeypatch):
 
 def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unknown_card, tmp_path, monkeypatch):
     card = ceilings_of_a_card("compute", "L2", "device")
-    assert findings.reached(card)["fp32_gflops"] == 48_765.4
-    offered = unlisted.numbers(card)
+    assert machine_study.reached(card)["fp32_gflops"] == 48_765.4
+    offered = machine_study.unlisted(card)
     assert "no device named 'NVIDIA GeForce RTX 4080' (the nearest: NVIDIA GeForce RTX 4090" in offered["unknown"]
     path = tmp_path / "devices.yaml"
     path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered["entry"], "  "))
     listed = definitions.load_devices(path)
-    card = listed["geforce-rtx-4080"]
-    assert (card.name, card.architecture, card.multiprocessors) == ("NVIDIA GeForce RTX 4080", "ada", 76)
-    assert (card.peak_gbps, card.peak_gflops, card.memory_mb, card.cache_mb) == \
-        (700, {"fp32": 48_800, "bf16": 97_500}, 16_704, 67.1)
+    assert listed["geforce-rtx-4080"].model_dump().items() >= {
+        "name": "NVIDIA GeForce RTX 4080", "architecture": "ada", "multiprocessors": 76, "peak_gbps": 700,
+        "peak_gflops": {"fp32": 48_800, "bf16": 97_500}, "memory_mb": 16_704, "cache_mb": 67.1}.items()
     for module in (registry, transfer):
         monkeypatch.setattr(module, "load_devices", lambda: listed)
     assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
     table = advise.advise(advise.Query("W1"), ["geforce-rtx-4080"]).table
     assert table["predicted_ms"][0] > 0
-    assert unlisted.numbers(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
+    assert machine_study.unlisted(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
 
 
 def test_a_card_whose_ceilings_are_not_all_measured_is_no_entry(unknown_card, monkeypatch):
-    offered = unlisted.numbers(ceilings_of_a_card("compute"))
+    offered = machine_study.unlisted(ceilings_of_a_card("compute"))
     assert offered["lacking"] == "device" and offered["entry"] is None
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
-    assert unlisted.numbers(ceilings_of_a_card("compute"))["unknown"] is None, "a replay of another machine"
+    assert machine_study.unlisted(ceilings_of_a_card("compute"))["unknown"] is None, "a replay of another machine"

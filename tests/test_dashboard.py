@@ -1,10 +1,8 @@
 """The dashboard: who gets in, what the API refuses, what pages show, and that a page that comes again misses nothing."""
 
-import gc
 import json
 import re
 import socket
-import sys
 import threading
 from unittest.mock import Mock
 
@@ -22,7 +20,7 @@ from lib.cli.main import main
 from lib.dashboard import configurations, events, security
 from lib.dashboard import database as db
 from lib.errors import InputError
-from tests import FEW, refused
+from tests import FEW
 from tests.agents import serving
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site, remembering
 
@@ -97,16 +95,14 @@ def test_the_cookie_is_no_token_and_only_this_site_sends_it(site, monkeypatch):
     assert status(value) == 303
 
 
-@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "\n/web", "/web?x", "/logout"])
-def test_the_login_leads_nowhere_else(site, target):
-    answer = site.stranger.post("/login", data={"token": TOKEN, "next": target}, headers=HERE)
-    assert answer.headers["location"] == "/"
-
-
-def test_a_wrong_token_is_refused_at_the_login(site):
-    answer = site.stranger.post("/login", data={"token": "wrong", "next": HOSTILE}, headers=HERE)
-    assert answer.status_code == 401 and "set-cookie" not in answer.headers
-    assert "this is not the token" in answer.text and "<script>alert" not in answer.text
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "\n/web", "/web?x",
+                                    "/logout", HOSTILE])
+def test_the_login_takes_the_token_alone_and_leads_nowhere_else(site, target):
+    right, wrong = (site.stranger.post("/login", data={"token": token, "next": target}, headers=HERE)
+                    for token in (TOKEN, "wrong"))
+    assert right.headers["location"] == "/"
+    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+    assert "this is not the token" in wrong.text and "<script>alert" not in wrong.text
 
 
 @pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://dashboard.evil.example", "http://dashboard:81"])
@@ -211,10 +207,10 @@ def test_an_agent_of_the_server_gets_its_token_and_not_its_database(monkeypatch)
 
 # --- the API
 def test_the_same_content_is_no_new_version_and_other_content_is(site):
-    project = site.project()
     other = {**NOTEBOOK, "parameters": {"source": "replay", "seed": 7}}
-    again = {"parameters": {**NOTEBOOK["parameters"], "workload": "W1"}, "notebook": NOTEBOOK["notebook"]}  # its default
-    answers = [site.post("configs", project_id=project.id, name="one", config=config) for config in (NOTEBOOK, other, again)]
+    again = {"parameters": {"workload": "W1", **NOTEBOOK["parameters"]}, "notebook": NOTEBOOK["notebook"]}  # its default
+    project = site.project().id
+    answers = [site.post("configs", project_id=project, name="one", config=config) for config in (NOTEBOOK, other, again)]
     assert [answer.json().get("version") for answer in answers] == [1, 2, None]
     assert answers[2].status_code == 409 and "it is version 1" in answers[2].json()["detail"]
 
@@ -235,45 +231,28 @@ def test_a_run_by_hand_is_not_in_the_queue_and_one_that_ended_a_moment_ago_is_no
 
 
 def test_the_schedule_says_when_where_and_why_and_what_waits_for_a_slot(site):
+    run = site.run()
     site.dispatcher.planned = [("a", "", float("nan"), float("nan"), "waiting", "large"),
-                               ("b", "ws/cpu", -1.0, 5.0, "running", "earliest end"),
+                               (run.id, "ws/cpu", -1.0, 5.0, "running", "earliest end"),
                                ("c", "ws/cpu", 5.0, float("inf"), "planned", "free first")]
     assert [(row["start_s"], row["end_s"], row["reason"]) for row in site.get("schedule")] == [
         (None, None, "large"), (-1.0, 5.0, "earliest end"), (5.0, None, "free first")]
-    run = site.run()
-    with site.database.writing() as session:
-        columns = {name: getattr(run, name) for name in ("project_id", "config_id", "name")}
-        session.execute(sqlalchemy.insert(db.Run), [{**columns, "folder": f"f{number}"} for number in range(600)])
     page = site.page.get("/web/schedule").text
-    assert "waits" in page and "large" in page and page.count("<rect") == 2
-    assert "601 waiting" in page, "more than are shown"
+    assert "waits" in page and "large" in page and page.count("<rect") == 2 and "1 waiting" in page
 
 
-def test_folders_of_the_project_and_names_of_the_hub_are_taken(site):
-    project = site.project()
-    for number, values in enumerate(({"root": "data/pictures"}, {"root": str(paths.DATA / "pictures")},
-                                     {"root": "medmnist:pathmnist"}, {"model_flavour": "google/vit-base-patch16-224-in21k"})):
-        site.config(project, f"c{number}", {**TINY, **values})
-
-
-@pytest.mark.parametrize(("values", "words"), [
-    ({"root": "synthetic:none"}, "no dataset 'none'"), ({"model_flavour": "resnet5000"}, "'resnet5000' is no folder"),
-    ({"load_pretrained": True}, "has no pretrained weights"),
-    ({"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}, "takes pictures")])
-def test_a_fine_tune_that_would_be_refused_on_any_machine_is_not_saved(values, words):
-    with refused(words):
-        configurations.check_config({**TINY, **values})
-
-
-def test_a_data_root_of_the_server_is_taken_for_images_alone(site, tmp_path, monkeypatch):
+def test_paths_within_the_project_are_taken_and_a_data_root_of_the_server_for_images_alone(site, tmp_path, monkeypatch):
     project, root = site.project(), tmp_path / "elsewhere"
     (root / "pets").mkdir(parents=True)
     (root / "link").symlink_to("/etc")
     values = {**TINY, "root": str(root / "pets")}
     assert "or in a --data-root of the server" in site.post("configs", project_id=project.id, name="c", config=values).text
     monkeypatch.setattr(configurations, "data_roots", [root])
-    site.config(project, "c", values)
-    site.config(project, "d", {"notebook": "notebooks/02_profile.ipynb", "parameters": {"folder": str(root / "pets")}})
+    parameters = {"folder": str(root / "pets")}
+    for number, taken in enumerate((values, {"notebook": NOTEBOOK["notebook"], "parameters": parameters},
+                                    {**TINY, "root": "data/pictures"}, {**TINY, "root": str(paths.DATA / "pictures")},
+                                    {**TINY, "model_flavour": "google/vit-base-patch16-224-in21k"})):
+        site.config(project, f"c{number}", taken)
     for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}, {"root": f"{root}/pets/../.."}):
         answer = site.post("configs", project_id=project.id, name="e", config={**values, **other})
         assert set(answer.json()["errors"]) == set(other)
@@ -290,33 +269,20 @@ def test_pages_of_a_list_have_limits(site):
 @pytest.mark.parametrize(("path", "body", "status", "line"), [
     ("projects", {"name": ""}, 422, "name: String should have at least 1 character"),
     ("projects", {"name": " x"}, 422, "name: String should match"), ("projects", {"name": "a\0b"}, 422, "name"),
-    ("projects", {"name": "x", "colour": 1}, 422, "colour: is no known field"),
-    ("projects", {"name": "x" * 121}, 422, "at most 120"), ("projects", [], 422, "value"),
+    ("projects", {"name": "x" * 121, "colour": 1}, 422, "colour: is no known field"), ("projects", [], 422, "value"),
     ("groups", {"name": "g", "project_id": NOBODY}, 404, f"there is no project {NOBODY}"),
-    ("groups", {"name": "g", "project_id": "7"}, 422, "project_id"),
     ("datasets", {"name": "d", "facts": {"a": "\0"}}, 422, "facts"),
     ("datasets", {"name": "d", "facts": {"a": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}}, 422, "16 levels"),
-    ("configs", {"project_id": NOBODY, "name": "c", "config": NOTEBOOK}, 404, "there is no project"),
     (f"runs/from-config/{NOBODY}", {}, 404, "there is no trainconfig"), (f"runs/{NOBODY}/cancel", {}, 404, "there is no run"),
-    ("agents/gpus", {"agent_id": NOBODY, "index": 0}, 404, "there is no agent"),
     (f"agents/{NOBODY}/gpus/0/reserve", {}, 404, "has no GPU 0"),
-    (f"agents/{NOBODY}/gpus/99999999999999999999/reserve", {}, 422, "index"),
-    ("runs/none", None, 422, "run_id"), (f"runs/{NOBODY}/events", None, 404, "there is no run"),
-    ("runs?state=odd", None, 422, "state"), ("runs?limit=0", None, 422, "limit"), ("runs?limit=501", None, 422, "limit"),
+    (f"agents/{NOBODY}/gpus/99999999999999999999/reserve", {}, 422, "index"), ("runs/none", None, 422, "row_id"),
+    (f"runs/{NOBODY}/events", None, 404, "there is no run"), ("runs?state=odd&limit=501", None, 422, "state"),
     (f"runs/{NOBODY}/logs?after=-1", None, 422, "after"), ("none", None, 404, "Not Found"),
     ("configs", None, 405, "Method Not Allowed")])
 def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     answer = shared.api.request("get" if body is None else "post", f"/api/v1/{path}", json=body)
     detail = answer.json()["detail"]
     assert answer.status_code == status and line in detail and "\n" not in detail
-
-
-@pytest.mark.parametrize(("method", "path", "allowed"), [
-    ("delete", "/api/v1/projects", "GET, POST"), ("delete", f"/api/v1/projects/{NOBODY}", "GET"),
-    ("get", "/api/v1/configs", "POST"), ("post", "/api/v1/openapi.json", "GET, HEAD")])
-def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
-    answer = shared.api.request(method, path)
-    assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000, b'{"name": "\\ud800"}', b'{"name": 1e400}',
@@ -332,14 +298,14 @@ def test_a_body_that_is_no_json_is_refused(shared, content):
      {"parameters.epochs", "parameters.devise", "parameters.lr"}),
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
     ({"notebook": ["notebooks/02_profile.ipynb"]}, {"notebook"}),
-    ({**TINY, "hf_token": "hf_secret"}, {"hf_token"}),
     ({**TINY, "root": "/etc", "model_flavour": "../elsewhere", "epochs": 10**30}, {"root", "model_flavour", "epochs"}),
     ({**TINY, "root": "~/pictures", "model_flavour": "data/../../networks"}, {"root", "model_flavour"}),
-    ({"notebook": "notebooks/05_roofline.ipynb", "parameters": {"nsight": "/etc/passwd"}}, {"parameters.nsight"}),
-    ({"notebook": "notebooks/02_profile.ipynb", "parameters": {"folder": "/etc"}}, {"parameters.folder"}),
     ({"notebook": "notebooks/08_layer_power.ipynb", "parameters": {"recordings": "../x", "engine": "~x"}},
      {"parameters.recordings", "parameters.engine"}),
     ({"notebook": "notebooks/04_complexity.ipynb", "parameters": {"models": "W1,os:system"}}, {"parameters.models"}),
+    *[({**TINY, **values}, {"config"}) for values in (  # that no machine has
+        {"root": "synthetic:none"}, {"model_flavour": "resnet5000"}, {"load_pretrained": True},
+        {"root": "synthetic:organmnist3d", "model_flavour": "resnet18"})],
     ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none", "hf_token": "hf_secret"},
      {"epochs", "lr", "colour", "loss_name", "hf_token"})])
 def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fields):
@@ -405,21 +371,20 @@ def test_forms_make_a_project_configurations_and_runs(site):
     project = re.search(r"/web/projects/([0-9a-f-]+)/configs", str(made.url))[1]
     at = f"projects/{project}"
     fields = {f"field.{name}": str(value) for name, value in TINY.items()} | {"field.eval_topk": "[2]", "field.lr": "0.01"}
-    answers = [filled(site, f"{at}/configs", f"{at}/groups", group="first"),
-               filled(site, f"{at}/configs", source="json", name="pasted", config=json.dumps(NOTEBOOK)),
-               filled(site, f"{at}/configs", source="notebook", name="chosen", notebook=NOTEBOOK["notebook"],
-                      parameters='{"seed": 3}'),
-               filled(site, f"{at}/configs", source="fields", name="filled", **fields)]
-    assert [answer.status_code for answer in answers] == [200] * 4
+    filled(site, f"{at}/configs", f"{at}/groups", group="first")
+    for form in ({"source": "json", "name": "pasted", "config": json.dumps(NOTEBOOK)},
+                 {"source": "notebook", "name": "chosen", "notebook": NOTEBOOK["notebook"], "parameters": '{"seed": 3}'},
+                 {"source": "fields", "name": "filled", **fields}):
+        assert filled(site, f"{at}/configs", **form).status_code == 200
     configs = {row["name"]: row for row in site.get(f"configs/project/{project}")}
     assert [configs[name]["kind"] for name in ("pasted", "chosen", "filled")] == ["notebook", "notebook", "finetune"]
     assert (configs["filled"]["config_json"]["eval_topk"], configs["filled"]["config_json"]["lr"]) == ([2], 0.01)
-    wrong = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], gpu_indices="0, one")
+    wrong, queued = (filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices=cards)
+                     for cards in ("0, one", "0, 1"))
     assert wrong.status_code == 422 and "<b>gpu_indices.1</b>" in wrong.text and 'value="0, one"' in wrong.text
-    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
     assert site.get(f"runs/{run}")["gpu_indices"] == [0, 1]
-    assert filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7").status_code == 200
+    filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7")
     site.dispatcher.reorder.assert_called_once_with(run, 7)
     cancelled, again = (filled(site, f"runs/{run}", f"runs/{run}/cancel") for _ in range(2))
     assert "cancelled" in cancelled.text and again.status_code == 409
@@ -429,53 +394,37 @@ def test_the_runs_of_a_group_are_compared_the_best_first(site):
     project = site.project()
     group = site.post("groups", name="rates", project_id=project.id).json()["id"]
     for number, (value, within) in enumerate([(0.5, group), (None, group), (0.2, group), (0.1, None)]):
-        wanted = {"project_id": project.id, "name": f"lr-{number}", "config": {**TINY, "seed": number}, "group_id": within}
-        run = site.post(f"runs/from-config/{site.post('configs', **wanted).json()['id']}").json()
-        site.move(db.Run(id=run["id"]), "running", best_value=value, monitor_mode="min")
+        content = {"name": f"lr-{number}", "config": {**TINY, "seed": number}, "group_id": within}
+        config = site.post("configs", project_id=project.id, **content)
+        site.move(site.run(db.TrainConfig(id=config.json()["id"])), "running", best_value=value, monitor_mode="min")
     page = site.page.get(f"/web/projects/{project.id}/runs?group_id={group}").text
     assert re.findall(r'Configuration">(lr-\d)', page) == ["lr-2", "lr-0", "lr-1"]
     assert len(site.get("runs", group_id=group)) == 3
-    assert f"?group_id={group}" in site.page.get(f"/web/projects/{project.id}/runs").text
 
 
 @pytest.mark.parametrize(("data", "reasons"), [
-    ({"source": "json", "name": "c", "config": '{"root": '}, ["Invalid JSON: EOF"]),
-    ({"source": "json", "name": "c", "config": json.dumps({**TINY, "epochs": 0, "lr": "fast"})},
-     ["<b>epochs</b>", "<b>lr</b>"]),
-    ({"source": "fields", "name": "c", "field.root": "x", "field.model_flavour": "y", "field.loss_name": "cross_entropy",
-      "field.epochs": "many", "field.eval_topk": "[1"}, ["valid integer", "valid tuple"]),
-    ({"source": "notebook", "name": "c", "notebook": "x", "parameters": "[]"}, ["should be an object"]),
-    ({"source": "notebook", "name": "", "notebook": NOTEBOOK["notebook"]}, ["Field required"])])
+    ({"source": "json", "config": '{"root": '}, ["Invalid JSON: EOF"]),
+    ({"source": "json", "config": json.dumps({**TINY, "epochs": 0, "lr": "fast"})}, ["<b>epochs</b>", "<b>lr</b>"]),
+    ({"source": "fields", "field.root": "x", "field.epochs": "many", "field.eval_topk": "[1"},
+     ["valid integer", "valid tuple"]),
+    ({"source": "notebook", "notebook": "x", "parameters": "[]"}, ["should be an object"])])
 def test_a_wrong_form_comes_back_as_it_was_with_its_errors(site, data, reasons):
     at = f"projects/{site.project().id}/configs"
-    answer = filled(site, at, **data)
-    typed = next(value for name, value in data.items() if name in ("config", "field.root", "parameters", "notebook"))
+    answer = filled(site, at, name="c", **data)
+    typed = next(value for name, value in data.items() if name in ("config", "field.root", "parameters"))
     assert answer.status_code == 422
     assert [text for text in (*reasons, str(escape(typed))) if text not in answer.text] == []
     assert site.get(f"configs/project/{at.split('/')[1]}") == []
 
 
 def test_forms_of_agents(site):
-    made = filled(site, "agents", name="ws")
+    filled(site, "agents", name="ws")
     agent = site.get("agents")[0]["id"]
-    answers = [made, filled(site, "agents", "agents/gpus", agent_id=agent, index="0", name="a card"),
-               filled(site, "agents", f"agents/{agent}/gpus/0/reserve"), filled(site, "agents", f"agents/{agent}/gpus/0/eat"),
-               filled(site, "agents", name="ws"), filled(site, "agents", "agents/gpus", agent_id=agent, index="x")]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 422, 422, 422]
-    assert "Release" in answers[2].text and "GPU" in answers[-1].text
-
-
-def test_the_script_finds_in_pages_what_it_fills(site):
-    run = site.run(site.config(site.project(), "tiny", TINY))
-    page, script = (site.page.get(path).text for path in (f"/web/runs/{run.id}", "/static/live.js"))
-    facts = {*re.findall(r'put\("(\w+)"', script), *json.loads(re.search(r"for \(const name of (\[.*?\])\) put", script)[1])}
-    wanted = {f'data-fact="{name}"' for name in facts} | {f'id="{name}"' for name in re.findall(r'ById\("(\w+)"', script)}
-    assert len(wanted) > 15 and {text for text in wanted if text not in page} == set()
-    topics = {"projects": "projects", "agents": "agents", "schedule": "runs", f"projects/{run.project_id}/configs": "configs",
-              f"projects/{run.project_id}/runs": "runs"}
-    for path, topic in topics.items():
-        text = site.page.get(f"/web/{path}").text
-        assert f'data-topic="{topic}"' in text and re.search(r'id="\w+" data-live', text), path
+    filled(site, "agents", "agents/gpus", agent_id=agent, index="0", name="a card")
+    reserved = filled(site, "agents", f"agents/{agent}/gpus/0/reserve")
+    wrong = [filled(site, "agents", name="ws"), filled(site, "agents", "agents/gpus", agent_id=agent, index="x")]
+    assert [answer.status_code for answer in (reserved, *wrong)] == [200, 422, 422]
+    assert "Release" in reserved.text and "GPU" in wrong[1].text
 
 
 # --- files
@@ -483,21 +432,19 @@ def test_files_of_a_run_are_served_and_nothing_else(site):
     run = site.run()
     folder, at = paths.DATA / run.folder, f"/web/runs/{run.id}"
     (folder / "figures").mkdir()
-    (folder / "figures/confusion val.png").write_bytes(b"png")
-    (folder / "best.pt").write_bytes(b"weights")
-    (folder / "page.html").write_text("<script>")
-    (paths.DATA / "secret").write_text("secret")
+    for name, content in (("figures/confusion val.png", b"png"), ("best.pt", b"weights"), ("page.html", b"<script>"),
+                          (paths.DATA / "secret", b"secret")):
+        (folder / name).write_bytes(content)
     (folder / "link").symlink_to(paths.DATA / "secret")
     text = site.page.get(at).text
     assert "figures/confusion%20val.png" in text and "best.pt" in text
-    picture, weights, page = (site.page.get(f"{at}/files/{name}")
-                              for name in ("figures/confusion%20val.png", "best.pt", "page.html"))
+    picture, page = (site.page.get(f"{at}/files/{name}") for name in ("figures/confusion%20val.png", "page.html"))
     assert (picture.content, picture.headers["content-type"]) == (b"png", "image/png")
-    assert (weights.content, page.headers["content-type"]) == (b"weights", "application/octet-stream")
+    assert page.headers["content-type"] == "application/octet-stream"
     assert page.headers["content-disposition"].startswith("attachment")
     assert page.headers["content-security-policy"] == "default-src 'none'; sandbox"
     for name in ("../../../secret", "..%2f..%2f..%2fsecret", "%2e%2e/%2e%2e/%2e%2e/secret", str(paths.DATA / "secret"), "link",
-                 "", ".", "figures", "a%00b", "x" * 5000, f"../{folder.name}/../../../secret", "//etc/passwd"):
+                 "", "figures", "a%00b", "x" * 5000, f"../{folder.name}/../../../secret", "//etc/passwd"):
         for kind in ("files", "notebook"):
             answer = site.page.get(f"{at}/{kind}/{name}")
             assert answer.status_code == 404 and "secret</" not in answer.text, name
@@ -530,15 +477,6 @@ def test_the_whole_log_as_text(site):
 
 
 # --- live
-def test_while_it_serves_the_dispatcher_runs_threads_take_shorter_turns_and_no_garbage_is_sought_in_what_was_there(site):
-    usual_s = sys.getswitchinterval()
-    with serving(site.app):
-        assert site.dispatcher.start.called and not site.dispatcher.close.called
-        assert gc.get_freeze_count() > 10_000 and sys.getswitchinterval() < usual_s
-    assert site.dispatcher.close.called
-    assert gc.get_freeze_count() == 0 and sys.getswitchinterval() == usual_s
-
-
 @pytest.fixture(scope="module")
 def url(shared):
     """Serve the site."""
@@ -570,7 +508,7 @@ def stream(browser, url, last, most):
 
 
 def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browser):
-    """Lines and values are written while a page leaves after every two messages and comes again."""
+    """Lines and values are written while a page leaves after each message and comes again."""
     run = site.run()
     site.move(run, "running")
     address = re.search('data-events="(.*?)"', browser.get(f"/web/runs/{run.id}").text)[1]
@@ -583,7 +521,7 @@ def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browse
     writer, seen, last, visits = threading.Thread(target=write), {}, "", 0
     writer.start()
     while "end" not in seen:
-        messages, last = stream(browser, address, last, 2)
+        messages, last = stream(browser, address, last, 1 + visits % 3)
         for name, content in messages:
             seen.setdefault(name, []).append(content)
         visits += 1
@@ -591,9 +529,6 @@ def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browse
     assert [line for lines in seen["log"] for _, _, line in lines] == [f"line {n}" for n in range(200)]
     assert [step for values in seen["metric"] for step, *_ in values] == list(range(200))
     assert visits > 3 and seen["state"][-1]["state"] == "finished"
-    first, last = stream(browser, f"/api/v1/runs/{run.id}/events", "", 1)
-    second, _ = stream(browser, f"/api/v1/runs/{run.id}/events", last, 1)
-    assert [first[0][0], second[0][0]] == ["log", "metric"], "left between two messages"
 
 
 def test_a_wrong_last_id_is_refused(site):
@@ -612,22 +547,14 @@ def test_a_page_is_told_that_a_list_has_changed(site, browser, monkeypatch):
     assert browser.get("/web/changes/tokens").status_code == 404
 
 
-def test_lists_of_runs_show_all_that_is_known_of_each_and_take_as_many_statements_for_fifty_as_for_one(site):
-    """With a job and an agent, and without; the pages name the agent."""
+def test_a_page_of_runs_takes_as_many_statements_for_fifty_as_for_one(site):
     config = site.config(site.project())
-    agent = site.operations.add(db.Agent, {"name": "lab"})
-    site.move(site.run(config), "running", agent_id=agent.id, device="cpu[0]")
-    site.run(config, enqueue=False)
-    listed = site.get("runs")
-    assert listed == [site.get(f"runs/{row['id']}") for row in listed]
-    assert listed[1]["job"]["run_id"] == listed[1]["id"] and listed[0]["job"] is None
     counts, statements = [], []
     sqlalchemy.event.listen(site.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    for many in (0, 50):
+    for many in (1, 49):
         for _ in range(many):
             site.run(config)
         statements.clear()
-        pages = [site.page.get(f"/web/{path}") for path in (f"projects/{config.project_id}/runs", "schedule", "agents")]
-        assert ["lab/cpu[0]" in page.text for page in pages[:2]] == [True, True] and len(site.get("runs")) == 2 + many
+        assert len(site.get("runs")) >= many and site.page.get(f"/web/projects/{config.project_id}/runs").status_code == 200
         counts.append(len(statements))
     assert counts[0] == counts[1]

@@ -177,15 +177,13 @@ def test_the_checksum_is_that_of_the_file_that_is_there_now(volumes, monkeypatch
 
 @pytest.mark.parametrize(("changed", "what"), [
     ({"train_labels": np.array([["a"]] * 6)}, r"train has .* labels \(6, 1\) <U1; .* of whole numbers"),
-    ({"val_labels": np.full((2, 1), np.nan)}, "float64"), ({"test_labels": np.ones((2, 1), bool)}, "of whole numbers"),
+    ({"val_labels": np.full((2, 1), np.nan)}, "float64"),
     ({"train_labels": np.array([[0]] * 5 + [[11]])}, r"label 5 of train is \[11\]; organmnist3d has 0 to 10"),
     ({"val_labels": np.array([[-1], [0]])}, r"label 0 of val is \[-1\]"),
     ({"train_labels": np.array([[{}]] * 6)}, "train_labels holds Python objects, not numbers; they are never loaded"),
     ({"train_labels": np.zeros((6, 2), np.uint8)}, r"labels \(6, 2\)"), ({"test_labels": None}, r"labels \(\) None"),
-    ({"val_images": np.zeros((2, 28, 28, 28))}, "float64"),
     ({"val_images": np.zeros((2, 20, 28, 28), np.uint8)}, r"images \(2, 20, 28, 28\).* needs images \(n, 28, 28, 28\)"),
-     ({f"test_{part}": np.zeros((0, *shape), np.uint8) for part, shape in (("images", (28, 28, 28)), ("labels", (1,)))},
-     r"test has images \(0, 28"), ({"test_images": np.uint8(3)}, r"test has images \(\)")])
+    ({"test_images": np.uint8(3)}, r"test has images \(\)")])
 def test_labels_and_images_are_checked_when_the_file_is_read(volumes, changed, what):
     refused(volumes(**changed), what)
 
@@ -209,8 +207,7 @@ def header(shape):
     (header((10**11, 28, 28, 28)), r"train_images states shape \(100000000000, 28, 28, 28\), for which it is too short"),
     (header((6, 28, 28, 28)) + bytes(10**7), "for which it is too short or too long"),
     (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "format of .npy that MedMNIST does not use"),
-    (pickle.dumps([1]), "magic string"), (b"", "header|magic"),
-    (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "TokenError")])
+    (pickle.dumps([1]), "magic string")])
 def test_an_array_that_is_none_is_refused(volumes, content, what):
     path = volumes(train_images=None)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:

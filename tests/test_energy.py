@@ -2,7 +2,6 @@
 
 import ast
 import math
-import os
 import runpy
 import subprocess
 import sys
@@ -17,22 +16,11 @@ from hypothesis import strategies as st
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
 from tests import FEW, refused
-from tests.conftest import card_alone
 
 
-class Constant:
-    """A meter of a constant power, whose counter runs with the clock."""
-
-    name, period_s = "constant", 0.002
-
-    def __init__(self, watts):
-        self.watts = watts
-
-    def power_w(self):
-        return self.watts
-
-    def counter_j(self):
-        return self.watts * time.perf_counter()
+def constant(watts, period_s=0.002):
+    """Return a meter of a constant power, whose counter runs with the clock."""
+    return meters.Meter("constant", period_s, lambda: watts, lambda: watts * time.perf_counter())
 
 
 @given(watts=st.lists(st.floats(0, 700), min_size=2, max_size=6), steps=st.integers(20, 200), start=st.floats(0.05, 0.4),
@@ -72,30 +60,16 @@ def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
 
 @pytest.mark.slow
 def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
-    with windows.Recorder(Constant(50.0)) as recorder:
+    with windows.Recorder(constant(50.0)) as recorder:
         recorder.rest(0.2)
-        for _ in range(2):
-            with recorder.window("work"):
-                time.sleep(0.2)  # ten samples also beside busy neighbours
+        start_s = time.perf_counter()
+        time.sleep(0.2)  # ten samples also beside busy neighbours
+        end_s = time.perf_counter()
+    work = recorder.energy(start_s, end_s)
     assert recorder.idle_w == pytest.approx(50.0, rel=1e-3)
-    for work in recorder.energies("work"):
-        assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
-        assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
-    assert len(recorder.windows["work"]) == 2
-
-
-def test_idle_power_is_logged_for_as_many_samples_of_a_slow_meter_as_an_energy_needs():
-    meter = Constant(50.0)
-    meter.period_s = meters.Nvml.period_s
-    assert windows.idle_w(meter) == pytest.approx(50.0, rel=1e-3)
-
-
-def test_a_test_on_a_card_has_it_alone_and_its_meter(home):
-    with card_alone():
-        assert meters.CHOICE not in os.environ
-        with refused("device card of the tests is being measured by another process"), card_alone(0.0):
-            pass
-    assert os.environ[meters.CHOICE] == "none"
+    assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
+    assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
+    assert windows.idle_w(constant(50.0, meters.DRIVER_PERIOD_S)) == pytest.approx(50.0, rel=1e-3)
 
 
 @pytest.mark.cuda
@@ -117,14 +91,11 @@ def test_the_counter_of_this_card_agrees_with_its_sampled_power():
 
 
 def test_without_a_meter_everything_is_not_measured_and_says_why():
-    with windows.Recorder(meters.Absent("no sensor here")) as recorder:
+    with windows.Recorder(meters.absent("no sensor here")) as recorder:
         recorder.rest(10.0)
-        with recorder.window("work"):
-            pass
-    (result,) = recorder.energies("work")
+    result = recorder.energy(0.0, 1.0)
     assert (result.method, result.reason) == (meters.NOT_MEASURED, "no sensor here")
-    assert math.isnan(result.energy_j)
-    assert math.isnan(recorder.idle_w)
+    assert math.isnan(result.energy_j) and math.isnan(recorder.idle_w)
 
 
 def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_path):
@@ -133,13 +104,13 @@ def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_p
                      **{f"{zone}/energy_uj": 0 for zone in ("intel-rapl:2", "intel-rapl:0:0")},
                      **{f"{zone}/name": name for zone, name in zones.items()},
                      **{f"{zone}/max_energy_range_uj": 6_000_000 for zone in zones}})
-    meter = meters.Rapl(tmp_path)
+    meter = meters.rapl(tmp_path)
     assert meter.counter_j() == 0.0
     shows(tmp_path, {"intel-rapl:0/energy_uj": 2_001_000, "intel-rapl:1/energy_uj": 500_000,
                      "intel-rapl:2/energy_uj": 5_000_000, "intel-rapl:0:0/energy_uj": 1_000_000})
     assert meter.counter_j() == pytest.approx(2.0 + 1.5)
     with refused("no energy counters"):
-        meters.Rapl(tmp_path / "nowhere")
+        meters.rapl(tmp_path / "nowhere")
 
 
 # ------------------------------------------------------------------------------------------------ boards and recorded logs
@@ -166,38 +137,32 @@ def shows(folder, numbers):
     ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "ina3221 VDD_GPU_SOC + VIN_SYS_5V0"),
     ((("", 4000, 500),), 2.0, "ina3221 channel 1")])
 def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, watts, name):
-    meter = meters.Ina3221(a_board(tmp_path, channels))
+    meter = meters.ina3221(a_board(tmp_path, channels))
     assert (meter.power_w(), meter.name) == (watts, name)
     assert math.isnan(meter.counter_j())
     for path in (tmp_path / "hwmon1").glob("curr*_input"):
         path.write_text("")
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
     with refused("cannot be read"):
-        meters.Ina3221(tmp_path)
-
-
-def test_rails_without_that_of_the_whole_board_are_no_meter_of_the_cpu(tmp_path, monkeypatch):
-    monkeypatch.delenv(meters.CHOICE)
-    for meter in (meters.Rapl, meters.Ina3221):
-        monkeypatch.setattr(meter.__init__, "__defaults__", (tmp_path,))
-    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
-    assert meters.open_meter("cpu").reason.endswith(f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: "
-                                                    "VDD_GPU_SOC, VDD_CPU_CV")
+        meters.ina3221(tmp_path)
 
 
 def test_other_sensors_are_no_boards(tmp_path):
     for folder in (tmp_path / "nowhere", a_board(tmp_path / "other", name="ina260"), a_board(tmp_path / "bare", channels=())):
         with refused("no INA3221 sensor"):
-            meters.Ina3221(folder)
+            meters.ina3221(folder)
 
 
-def test_a_processor_without_counters_is_metered_by_its_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
+def test_a_processor_without_counters_is_metered_by_its_whole_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
     monkeypatch.delenv(meters.CHOICE)
-    monkeypatch.setattr(meters.Rapl.__init__, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(meters.Ina3221.__init__, "__defaults__", (tmp_path,))
+    for name in ("_POWERCAP", "_HWMON"):
+        monkeypatch.setattr(meters, name, tmp_path)
     assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
                                                f"no INA3221 sensor in {tmp_path}")
     assert "no meter of mps" in meters.open_meter("mps").reason
+    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
+    assert meters.open_meter("cpu").reason.endswith(f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: "
+                                                    "VDD_GPU_SOC, VDD_CPU_CV")
     a_board(tmp_path)
     assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
 
@@ -208,7 +173,7 @@ def test_a_recorded_log_is_a_trace_and_is_played_again(tmp_path, monkeypatch):
     result = trace.of_window(power_log.read(path).trace, 1e9 + 2, 1e9 + 4)
     assert result.energy_j == pytest.approx(2 * 8, rel=1e-4), "5 W and 1 W more each second, from second 2 to 4"
     now = [100.0]
-    meter = meters.Replay(power_log.read(path).trace, "x", clock=lambda: now[0])
+    meter = meters.replay(power_log.read(path).trace, "x", clock=lambda: now[0])
     assert meter.period_s == pytest.approx(0.05)
     for passed_s, watts in ((0, 5.0), (3.01, 8.01), (9.9, 14.9)):
         now[0] = 100 + passed_s
@@ -238,9 +203,7 @@ def test_what_a_sensor_did_not_say_is_not_made_up():
 @given(watts=st.floats(1, 700), calls=st.integers(1, 50))
 def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
     made = []
-    meter = Constant(watts)
-    meter.period_s = 0.0005
-    energy, times = windows.of_calls(lambda: made.append(time.sleep(0.001)), calls, 0.03, meter, idle_w=watts / 2)
+    energy, times = windows.of_calls(lambda: made.append(time.sleep(0.001)), calls, 0.03, constant(watts, 0.0005), watts / 2)
     assert times == calls * len(made)
     assert energy.seconds >= 0.03
     if not energy.reason:  # a busy machine may leave too few samples

@@ -20,6 +20,7 @@ from lib import locks, paths, tables
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
+from lib.schedule.runtime.engine import engine
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
@@ -35,14 +36,13 @@ def sleeping(count, seconds=0.01):
     return [Spec(f"j{number}", "tests.light:sleep", {"seconds": seconds, "value": number}) for number in range(count)]
 
 
-def run(specs, folder, policy="first-come", predicted=0.02, slots=SLOTS, limits=LIMITS, spawn=ProcessWorker, host_cores=np.inf,
+def run(specs, folder, policy="first-come", predicted=0.02, slots=SLOTS, limits=LIMITS, spawn=ProcessWorker,
         **columns):
     """Run jobs for real; a policy is a name or a function, ``predicted`` a number or seconds (jobs, types)."""
-    fleet = replace(local_site.fleet_of(slots), host_cores=host_cores)
     jobs = replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
-    times = np.broadcast_to(predicted, (len(specs), len(fleet.types)))
+    times = np.broadcast_to(predicted, (len(specs), len(local_site.fleet_of(slots).types)))
     policy = registry.policy(policy) if isinstance(policy, str) else policy
-    return executor.execute(PreparedJobs(specs, jobs, slots, fleet, times, policy, spawn=spawn), folder, limits)
+    return executor.execute(PreparedJobs(specs, jobs, slots, times, policy, spawn=spawn), folder, limits)
 
 
 def calling_back(spawn, callback):
@@ -147,7 +147,7 @@ def test_a_running_job_is_moved(tmp_path, call):
 
 @pytest.mark.slow
 def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
-    """While the first job is being stopped, the second takes the host's only core."""
+    """While the first job is being stopped, the second takes the host's cores."""
     def policy(state, predict):
         done = state.recall(list, list)
         if not done and len(state.waiting) == 2 and all(state.free) and len(state.free[1]) == 2:
@@ -159,8 +159,8 @@ def test_a_moved_job_waits_for_cores_that_went_to_another(tmp_path):
         ready = len(done) == 2 and state.free_cores and 1 in state.free[1]
         return [Start(job, 1) for job in state.waiting if ready]
 
-    slots = (Slot("cpu"), Slot("gpu[0]"), Slot("gpu[1]"))
-    attempts, _, _ = run(sleeping(2, 0.4), tmp_path, policy, 1.0, slots, host_cores=1.0, cpu_cores=np.ones(2))
+    slots = (Slot("cpu2", (0,)), Slot("gpu[0]"), Slot("gpu[1]"), Slot("cpu", (0,)))  # two cores; cpu2 takes none
+    attempts, _, _ = run(sleeping(2, 0.4), tmp_path, policy, 1.0, slots, cpu_cores=np.full(2, 2.0))
     result = attempts.set_index(["job_id", "attempt"])
     assert result["status"].to_dict() == {("j0", 1): "moved", ("j1", 1): "done", ("j0", 2): "done"}
     assert result.loc[("j0", 2), "start_s"] >= result.loc[("j1", 1), "end_s"]
@@ -291,7 +291,7 @@ def puppets(monkeypatch):
         assert set(ends["status"]) == {"done"}
         return attempts, notes
 
-    monkeypatch.setattr(executor, "TICK_S", 0.002)
+    monkeypatch.setattr(engine, "TICK_S", 0.002)
     return ran
 
 

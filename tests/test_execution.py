@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import psutil
@@ -63,13 +62,6 @@ def test_a_failure_is_one_line(written, tmp_path, execute, code, words):
     assert str(caught.value).replace("\n", " ") == words
     assert printed(tmp_path / "{out}.ipynb") == "before\n", "what ran before the failure is kept"
     assert {path.name for path in tmp_path.iterdir()} == {"{out}.ipynb", "source.ipynb"}, "and nothing else stays behind"
-
-
-@pytest.mark.parametrize(("name", "message", "words"), [
-    ("", "", "an error without a message, in cell [3]"), (None, None, "an error without a message, in cell [3]"),
-    ("KeyboardInterrupt", " \n", "KeyboardInterrupt without a message, in cell [3]"), ("SystemExit", "3", "SystemExit: 3")])
-def test_a_reason_is_never_empty(name, message, words):
-    assert execution._reason(SimpleNamespace(ename=name, evalue=message, exec_count=3)) == words
 
 
 @pytest.mark.parametrize(("status", "answer", "reason"), [

@@ -1,6 +1,7 @@
 """What a run reports: the same in TensorBoard and in history.csv, no step twice when it is resumed, few looks at the device."""
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -8,16 +9,18 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lib import locks, store
-from lib.finetune import figures, tensorboard
+from lib.finetune import figures, run, tensorboard
+from lib.finetune.checkpoints import Position
 from lib.finetune.metrics import Evaluation
 from lib.finetune.tensorboard import Log
+from lib.work.training import Batch, Observer
 from tests import refused
 from tests.test_finetune_metrics import measured, split
 
 
 def steps(log, first, last, epoch=0):
     for step in range(first, last):
-        log.step(step, epoch, torch.tensor(1 / (1 + step)), torch.tensor(step % 5), 4, 1e-3)
+        log.scalars({"train/step_loss": 1 / (1 + step), "train/lr": 1e-3}, step, epoch)
 
 
 def events(folder):
@@ -49,8 +52,7 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     second.scalars({"val/acc@1": 0.6}, 9, 1)
     second.close()
     expected = {"train/step_loss": [(step, 1 / (1 + step)) for step in range(10)],
-                "train/lr": [(step, 1e-3) for step in range(10)],
-                "train/step_acc@1": [(step, step % 5 / 4) for step in range(10)], "val/acc@1": [(4, 0.5), (9, 0.6)]}
+                "train/lr": [(step, 1e-3) for step in range(10)], "val/acc@1": [(4, 0.5), (9, 0.6)]}
     seen = events(tmp_path)
     for name, pairs in expected.items():
         assert np.array(history(tmp_path, name)) == pytest.approx(np.array(pairs))
@@ -58,61 +60,52 @@ def test_a_resumed_run_goes_on_without_a_step_twice(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == [f"tensorboard --logdir {tmp_path / 'tensorboard'}"] * 2
 
 
-def test_an_epoch_that_is_reported_once_more_is_there_once(tmp_path):
-    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
-    for first in (0, 5):
-        log = Log(tmp_path, first)
-        steps(log, first, 5)
-        log.scalars({"train/epoch_loss": 0.5}, 4, 0)
-        log.evaluation(measured(*split()), 4, 0, list("abcd"))
-        log.close()
-    seen = events(tmp_path)
-    assert not store.read(tmp_path / "history.csv", "history").duplicated(["name", "step"]).any()
-    assert len(seen.Scalars("val/loss")) == len(seen.Scalars("train/epoch_loss")) == len(seen.Images("val/roc_micro")) == 1
-    assert len(seen.Tensors("val/confusion_matrix/text_summary")) == 1
-
-
 def test_the_device_is_looked_at_twice_a_second_and_time_between_epochs_is_not_that_of_steps(tmp_path, monkeypatch):
-    now, looks, real = [0.0], [], torch.stack
-    monkeypatch.setattr(tensorboard.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(torch, "stack", lambda values: looks.append(len(values)) or real(values))
-    log = Log(tmp_path)
-    for step in range(40):
+    now, looks, reports = [0.0], [], []
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now[0])
+    cut = Mock(batches=Mock(own=lambda index: 4), position=Position(), log=Log(tmp_path), report=reports.append,
+               **{"checkpoints.due": lambda steps: steps == 20})
+    watch = run._Watch(cut, Observer())
+    for index in range(40):
         now[0] += 0.0625
-        steps(log, step, step + 1)
-        if step == 19:
-            assert (log.latest["step"], log.latest["images_per_sec"]) == (15, 4 / 0.0625)
-            log.flush()
+        before = len(reports)
+        watch.end(Batch(index, None, torch.tensor(1.0), 0.1, torch.eye(4), torch.arange(4), stepped=True))
+        looks += [index] * (len(reports) - before)
+        if index == 19:
             now[0] += 1000  # an evaluation
-    log.close()
-    assert looks == [16, 16, 8, 2, 16, 16, 6]  # two values of each step
-    assert [rate for _, rate in history(tmp_path, "throughput/images_per_sec")] == [64.0] * 6
+            watch._fetched_s = now[0]
+    cut.log.close()
+    assert looks == [7, 15, 19, 27, 35]
+    assert [rate for _, rate in history(tmp_path, "throughput/images_per_sec")] == [64.0] * 5
+    assert (reports[1]["step"], reports[1]["images_per_sec"], reports[1]["step_acc@1"]) == (15, 64.0, 1.0)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_an_evaluation_has_scalars_figures_and_a_table(tmp_path, multi_label):
-    log, one = Log(tmp_path), measured(*split(3, multi_label=multi_label))
-    log.evaluation(one, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
-    log.close()
+def test_an_evaluation_has_scalars_figures_and_a_table_once_also_where_it_is_reported_once_more(tmp_path, multi_label):
+    """Killed after its values were written, with a checkpoint of its last batch from before: they are computed again."""
+    evaluation = measured(*split(3, multi_label=multi_label))
+    for first in (0, 8):
+        log = Log(tmp_path, first)
+        log.evaluation(evaluation, 7, 1, ["a|b", "$\\frac$", "<script>" * 20])
+        log.close()
     seen = events(tmp_path)
-    assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in one.values}
-    assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(one.values["val_acc@1"]))]
+    assert set(seen.Tags()["scalars"]) == {f"val/{name[4:]}" for name in evaluation.values}
+    assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(evaluation.values["val_acc@1"]))]
+    assert len(seen.Scalars("val/loss")) == 1
     for name in ("confusion_matrix", "roc_micro"):
         picture = (tmp_path / "figures" / f"val_{name}.png").read_bytes()
-        assert seen.Images(f"val/{name}")[0].encoded_image_string == picture and picture.startswith(b"\x89PNG")
-    text = seen.Tensors("val/confusion_matrix/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert len(text.splitlines()) == 5 and "a\\|b" in text
+        assert len(seen.Images(f"val/{name}")) == 1 and picture.startswith(b"\x89PNG")
+    text, = seen.Tensors("val/confusion_matrix/text_summary")
+    assert len(text.tensor_proto.string_val[0].decode().splitlines()) == 5
 
 
 def test_the_table_counts_what_the_matrix_does():
-    def of(matrix):
-        return Evaluation("val", {}, 1, np.array(matrix), (np.zeros(0), np.zeros(0)))
+    def table(matrix, names):
+        return tensorboard.table(Evaluation("val", {}, 1, matrix, ((), ())), names).splitlines()[2:]
 
-    assert tensorboard.table(of([[2, 0], [1, 0]]), ["cat", "dog"]) == \
-        "| truth | cat | dog |\n|---|---|---|\n| cat | 2 | 0 |\n| dog | 1 | 0 |"
-    labels = of([[[4, 3], [2, 1]], [[5, 6], [7, 8]]])
-    assert tensorboard.table(labels, ["x", "y"]).splitlines()[2:] == ["| x | 4 | 3 | 2 | 1 |", "| y | 5 | 6 | 7 | 8 |"]
-    many, names = of(np.zeros((1000, 1000), int)), list(map(str, range(1000)))
+    assert table([[2, 0], [1, 0]], ["cat", "dog"]) == ["| cat | 2 | 0 |", "| dog | 1 | 0 |"]
+    assert table([[[4, 3], [2, 1]], [[5, 6], [7, 8]]], ["x", "a|b"]) == ["| x | 4 | 3 | 2 | 1 |", "| a\\|b | 5 | 6 | 7 | 8 |"]
+    many, names = Evaluation("val", {}, 1, np.zeros((1000, 1000)), ((), ())), list(map(str, range(1000)))
     assert tensorboard.table(many, names) == "1000 classes: see the figure."
     assert max(figures.confusion(many, names).get_size_inches()) < 20
 
@@ -122,13 +115,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatc
     steps(log, 0, 3)
     log.flush()
     before = (tmp_path / "history.csv").read_bytes()
-
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # TensorBoard's own thread ends by it
-
-    def full(data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(log._writer.file_writer.event_writer._async_writer._writer._writer, "write", full)
+    monkeypatch.setattr(log._writer.file_writer.event_writer._async_writer._writer._writer, "write",
+                        Mock(side_effect=OSError(28, "No space left on device")))
     with refused(r"tensorboard: cannot be written \(No space left on device\).*free some space"):
         for step in range(3, 50):
             log.scalars({"a": 1.0}, step, 0)

@@ -11,7 +11,7 @@ from lib import paths, store
 from lib.config.notebooks import FinetuneParams
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation
-from lib.studies.finetune import findings, study, tables
+from lib.studies.finetune import study, tables
 from lib.work.training import Trainer
 from tests import cut_training, refused
 
@@ -79,7 +79,7 @@ def test_a_run_without_profile_or_test_is_shown(folder):
     results = study.read(folder, "")
     metrics = tables.metrics(results)
     assert results.final.split == "val" and metrics["test"].isna().all()
-    assert findings.worth(metrics)["split"] == "val" and 0.7 <= findings.worth(metrics)["accuracy"] < 0.8
+    assert tables.worth(metrics)["split"] == "val" and 0.7 <= tables.worth(metrics)["accuracy"] < 0.8
     assert np.isnan(tables.recomputed(results)["last training loss"])
 
 
@@ -125,4 +125,3 @@ def test_a_resume_is_compared_bit_for_bit(home, tmp_path, monkeypatch, broken):
         image_size=12, autocast_dtype="fp32", threads=1))
     assert (compared["compared"] > 0).all()
     assert (compared["different"].sum() > 0) == broken
-    assert bool(findings.resumed(compared)["different"]) == broken

@@ -11,7 +11,7 @@ from lib import store
 from lib.measure import archive, machine
 from lib.predict import gain_training, registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query
+from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.suggestions import changes
 from lib.predict.networks import gains
 from lib.predict.networks.gains import TERMS
@@ -31,16 +31,16 @@ def _rows(count: int = 40) -> tuple[pd.DataFrame, np.ndarray]:
 def test_factors_of_kinds_are_found_from_sums_of_networks():
     rows, factors = _rows(120)
     fitted = gains.fit(rows)
-    assert [fitted.ratios[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
+    assert [fitted.rates[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
     predicted = gains.left_out(rows)
     scores = gain_training.scores_of(predicted)
     inside = predicted["measured"].between(predicted["low"], predicted["high"])
     assert scores["coverage"] == pytest.approx(inside.mean() * 100)
     assert scores["mape"] < 5 < scores["constant_mape"]
     assert scores["sign_large"] > 95
-    gain, low, high = fitted.of(np.eye(len(TERMS))[0])
+    gain, low, high = gains.of(fitted, {name: float(name == TERMS[0]) for name in TERMS})
     assert low < gain < high
-    assert gain == pytest.approx(1 / fitted.ratios[TERMS[0]])
+    assert gain == pytest.approx(1 / fitted.rates[TERMS[0]])
     with refused("four networks or more, not from 3"):
         gains.fit(rows.head(3))
 
@@ -60,7 +60,7 @@ def test_unusable_rows_teach_nothing_and_are_scored_apart():
     rows = _rows()[0].assign(mode="infer", dtype="bf16", layout="contiguous")
     spoiled = pd.concat([rows, rows.head(3).assign(ratio=50.0, usable=False)], ignore_index=True)
     ((_, clean, _),), ((way, gain, predicted),) = gain_training.learned(rows), gain_training.learned(spoiled)
-    assert gain.ratios == clean.ratios
+    assert gain.rates == clean.rates
     assert (gain.scores["n"], gain.scores["every_row_n"]) == (40, 43)
     assert gain.scores["every_row_mape"] > 2 * gain.scores["mape"]
     written = gain_training.table("machine", way, predicted.assign(batch_size=1))
@@ -68,19 +68,15 @@ def test_unusable_rows_teach_nothing_and_are_scored_apart():
 
 
 def test_noise_is_how_far_the_ratios_of_two_visits_differ(tmp_path):
-    lines = gain_training.campaign().with_name("visits.jsonl").read_text().splitlines()
-    visit = next(one for one in map(json.loads, lines) if one["network"] == "timm:lcnet_050")
-    visit["results"] = [one for one in visit["results"] if (one["case"]["mode"], one["case"]["batch_size"]) == ("infer", 1)
-                        and not (one["case"]["channels_last"] and one["case"]["dtype"] == "bf16")]
-    again = json.loads(json.dumps({**visit, "round": 1}))
-    for result in again["results"]:
-        if result["case"]["dtype"] == "bf16":
-            result["samples_ms"] = [ms * 1.2 for ms in result["samples_ms"]]
+    def visit(number, fp32_ms, bf16_ms):
+        results = [{"case": {"network": "a", "mode": "infer", "batch_size": 1, "dtype": dtype}, "samples_ms": [ms],
+                    "yardstick_ms": [1.0]} for dtype, ms in (("fp32", fp32_ms), ("bf16", bf16_ms))]
+        return json.dumps({**known, "round": number, "network": "a", "results": results})
+
+    known = json.loads(gain_training.campaign().with_name("visits.jsonl").read_text().splitlines()[0])
     path = tmp_path / "visits.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in ({**visit, "round": 0}, again)))
-    noise = gain_training.noise(path)
-    assert noise["infer", "bf16", "contiguous"] == pytest.approx(100 * np.log(1.2))
-    assert noise["infer", "fp32", "channels_last"] == pytest.approx(0)
+    path.write_text("".join(f"{line}\n" for line in (visit(0, 2.0, 1.0), visit(1, 4.0, 2.4))))
+    assert gain_training.noise(path) == {("infer", "bf16", "contiguous"): pytest.approx(100 * np.log(1.2))}
 
 
 @pytest.mark.slow
@@ -94,7 +90,7 @@ def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gain
     inside = []
     for row in gain_training.with_terms(some.reset_index(drop=True)).to_dict("records"):
         way = shipped.ways[gains.Way(row["mode"], row["dtype"], row["layout"])]
-        _, low, high = way.of(np.array([row[name] for name in TERMS]))
+        _, low, high = gains.of(way, row)
         inside.append(low <= 1 / row["ratio"] <= high)
     assert len(inside) >= 12
     assert np.mean(inside) >= 0.75
@@ -114,22 +110,22 @@ def same_cpu(monkeypatch):
 
 @pytest.fixture(scope="module")
 def squeezenet():
-    """Give the captured network, and the model of the CPU."""
-    return CapturedQuery(Query("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0]
+    """Give the answer of the CPU for a network."""
+    return Answer(CapturedQuery(Query("squeezenet1_1", 8)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
 
 
 def test_bf16_is_answered_on_a_cpu_with_the_same_instructions(squeezenet, same_cpu):
-    bf16 = {one.what: one for one in changes(*squeezenet)}["bf16 (autocast)"]
+    bf16 = {one.what: one for one in changes(squeezenet)}["bf16 (autocast)"]
     assert bf16.predicted_gain > 1.1
     assert "of families left out the factor errs by" in bf16.why
 
 
 def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
-    captured, predictor = squeezenet
+    network, model = squeezenet.work, squeezenet.predictor.model
     monkeypatch.setattr(machine, "bf16_instructions", lambda: ())
     with refused("amx_bf16, avx512_bf16, and this one has neither"):
-        gains.answer(captured.work(), predictor.model, "bf16", "contiguous")
-    by_name = {one.what: one for one in changes(captured, predictor)}
+        gains.answer(network, model, "bf16", "contiguous")
+    by_name = {one.what: one for one in changes(squeezenet)}
     assert np.isnan(by_name["bf16 (autocast)"].predicted_gain)
     assert by_name["bf16 (autocast)"].why.startswith("not predicted: networks were measured in bf16 on a CPU with amx_bf16")
     assert by_name["channels_last"].predicted_gain > 1.3
@@ -137,7 +133,7 @@ def test_bf16_is_refused_on_another_cpu_by_name(squeezenet, monkeypatch):
     with refused("no bf16 model of a device 'cpu'"):
         advise.for_networks(["cpu"], "bf16")
     with refused("no networks were measured on a CPU in fp16 contiguous; there are: bf16"):
-        gains.answer(captured.work(), predictor.model, "fp16", "contiguous")
+        gains.answer(network, model, "fp16", "contiguous")
 
 
 @pytest.mark.slow
@@ -145,7 +141,7 @@ def test_the_cpu_answers_in_channels_last_and_bf16_by_what_they_gain(same_cpu):
     usual, gains = answered("cpu", "squeezenet1_1", 8, "fp32"), {}
     for how in (("fp32", "channels_last"), ("bf16", "contiguous"), ("bf16", "channels_last")):
         advice = advised("cpu", "squeezenet1_1", 8, how[0], layout=how[1])
-        answer, gains[how] = advice.table.iloc[0], advice.captured.gain(advice.predictors[0], *how).gain
+        answer, gains[how] = advice.table.iloc[0], advice.answers[0].gain(*how).gain
         assert answer["predicted_ms"] == pytest.approx(usual["predicted_ms"] / gains[how])
         assert math.log(answer["high_ms"] / answer["predicted_ms"]) > math.log(usual["high_ms"] / usual["predicted_ms"])
         assert f"{' '.join(how)} gains {gains[how]:.2f}" in answer["held_out"]
@@ -168,7 +164,7 @@ def test_libraries_limited_to_older_instructions_have_none_of_bf16(monkeypatch):
 def test_a_damaged_file_is_refused_in_one_line(tmp_path):
     path = tmp_path / "cpu-x.json"
     whole = json.loads(next(gains.FOLDER.glob("*.json")).read_text())
-    whole["ways"][0]["ratios"].pop("calls")
+    whole["ways"][0]["rates"].pop("calls")
     path.write_text(json.dumps(whole))
     with refused("is no file of gains, or is damaged.*--train gains"):
         gains.Gains.load(path)

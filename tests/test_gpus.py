@@ -30,7 +30,7 @@ from lib.report import runner
 from lib.schedule.runtime import local_site, tasks, workers
 from lib.work.graph import spaces
 from tests import fake_gpus, refused
-from tests.visitors import InProcess, Visitor, draw_small, visited
+from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
 
@@ -235,7 +235,7 @@ class Sure(Visitor):
 
     def ready(self):
         free = {} if self.device == "cpu" else {"free_bytes": fake_gpus.here()[int(self.device[-1])]["free"]}
-        return {**super().ready(), **free}
+        return identified(**free)
 
     def visit(self, config, ops):
         Sure.at_work.append(self.device)
@@ -314,11 +314,11 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch, wo
 
 
 def shared_points(op, count=6):
-    return points.Points(SweepParams(op=op, count=count, budget_s=0))
+    return points.Points(SweepParams(op=op, count=count, budget_s=0), {"cuda:0": 10.0, "cuda:1": 1e12})
 
 
-def taken(shared, room=1e12):
-    return shared.take(room, (), lambda: False)
+def taken(shared, device="cuda:1"):
+    return shared.take(device, (), lambda: False)
 
 
 def test_points_are_drawn_once_however_many_threads_take_them(box):
@@ -346,14 +346,11 @@ def test_a_space_of_few_points_is_drawn_to_its_end_and_ends_no_sweep(box, monkey
 
 def test_a_point_too_large_for_one_card_is_left_to_one_with_room(box):
     shared = shared_points("activation")
-    shared.join("cuda:0", 10.0)
-    first = taken(shared, 10.0)
-    assert shared.refuse(first), "it is too large for all that are there"
-    shared.join("cuda:1", 1e12)
-    assert taken(shared) == first, "one that comes later has room"
-    second = taken(shared, 10.0)
-    assert not shared.refuse(second) and shared.left == 1
-    assert taken(shared) == second
+    first = taken(shared, "cuda:0")
+    assert not shared.refuse(first) and shared.returned == [first]
+    assert taken(shared) == first, "the other one has room"
+    shared.leave("cuda:1", [first])
+    assert taken(shared, "cuda:0") == first and shared.refuse(first), "it is too large for all that are there now"
 
 
 def test_a_point_that_only_a_lost_card_had_room_for_is_refused_by_the_others(sure, monkeypatch):

@@ -36,8 +36,8 @@ KINDS = ("convolutional", "pooling", "dense")
 def test_known_rates_predict_what_was_left_out(target, kind):
     model, fresh = layer_model.fit(layers(), kind, target, "board"), layers(seed=1).query("kind == @kind")
     predicted = model.predict(fresh)
-    np.testing.assert_allclose(predicted["predicted"], fresh[target], rtol=1e-6)
-    assert predicted["predicted"].between(predicted["low"], predicted["high"]).all()
+    np.testing.assert_allclose(predicted["prediction"], fresh[target], rtol=1e-6)
+    assert predicted["prediction"].between(predicted["low"], predicted["high"]).all()
     assert model.half < 1e-6 and model.scores["mape"] < 1e-6
 
 

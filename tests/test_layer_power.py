@@ -23,9 +23,10 @@ from lib.errors import InputError
 from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.studies.layer_power import study
+from lib.studies.layer_power import tables as layer_tables
 from lib.tensorrt import engine
-from lib.tensorrt.models import baselines, layer_model, predictions, trained_models, training, tuning
-from lib.tensorrt.recordings import captured_engine, dataset, latencies, recording, synthetic_power
+from lib.tensorrt.models import baselines, layer_model, predictions, training, tuning
+from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
 from tests import SHARED
@@ -65,12 +66,11 @@ def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(recording, "time", clock)
         folder = recorded(tmp_path)
-    times = latencies.read(folder / dataset.LATENCY)
-    assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times)
-    latency_ms, end_s = (np.array([getattr(one, name) for one in times.values()]) for name in ("latency_ms", "end_s"))
-    assert latency_ms.shape[1] == 3 and (latency_ms > 0).all()
-    assert (np.diff(end_s, axis=0) >= 0).all(), "layers end in their order in every pass"
-    assert (end_s > began_s - 1).all(), "one clock for latencies and power, also where the system's is set back meanwhile"
+    times = mapping.read_times(folder / dataset.LATENCY)
+    assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times["layer_name"].unique())
+    assert set(times["cycle"]) == {1, 2, 3} and (times["layer_run_time"] > 0).all()
+    assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
+    assert (times["end_s"] > began_s - 1).all(), "one clock for latencies and power, also where the system's is set back"
     facts = json.loads((folder / dataset.RECORDING).read_text())
     assert facts["power"] == "not measured" and facts["reason"]
     with pytest.raises(InputError, match="is there already"):
@@ -110,8 +110,8 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     synthetic_power.add(folder)
     with pytest.raises(InputError, match="synthetic power never takes the place of a log"):
         synthetic_power.add(folder)
-    log, times = power_log.read(folder / dataset.POWER), latencies.read(folder / dataset.LATENCY)
-    idle = log.at_s < min(one.end_s[0] - one.latency_ms[0] / 1e3 for one in times.values())
+    log, times = power_log.read(folder / dataset.POWER), mapping.read_times(folder / dataset.LATENCY)
+    idle = log.at_s < times["start_s"].min()
     assert idle.sum() > 10 and abs(log.power_w[idle].mean() / synthetic_power.IDLE_W - 1) < 0.02
     notes = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")[0].notes
     assert any("windows hold a power sample" in note for note in notes)
@@ -131,7 +131,7 @@ def test_the_originals_mapping_takes_what_lies_between_windows():
 
 def test_every_row_says_what_the_model_is_of(tmp_path):
     small = as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "e.json")
-    shipped = trained_models.load(RTX, (trained_models.SHIPPED,))
+    shipped = training.load_models(RTX, (training.SHIPPED,))
     rows = predictions.of_engine(small, shipped)
     assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small.layers)
     known = rows["kind"].isin(["convolutional", "pooling", "dense"])
@@ -154,11 +154,14 @@ def test_every_row_says_what_the_model_is_of(tmp_path):
 def test_a_total_is_the_sum_of_what_is_predicted():
     rows = pd.DataFrame({"layer_type": ["a", "b", "b"], "runtime_prediction": [1.0, 3.0, np.nan], "power_prediction": 2.0,
                          "runtime_low": [0.5, 2.0, np.nan], "runtime_high": [2.0, 4.0, np.nan]})
-    assert predictions.total(rows) == predictions.NetworkTotal(4.0, 2.5, 6.0, 2.0, 8.0, 2, 3, {"b": 1})
+    sums = predictions.total(rows)
+    assert sums.pop("others").to_dict() == {"b": 1}
+    assert sums == {"runtime_ms": 4.0, "low_ms": 2.5, "high_ms": 6.0, "power_w": 2.0, "energy_mj": 8.0, "covered": 2,
+                    "layers": 3}
     without_power = predictions.total(rows.assign(power_prediction=[2.0, np.nan, 2.0]))
-    assert without_power.runtime_ms == 4.0 and np.isnan([without_power.power_w, without_power.energy_mj]).all()
+    assert without_power["runtime_ms"] == 4.0 and np.isnan([without_power["power_w"], without_power["energy_mj"]]).all()
     nothing = predictions.total(rows.assign(runtime_prediction=np.nan))
-    assert nothing.covered == 0 and np.isnan(nothing.runtime_ms)
+    assert nothing["covered"] == 0 and np.isnan(nothing["runtime_ms"])
 
 
 def test_models_are_found_by_their_device(tmp_path):
@@ -166,15 +169,15 @@ def test_models_are_found_by_their_device(tmp_path):
 
     def refused(words, device=""):
         with pytest.raises(InputError, match=words):
-            trained_models.load(device, folders)
+            training.load_models(device, folders)
 
     refused("no layer models in .*; there are those of: no device")
     for folder, device in zip((*folders, folders[1]), ("a", "a", "b"), strict=True):
         for model in training.train(layers(), "runtime", device, source=folder.name)[0]:
-            trained_models.save(model, folder)
+            training.save(model, folder)
     refused("several layer models")
     refused("no layer models of 'c' .*; there are those of: a, b", "c")
-    assert {model.source for model in trained_models.load("a", folders).models.values()} == {"own"}
+    assert {model.source for model in training.load_models("a", folders)} == {"own"}
     shutil.copy(folders[0] / "pooling" / "runtime" / "a.json", folders[0] / "dense" / "runtime")
     refused("is a model of runtime of pooling layers, not of runtime of dense ones", "a")
 
@@ -311,7 +314,7 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
         pytest.skip(f"the published recordings are not here: {raw}")
     monkeypatch.setattr(study.paths, "DATA", tmp_path)
     results = study.study(LayerPowerParams(recordings=str(raw), device_name=RTX))
-    assert results.recorded.power == "not measured" and study.recovered(results.recorded).empty
+    assert results.recorded.power == "not measured" and layer_tables.recovered(results.recorded).empty
     assert set(results.layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}
     assert results.layers["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
     error = study.held_out_scores(results).set_index(["model", "kind"])["mape"]
@@ -327,7 +330,7 @@ def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
     path = tmp_path / dataset.RECORDING
     for word in dataset.SOURCES:
         path.write_text(json.dumps({"power": word}))
-        assert dataset.power_teaches(tmp_path) == (word == "measured")
+        assert dataset.power_source(tmp_path) == word
     for word in ("Synthetic", ["synthetic"], None):
         path.write_text(json.dumps({"power": word}))
         with pytest.raises(InputError, match="it is one of measured, replayed, synthetic, not measured"):

@@ -171,11 +171,6 @@ def test_throughput_averages_repeats_and_nothing_else():
     assert matrix.throughput(pd.DataFrame(runs).iloc[:0]).empty
 
 
-def test_markdown():
-    text = matrix.markdown(pd.DataFrame({"env": ["a|b"], "n": [3], "mean": [12345.6], "std": [math.nan]}))
-    assert text.splitlines() == ["| env | n | mean | std |", "| --- | --- | --- | --- |", "| a\\|b | 3 | 12,346 | – |"]
-
-
 @pytest.fixture
 def verb(home, monkeypatch, capsys):
     """Return a function that calls the verb for a plan, and gives its exit status, stdout and stderr."""

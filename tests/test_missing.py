@@ -18,16 +18,15 @@ from lib.measure.operators import aggregate
 from lib.missing import Missing, MissingError, needs
 from lib.predict.analytic import roofline
 from lib.report.notebook import Notebook
-from lib.report.sentences import extremes, write
-from lib.studies.complexity.tables import intensity_by_batch
+from lib.report.sentences import write
+from lib.studies import profile as steps
+from lib.studies.complexity import intensity_by_batch
 from lib.studies.cost_model.study import Evaluation
 from lib.studies.layer_power import study as layer_study
 from lib.studies.layer_power import tables as layer_tables
-from lib.studies.profile import findings as profile_findings
-from lib.studies.profile import tables as steps
 from lib.studies.roofline import study as roofline_study
 from lib.tables import columns
-from lib.tensorrt.models import predictions, trained_models
+from lib.tensorrt.models import predictions, training
 from lib.tensorrt.recordings import dataset
 
 mpl.use("agg")
@@ -35,13 +34,12 @@ NAN = np.nan
 
 
 def discovered():
-    """Return module and name of every figure (in a file of figures, without a declared result) and of all numbers."""
-    for path in sorted((paths.ROOT / "lib").rglob("*.py")):
+    """Return module and name of every figure (without a declared result) and of all numbers of sentences."""
+    for path in [paths.ROOT / "lib" / "report" / "gantt.py", *sorted((paths.ROOT / "lib" / "studies").rglob("*.py"))]:
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                returns = node.returns and ast.unparse(node.returns)
-                if (path.stem, returns) in (("figures", None), ("gantt", None), ("findings", "Numbers")):
-                    yield ".".join(path.relative_to(paths.ROOT).with_suffix("").parts), node.name
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and (
+                    not node.returns or ast.unparse(node.returns) == "Numbers"):
+                yield ".".join(path.relative_to(paths.ROOT).with_suffix("").parts), node.name
 
 
 def reference(pattern, table):
@@ -71,12 +69,12 @@ def metered(rows):
 
 
 def recovered():
-    return layer_study.recovered(recorded()).sort_values("windows", ascending=False, ignore_index=True)
+    return layer_tables.recovered(recorded())
 
 
 def predicted_layers():
-    return predictions.of_engine(recorded().engine, trained_models.load(trained_models.SHIPPED_DEVICE,
-                                                                        (trained_models.SHIPPED,)))
+    return predictions.of_engine(recorded().engine, training.load_models(training.SHIPPED_DEVICE,
+                                                                        (training.SHIPPED,)))
 
 
 def table(numbers=(), gaps=(), **others):
@@ -124,7 +122,6 @@ MADE = {
     "metrics": {"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, NAN, NAN]},
     "devices": table(["predicted_ms", "low_ms", "high_ms", "images_per_sec"], ["measured_ms"], device=["cpu", "gpu"],
                      source="predicted"),
-    "resumed": {"what": ["weights", "losses"], "compared": [10, 20], "different": [0, 2]},
     "pairs": table(["step_ms", "slowdown"], workload_id="W1", device_type="cpu", beside=["nothing", "W1"],
                    beside_type=["", "cpu"]),
     "jobs": table(["end_s", "predicted_s", "actual_s"], job_id=["j1", "j2"], device=["cpu[0]", "cpu[1]"], start_s=0.0,
@@ -187,7 +184,7 @@ ALONE = {
     "checks": ["complexity.comparisons"],
     "predictions": ["cost_model.parity", "cost_model.by_size", "cost_model.networks figure", "cost_model.memory",
                     "cost_model.devices"],
-    "errors": ["cost_model.trust figure", "cost_model.trust"],
+    "errors": ["cost_model.trust", "cost_model.trust_numbers"],
     "scores": ["cost_model.learners"],
     "curve": ["cost_model.learning_curve", "cost_model.curve"],
     "whole steps": ["cost_model.steps"],
@@ -196,27 +193,28 @@ ALONE = {
     "results": ["scheduler_eval.against_bound", "scheduler_eval.pareto", "scheduler_eval.near_bound", "scheduler_eval.trade"],
     "pairs": ["scheduler_eval.contention"],
     "jobs": ["scheduler_eval.parity"],
-    recovered: ["layer_power.mapping", "layer_power.recovered"],
+    recovered: ["layer_power.mapping", "layer_power.recovered_numbers"],
     "layers recorded": ["layer_power.layers_by_kind"],
     "learners": ["layer_power.errors"],
     "networks": ["layer_power.networks"],
     "trials": ["layer_power.search"],
-    predicted_layers: ["layer_power.predicted"],
+    predicted_layers: ["layer_power.prediction_numbers"],
     "history": ["finetune.learning figure"],
     "devices": ["finetune.predictions", "finetune.predicted"],
     "metrics": ["finetune.worth"],
-    "resumed": ["finetune.resumed"],
 }
 # Those that are given more, or what is made of the rows.
 CALLS = {
     "machine.ceilings": ("ceilings", lambda rows: (rows, rows)),
-    "machine.reached": ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),)),
+    **{name: ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),))
+       for name in ("machine.reached", "machine.unlisted")},
+    "sweep.energy_numbers": (lambda: metered(rows_of(sweep)), lambda rows: (rows,)),
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
     "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
     "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
     "sweep.numbers": (lambda: metered(rows_of(sweep)), lambda rows: (
-        aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, ""),)),
+        aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, "", ""),)),
     "roofline.roofline": ("points", lambda rows: (rows_of("roofs"), rows)),
     "roofline.ceilings": ("ceilings", lambda rows: (roof_of(rows),)),
     "roofline.bounds": ("points", lambda rows: (rows, "points")),
@@ -235,9 +233,9 @@ CALLS = {
     "scheduler_eval.real": ("jobs", lambda rows: (record_of(rows),)),
     "layer_power.power_log": (lambda: layer_tables.samples(recorded()),
                               lambda rows: (rows, layer_tables.windows(recorded()), "title")),
-    "layer_power.recorded": (lambda: layer_tables.energy(recorded()), lambda rows: (
+    "layer_power.recording_numbers": (lambda: layer_tables.energy(recorded()), lambda rows: (
         SimpleNamespace(recorded=recorded(), refused=()), layer_tables.by_kind(recorded()), rows)),
-    "layer_power.scored": ("learners", lambda rows: (rows, rows_of("networks").head(len(rows)))),
+    "layer_power.score_numbers": ("learners", lambda rows: (rows, rows_of("networks").head(len(rows)))),
     "finetune.learning": ("epochs", lambda rows: (rows, "val_acc@1")),
     **{name: (made, lambda rows: (rows,)) for made, names in ALONE.items() for name in names},
 }
@@ -262,13 +260,13 @@ def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
 
 
 def drawn(function, arguments):
-    """Call a figure, which is drawn and closed, or a function of numbers; return their names, None without rows."""
+    """Call a figure, which is drawn and closed, or a function of numbers; return names and columns, None without rows."""
     result = function(*arguments)
     if isinstance(result, Missing):
         assert result.startswith("Nothing to show: no ")
         return None
     if isinstance(result, dict):
-        return set(result)
+        return {(name, *(value if isinstance(value, pd.DataFrame) else ())) for name, value in result.items()}
     result.canvas.draw()
     plt.close(result)
     return "figure"
@@ -283,29 +281,25 @@ def drawn(function, arguments):
     ("Rows: {rows}.", "Rows: a 1, small; b 2, large."),
     ("{bullets}", "- a\n- b"),
     ("No {nothing} rows.", ""),
-    ("{text}", "{whole} <b>")])
+    ("{text}", "{whole} <b>"),
+    ("{table.size} rows, {table.n.median:.1f} {table.most_n.name} {table.first.name}", "2 rows, 1.5 b a"),
+    (["{nothing.n.max}", "{nothing.most_n.name}", "{nothing.last.name}"], ""),
+    ({"nothing.size": "some", "else": "{item.x} {text.upper}"}, "1 {whole} <b>")])
 def test_a_sentence_holds_its_numbers_or_is_left_out(sentences, told):
     table = pd.DataFrame({"name": ["a", "b"], "n": [1, 2], "large": [False, True]})
     numbers = {"whole": 3, "part": 1.49999, "nan": NAN, "none": None, "empty": "", "infinite": np.float32("inf"), "yes": 1,
                "no": np.False_, "rows": table, "bullets": table.to_dict("records"), "nothing": table.iloc[:0],
-               "text": "{whole} <b>"}
+               "text": "{whole} <b>", "item": {"x": 1}, "table": table}
     kinds = {"large": "{name} {n}, large", "else": "{name} {n}, small"}
     assert write(sentences, numbers, rows=kinds, bullets="- {name}", nothing="{name}") == told
     with pytest.raises(KeyError):
         write("{unheard}", numbers)
 
 
-def test_extremes_and_first_rows_have_the_names_of_their_columns():
-    table = pd.DataFrame({"name": ["a", "b", "c"], "x": [2.0, NAN, 1.0]})
-    assert extremes(table, "x") == {"least_name": "c", "least_x": 1, "most_name": "a", "most_x": 2}
-    assert extremes(table[1:2], "x") == dict.fromkeys(("least_name", "least_x", "most_name", "most_x"))
-
-
 def test_runs_that_are_all_unusable_still_have_key_numbers():
     """As on a busy machine, where the only run of a workload is left out of the comparison."""
     rows = rows_of("profile").iloc[:0]
-    compared = profile_findings.comparison(side_by_side(rows), rows)
-    numbers = profile_findings.shared_numbers(compared)
+    numbers = steps.shared_numbers(steps.comparison(side_by_side(rows), rows))
     assert numbers["stable runs"][0] == "0 of 0" and np.isnan(numbers["largest loader share"][0])
 
 

@@ -14,7 +14,6 @@ from lib.measure.networks.case import Case, program
 from lib.predict.advice import advise
 from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
-from lib.predict.networks import work
 from lib.work import networks
 from lib.work.building import fakes, inputs
 from lib.work.building.inputs import Input
@@ -79,16 +78,6 @@ def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(
     ("clip", "7:int32", {"input_ids": (3, 7, "int32"), "pixel_values": (3, 3, 32, 32, "float32")})])
 def test_a_sequence_length_is_that_of_all_words_and_a_picture_that_of_the_picture(name, text, shapes, configs):
     assert {one.name: (*one.shape, one.dtype) for one in networks.network(configs[name], 3, text).batch} == shapes
-
-
-def test_several_inputs_come_from_a_file(configs, tmp_path):
-    file, names = tmp_path / "inputs.yaml", ["input_ids", "attention_mask", "token_type_ids"]
-    file.write_text("".join(f"{name}: 12:int64\n" for name in names))
-    net = networks.network(configs["bert"], 2, str(file))
-    assert [one.name for one in net.batch] == names
-    graph = capture.of_network(net)
-    assert graph.output == (2, 12, 100)
-    assert len({spec.storage for op in graph.ops for spec in op.tensors if spec.kind == "input"}) == 3
 
 
 class Pair(nn.Module):
@@ -288,12 +277,6 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
 def test_a_network_of_timm_takes_pictures(text):
     with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
         networks.network("timm:resnet18", 1, text)
-
-
-def test_timm_and_torchvision_build_the_same_network_of_the_same_name():
-    theirs, ours = (work.captured(networks.network(name, 2), "train") for name in ("timm:resnet18", "resnet18"))
-    assert theirs.flops == pytest.approx(ours.flops, rel=0.01)
-    assert networks.family("timm:resnet18") == networks.family("resnet18")
 
 
 def test_the_command_line_names_the_inputs(configs, capsys):

@@ -17,7 +17,7 @@ from lib.config import definitions
 from lib.config.base import build
 from lib.measure import machine
 from lib.measure.energy import meters, trace
-from lib.measure.networks import campaign, case, end_to_end, visits_file
+from lib.measure.networks import campaign, end_to_end, visits_file
 from lib.measure.networks.case import Case
 from lib.predict.networks import work
 from lib.work import networks
@@ -144,19 +144,20 @@ def test_the_energy_of_a_pass_is_known_power_by_the_time_of_one(monkeypatch):
         time.sleep(0.002)
         passes_s.append((begin_s, time.perf_counter()))
 
-    meter = meters.Replay(trace.Trace.of_power(np.array([0.0, 600.0]), np.array([40.0, 40.0])), "x")
+    meter = meters.replay(trace.Trace.of_power(np.array([0.0, 600.0]), np.array([40.0, 40.0])), "x")
     meter.period_s = 0.002
     monkeypatch.setattr(end_to_end, "program", lambda case, device: one)
     monkeypatch.setattr(end_to_end, "LEAST_S", 0.2)
-    measured = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, None, meter, 15.0)
+    kernel = end_to_end.ReferenceKernel(torch.device("cuda"))
+    measured = end_to_end._measure_case(PAIR[0][0], torch.device("cpu"), 0.0, kernel, meter, 15.0)
     looped = passes_s[2 + len(measured.samples_ms):-1]
     seconds = looped[-1][1] - looped[0][0]
-    assert measured.energy.energy_j == pytest.approx(40 * seconds / len(looped), rel=0.01)
-    assert (measured.energy.power_w, measured.energy.idle_w) == (pytest.approx(40.0), 15.0)
+    assert measured.energy["energy_j"] == pytest.approx(40 * seconds / len(looped), rel=0.01)
+    assert (measured.energy["power_w"], measured.energy["idle_w"]) == (pytest.approx(40.0), 15.0)
 
 
 def test_of_several_visits_the_median_energy_counts_and_old_ones_say_that_they_have_none():
-    several = [visits_file.PassEnergy.model_construct(energy_j=energy_j, energy_reason=reason)
+    several = [{"energy_j": energy_j, "energy_reason": reason}
                for energy_j, reason in ((3.0, ""), (float("nan"), "too few"), (1.0, ""), (2.0, ""))]
     assert campaign._energy(several)["energy_j"] == 2.0
     assert campaign._energy(several[1:2])["energy_reason"] == "too few"
@@ -251,13 +252,6 @@ def test_networks_that_are_none_are_refused_before_anything_is_measured():
         campaign.cases(plan, ["W1"])
     with refused("no network W9 in the plan; there are: W1, my.module:Net, resnet51"):
         campaign.cases(plan, ["W9"])
-
-
-def test_programs_and_heaps_that_are_none():
-    with refused("no mode 'fit'; there are: infer, train"):
-        case.program(Case("simple_cnn", "fit", 1, "3x28x28"), torch.device("cpu"))
-    with refused("no memory 'much'; there are: default, kept"):
-        end_to_end.in_a_process([PAIR[0][0]], memory="much")
 
 
 def test_the_default_campaign_is_that_of_the_reference():

@@ -62,12 +62,6 @@ def test_points_are_as_large_as_their_type_of_device_allows(device):
     assert (SWEEPS.limits.cpu.most_flops, SWEEPS.limits.cpu.most_bytes) == (1.6e10, 5e8)
 
 
-def test_a_sweep_that_is_soon_over_has_a_point_of_each_family():
-    families_drawn = {config.op for config, _ in itertools.islice(
-        spaces.sample_families(list(SWEEPS.spaces), SWEEPS, 0, device="cuda:0"), len(SWEEPS.spaces))}
-    assert families_drawn == set(SWEEPS.spaces)
-
-
 def test_every_parameter_of_every_family_has_a_column():
     named = {column.name for column in tables.PARAMETERS}
     for family in families.families().values():
@@ -139,13 +133,6 @@ def test_the_original_grid_has_its_size_and_is_lazy():
     next(spaces.product(grid, seed=0))
 
 
-def test_the_original_linear_grid_is_there_with_and_without_bias():
-    with_bias, without = (SWEEPS.grids[f"original_linear{suffix}"] for suffix in ("", "_no_bias"))
-    assert without.axes.items() - with_bias.axes.items() == {("layout", without.axes["layout"])}
-    calls = [next(spaces.product(grid, seed=0)).ops()[0].name for grid in (with_bias, without)]
-    assert ["addmm" in call for call in calls] == [True, False]
-
-
 def test_a_key_depends_on_what_is_measured_alone():
     one = spaces.config("conv2d", CONV)
     assert one.key == spaces.config("conv2d", {**dict(reversed(CONV.items())), "bias": 0, "groups": 1}).key
@@ -171,3 +158,16 @@ def test_a_space_without_a_valid_point_says_why():
     axes = {**{name: [value] for name, value in CONV.items()}, "kernel_h": [50]}
     with refused("no new valid point.*the kernel reaches over 50"):
         next(spaces.sample("conv2d", spaces.Space(axes=axes), spaces.Limits(), seed=0))
+
+
+def test_the_original_linear_grid_is_there_with_and_without_bias():
+    with_bias, without = (SWEEPS.grids[f"original_linear{suffix}"] for suffix in ("", "_no_bias"))
+    assert without.axes.items() - with_bias.axes.items() == {("layout", without.axes["layout"])}
+    calls = [next(spaces.product(grid, seed=0)).ops()[0].name for grid in (with_bias, without)]
+    assert ["addmm" in call for call in calls] == [True, False]
+
+
+def test_a_sweep_that_is_soon_over_has_a_point_of_each_family():
+    families_drawn = {config.op for config, _ in itertools.islice(
+        spaces.sample_families(list(SWEEPS.spaces), SWEEPS, 0, device="cuda:0"), len(SWEEPS.spaces))}
+    assert families_drawn == set(SWEEPS.spaces)

@@ -2,17 +2,14 @@
 
 import papermill
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from papermill.translators import PythonTranslator
 
 from lib import paths
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError
 from lib.studies.scheduler_eval import host
-from tests import FEW, refused
-from tests.doors import parameters
-from tests.doors.definitions import LOADERS, attempt
+from tests import refused
+from tests.doors.definitions import LOADERS
 
 
 @pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
@@ -25,26 +22,17 @@ def test_parameters_cell_is_the_class(name):
     assert all(item["help"] for item in inspected.values()), "every parameter has a help text"
 
 
-@pytest.mark.parametrize("name", notebooks.NOTEBOOKS)
-@given(data=st.data())
-def test_any_values_give_parameters_or_one_line(name, data):
-    parameters.attempt(name, data)
-
-
 @pytest.mark.parametrize(("name", "values", "words"), [
     ("01_machine", {"device": "../x"}, "device = '../x' "),
     ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16', 'fp16' or 'amp'"),
     ("02_profile", {"iters": -1}, "iters = -1 should be greater than or equal to 0"),
-    ("02_profile", {"lr": 0}, "greater than 0"), ("02_profile", {"lr": float("nan")}, "lr = nan must be a finite number"),
+    ("02_profile", {"lr": float("nan")}, "lr = nan must be a finite number"),
     ("02_profile", {"iters": float("inf")}, "iters = inf must be a finite number"),
     ("02_profile", {"iters": True}, "iters = True is no number"), ("02_profile", {"iters": 10**5000}, "iters = an endless int"),
     ("02_profile", {"label": 12e300}, "label = 1.2e+301 is text, but arrived as a number; pass it with papermill's -r"),
     ("02_profile", {"label": "a\nb"}, "label = 'a\\nb' must be one line"),
     ("02_profile", {"channels_last": "perhaps"}, "channels_last = 'perhaps' "),
-    ("02_profile", {"reference": ".."}, "reference = '..' "), ("02_profile", {"threads": 10**6}, "less than or equal to 1024"),
     ("02_profile", {"seed": 2**32}, "less than 4294967296"),
-    ("02_profile", {"num_workers": 10**6}, "less than or equal to 256"),
-    ("02_profile", {"batch_size": 10**7}, "batch_size = 10000000 "),
     *[("03_sweep", {"name": name}, f"03_sweep: name = '{name[:5]}")
       for name in ("..", ".", "../x", "a/b", "-rf", ".hidden", "x" * 101, "a b")],
     ("03_sweep", {"device": "cpu,cpu"}, "device = 'cpu,cpu' names a device twice"),
@@ -62,11 +50,6 @@ def test_a_wrong_value_is_named(name, values, words):
 def test_an_unknown_name_is_told_with_the_known_ones():
     with refused("02_profile: unknown name 'sauce' .known: workload, model, folder, device"):
         base.build(notebooks.ProfileParams, {"sauce": 1}, "02_profile")
-
-
-def test_the_jobs_of_a_notebook_are_a_file(home):
-    with refused("nowhere.csv is missing"):
-        host.real_run(notebooks.check("07_scheduler_eval", {"jobs": "nowhere.csv"}))
 
 
 def test_text_from_the_command_line_is_coerced():
@@ -99,14 +82,6 @@ def test_every_yaml_of_the_project_loads():
     assert set(loaded) == set(LOADERS) and all(loaded.values())
     assert list(loaded["workloads"]) == [f"W{n}" for n in range(1, 8)]
     assert [section.notebook for section in loaded["report"].sections] == list(notebooks.NOTEBOOKS)
-
-
-@pytest.mark.parametrize("name", LOADERS)
-@FEW
-@given(data=st.data())
-@pytest.mark.slow
-def test_a_yaml_that_is_changed_somewhere_is_taken_or_refused_in_one_line(tmp_path, name, data):
-    attempt(name, data, tmp_path)
 
 
 ROOTS = ["[1, 2]", "7", "text", "", "null", "{}", "{1: 2}", "2020-01-01", "? [a]\n: 1", "&a [*a]", "!!set {a, b}", "- a: 1",
@@ -180,3 +155,8 @@ def test_yaml_is_version_1_2(tmp_path):
 def test_what_is_not_there_is_named(read, wrong, words):
     with refused(words):
         read(wrong)
+
+
+def test_the_jobs_of_a_notebook_are_a_file(home):
+    with refused("nowhere.csv is missing"):
+        host.real_run(notebooks.check("07_scheduler_eval", {"jobs": "nowhere.csv"}))

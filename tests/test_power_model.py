@@ -13,17 +13,16 @@ from torch import nn
 from lib import paths, store
 from lib.cli.main import main
 from lib.config.definitions import load_devices
-from lib.measure.published import power
+from lib.measure.published import aiconfigurator
 from lib.predict.advice.advise import advise
 from lib.predict.advice.query import Query
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
-from lib.predict.power.features import OPS
-from lib.predict.power.model import PowerModel
+from lib.predict.power.model import OPS, PowerModel
 from tests import refused
 
-FILE = model.path_of("h200-sxm", "bf16")
+FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS["power"]
 CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
@@ -45,20 +44,20 @@ def gemms(count=1200, seed=0, shortest=8):
     watts = (200 + (400 * compute_ms + 250 * moved_ms) / latency_ms) * draw.normal(1, 0.02, count)
     return pd.DataFrame({"op": "linear", "gemm_m": m, "gemm_k": k, "gemm_n": n, "dtype": "bf16", "flops": flops, "bytes": moved,
                          "latency_ms": latency_ms, "power_w": watts, "limit_w": 1000.0, "status": "ok", "reason": "",
-                         "software_id": "made here", "window": np.where(latency_ms >= power.SHORT_MS, "long", "short"),
+                         "software_id": "made here", "window": np.where(latency_ms >= SHORT_MS, "long", "short"),
                          "hardware_id": "published:h200-sxm"})
 
 
 def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     perf(tmp_path, power=None)
-    assert power.read(tmp_path) == {}
+    assert aiconfigurator.gemm_power(tmp_path) == {}
     with refused("no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
         training.power_table("h200-sxm")
     perf(tmp_path, power=[600.0, 130.0, 900.0])
     perf(tmp_path, version="0.9.0", power=[1.0, 1.0, 1.0])
     perf(tmp_path, "trtllm", "1.0.0", power=None, power_limit=None)
-    table = power.read(tmp_path)["h200-sxm"]
+    table = aiconfigurator.gemm_power(tmp_path)["h200-sxm"]
     assert table[["power_w", "window", "status", "dtype"]].fillna(0).to_numpy().tolist() == [
         [600.0, "long", "ok", "bf16"], [130.0, "short", "ok", "bf16"], [0, "long", "failed", "fp8_block"]]
     assert table["flops"].iloc[0] == 2 * 64 * 128 * 256
@@ -77,7 +76,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
 def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
     with refused(what):
-        power.read(tmp_path)
+        aiconfigurator.gemm_power(tmp_path)
 
 
 @pytest.mark.slow
@@ -85,11 +84,10 @@ def test_known_physics_is_found_again_on_unseen_groups(tmp_path):
     rows = training.usable(gemms(), CHIP)
     fitted, scores = training.fit("h200-sxm", rows, CHIP, quick=True)
     of = scores.set_index(["family", "learner"])
-    own = of.loc[("long windows", "this model")]
-    assert own["mape"] < 4 < of.loc[("long windows", "constant"), "mape"]
-    assert 86 <= own["cover"] <= 94 and own["n"] == (rows["window"] == "long").sum() == fitted.facts["rows"]
-    short = of.loc[("short windows", "this model"), "n"]
-    assert short == fitted.facts["short_windows"] == len(rows) - own["n"] > 0
+    own, short = (of.loc[f"{windows} windows", "this model"] for windows in ("long", "short"))
+    assert own["mape"] < 4 < of.loc[("long windows", "constant"), "mape"] and 86 <= own["cover"] <= 94
+    assert own["n"] == (rows["window"] == "long").sum() == fitted.facts["rows"]
+    assert short["n"] == fitted.facts["short_windows"] == len(rows) - own["n"] > 0
     loaded = PowerModel.load(fitted.save(tmp_path / "h200-sxm_bf16.json.gz"))
     pd.testing.assert_frame_equal(loaded.predict(rows), fitted.predict(rows))
 
@@ -107,7 +105,7 @@ def test_answers_stay_between_the_least_power_and_the_limit(seed, latency_ms):
     shipped = model.of_device("h200-sxm", "bf16")
     answer = shipped.predict(gemms(1, seed, shortest=0).assign(latency_ms=latency_ms)).iloc[0]
     assert shipped.facts["least_w"] <= answer["low_w"] <= answer["power_w"] <= answer["high_w"] <= shipped.facts["limit_w"]
-    assert answer["out_of_range"] or latency_ms >= power.SHORT_MS
+    assert answer["out_of_range"] or latency_ms >= SHORT_MS
 
 
 def test_the_model_that_ships_says_what_it_is_and_how_wrong():
@@ -125,11 +123,11 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda content: content["facts"].pop("limit_w"), "least_w and limit_w are .*: they are watts"),
-    (lambda content: content["facts"].update(least_w="0"), "least_w and limit_w are .*: they are watts"),
-    (lambda content: content["facts"].update(least_w=800.0), "the first below the second"),
-    (lambda content: content.update(chip=None), "is no power model: it has other parts"),
-    (lambda content: content.update(parts={"gemm forward": content["parts"].pop(model.PART)}), "is no power model"),
+    (lambda content: content["facts"].pop("limit_w"), "facts.limit_w is missing"),
+    (lambda content: content["facts"].update(least_w="0"), "facts.least_w = '0' should be a valid number"),
+    (lambda content: content["facts"].update(least_w=800.0), "least_w is not below limit_w"),
+    (lambda content: content.update(chip=None), "is no power model.*it has other parts"),
+    (lambda content: content.update(parts={"gemm forward": content["parts"].pop(model.PART)}), "it has other parts than"),
     (lambda content: content["parts"][model.PART]["regressor"]["terms"].reverse(), "other terms or features"),
     (lambda content: content.update(device="t4"), "holds a power model of t4, bf16: not what its name says")])
 def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words):
@@ -140,8 +138,7 @@ def test_a_damaged_power_model_is_one_line(tmp_path, monkeypatch, change, words)
     with refused(words):
         model.of_device("h200-sxm", "bf16")
     listed = models_at_hand.summary()
-    (row,) = listed[listed["part"] == models_at_hand.UNUSABLE].to_dict("records")
-    assert (row["device"], row["part"]) == ("h200-sxm", models_at_hand.UNUSABLE)
+    assert listed.loc[listed["part"] == models_at_hand.UNUSABLE, "device"].tolist() == ["h200-sxm"]
 
 
 def products():
@@ -153,7 +150,7 @@ def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
     answer = advise(Query(network, 1, "1x2048x4096", dtype="bf16"), ["h200-sxm", "l40s"], crossovers=False)
     rows = answer.table.set_index("device")
     own = rows.loc["h200-sxm"]
-    operators = answer.predictors[0].estimate(answer.captured.work(device_type="cuda")).operators
+    operators = answer.answers[0].passes.operators
     linear, spent_ms = operators[operators["op"].isin(OPS)], operators["predicted_ms"] * operators["calls"]
     watts = PowerModel.load(FILE).predict(linear.assign(latency_ms=linear["predicted_ms"]))["power_w"]
     expected = float((watts * spent_ms[linear.index]).sum()) / 1e3
@@ -166,8 +163,8 @@ def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
     none = advise(Query("torch.nn:ReLU", 4, "3x64x64", dtype="bf16"), ["h200-sxm"], crossovers=False).table
     assert none[["energy_j", "energy_source"]].isna().all(axis=None)
     words = ["advise", network, *"--input 1x2048x4096 --batch-size 1 --dtype bf16 --device h200-sxm".split()]
-    assert main([*words, "--explain"]) == 0
-    assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in capsys.readouterr().out
-    assert main([*words, "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    assert main([*words, "--explain"]) == main([*words, "--json"]) == 0
+    explained, _, answer = capsys.readouterr().out.partition("\n[")
+    assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in explained
+    (row,) = json.loads(f"[{answer}")
     assert row["energy_j"] == pytest.approx(expected) and row["energy_source"] == own["energy_source"]

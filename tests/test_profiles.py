@@ -1,6 +1,5 @@
 """Profiled runs: complete, honest, intact after a kill, marked when something else ran."""
 
-import math
 import os
 import signal
 import subprocess
@@ -19,8 +18,9 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
 from lib.measure import archive, budget, load, machine
-from lib.measure.training import limits, passes, profile_run, summary
-from lib.studies.profile import findings, tables
+from lib.measure.energy import meters
+from lib.measure.training import passes, profile_run, summary
+from lib.studies import profile
 from lib.work import medmnist_files, training
 from tests import cut_training, refused
 from tests.conftest import home_paths
@@ -98,9 +98,9 @@ def test_each_run_has_its_own_name_and_its_seed_decides_the_losses(runs):
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
     table = archive.runs("measure")
-    newest = tables.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
+    newest = profile.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
     assert (len(table), newest["run_id"].tolist()) == (3, [last])
-    assert len(tables.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
+    assert len(profile.latest(table.assign(verdict="unusable"), machine.ids()["hardware_id"])) == 0
     one, two, other = (run.rows["loss"].to_numpy() for run in runs)
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
@@ -203,17 +203,6 @@ def test_a_model_a_folder_and_an_optimizer_of_the_users_own_are_parameters(home,
     assert made == [(0.1, 0.5, 0.0)]
 
 
-def test_what_is_left_of_the_budget_bounds_the_next_pass():
-    several = limits.PassLimits(short(iters=1000, budget_s=6), Left(6, 2), 0.1)
-    shares = [several.next(weight) for weight in (1, 1, 0.4, 0.4)]
-    assert [iters for iters, _ in shares] == [int(2 / 0.1 / weight) - 1 for weight in (2.8, 1.8, 0.8, 0.4)]
-    assert 2 / 2.8 < shares[0][1] < 1.5 * 2 / 2.8
-    for p, left, step_s, expected in ((short(budget_s=6), Left(6, 0), 1.0, (1, 0)),
-                                      (short(iters=0), Left(0, math.inf), 1.0, (0, math.inf)),
-                                      (short(iters=7, budget_s=24), Left(24, 24), 1e-6, (7, pytest.approx(1.2 * 24 / 2.8)))):
-        assert limits.PassLimits(p, left, step_s).next() == expected
-
-
 def test_a_killed_run_leaves_its_rows(home):
     program = """
 from lib.measure import load
@@ -245,22 +234,10 @@ def test_cuda_profiles_add_up(home, quiet, precision):
     assert (train["cuda_mem_alloc_mb"] > 1).all()
 
 
-class Ramp:
-    """A meter whose power grows by 10 W each second from 30 W when it is opened, and which has no counter."""
-
-    name, period_s = "ramp", 0.0005
-    counter_j = staticmethod(lambda: math.nan)
-
-    def __init__(self):
-        self.begin = time.perf_counter()
-
-    def power_w(self, at_s=None):
-        return 30 + 10 * ((at_s or time.perf_counter()) - self.begin)
-
-
 def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatch):
-    meter, windows_s = Ramp(), []
-    pipelined = passes._pipelined
+    """Here the power grows by 10 W each second from 30 W, and there is no counter."""
+    begin, windows_s, pipelined = time.perf_counter(), [], passes._pipelined
+    meter = meters.Meter("ramp", 0.0005, lambda at_s=None: 30 + 10 * ((at_s or time.perf_counter()) - begin))
 
     def watched(*arguments):
         result = pipelined(*arguments)
@@ -299,13 +276,13 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
                 "energy_method": "nvml:0 counter", "energy_disagreement": -0.013, "energy_reason": "no sensor here"})
     steps = pd.DataFrame({"run_id": "r", "task_type": ["train"] * 4 + ["eval"], "batch_size": [8, 8, 8, 3, 8], "warmup": False,
                           "step_time_ms": [500.0, 500.0, 10.0, 500.0, 10.0], "energy_j": [10.0, 10.0, np.nan, 99.0, np.nan]})
-    assert tables.energy(run, steps).to_numpy().tolist() == [
+    assert profile.energy(run, steps).to_numpy().tolist() == [
         ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
-    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (1.5, False)
+    assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (1.5, False)
     run["idle_w"] = np.nan
-    assert (findings.run_numbers(run)["above_idle_j"], findings.run_numbers(run)["idle_unknown"]) == (None, True)
+    assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (None, True)
     run["image_j"] = np.nan
-    assert not findings.run_numbers(run)["idle_unknown"]
-    assert tables.energy(run, steps.assign(energy_j=np.nan)).empty
+    assert not profile.run_numbers(run)["idle_unknown"]
+    assert profile.energy(run, steps.assign(energy_j=np.nan)).empty

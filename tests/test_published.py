@@ -8,6 +8,7 @@ import pytest
 from lib import paths, store
 from lib.cli import main
 from lib.measure import importers
+from lib.measure.published import aiconfigurator
 from lib.schedule import gavel
 from lib.work.graph import spaces
 from tests import refused
@@ -94,12 +95,12 @@ def perf(folder, version="1.0.0", **columns):
 def test_aiconfigurator_takes_the_newest_version(tmp_path):
     for version, latency in (("1.10.0rc9", 9.0), ("1.10.0rc10", 8.0), ("1.10.0", 2.0), ("1.9.0", 5.0)):
         perf(tmp_path, version, latency=latency)
-    table = importers.aiconfigurator(tmp_path)["h200-sxm"]
+    table = aiconfigurator.gemms(tmp_path)["h200-sxm"]
     assert list(table["latency_ms"]) == [2.0]
     assert table["dtype"].iloc[0] == "bf16"
     assert table["bytes"].iloc[0] == 2 * (64 * 256 + 256 * 128 + 64 * 128)
-    with refused("has no <gpu>/gemm/vllm"):
-        importers.aiconfigurator(tmp_path, "vllm")
+    with refused("has no <gpu>/gemm/trtllm"):
+        aiconfigurator.gemms(tmp_path / "gemm")
 
 
 def test_imported_tables_are_valid_and_replaced(neusight, home):
@@ -153,9 +154,11 @@ def test_a_field_too_many_shifts_no_column_and_a_kernel_too_large_has_no_output(
 def test_a_folder_for_a_file_and_a_file_for_a_folder_are_told(neusight):
     with refused("is not a readable CSV: Is a directory"):
         importers.bring_in("pytorch-scheduler", neusight)
-    for kind in ("neusight", "aiconfigurator"):
-        with refused(r"has no <"):
-            importers.bring_in(kind, neusight / "conv" / "Tesla T4.csv")
+    file = neusight / "conv" / "Tesla T4.csv"
+    with refused(r"has no <"):
+        importers.bring_in("neusight", file)
+    with refused("is neither a folder nor a wheel"):
+        aiconfigurator.bring_in(file)
 
 
 @pytest.mark.parametrize(("columns", "what"), [
@@ -165,7 +168,7 @@ def test_a_folder_for_a_file_and_a_file_for_a_folder_are_told(neusight):
 def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
     with refused(what):
-        importers.aiconfigurator(tmp_path)
+        aiconfigurator.gemms(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
@@ -174,7 +177,7 @@ def test_parquet_of_others_that_is_cut_short_is_refused(tmp_path, share):
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     with refused("is not readable Parquet"):
-        importers.aiconfigurator(tmp_path)
+        aiconfigurator.gemms(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["...csv", "a b.csv", "-x.csv"])

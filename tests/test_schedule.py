@@ -1,14 +1,11 @@
 """Policies and the simulator: known answers, bounds, bad input, an independent referee; laws are in test_schedule_machine."""
 
 import json
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import lib.schedule
 from lib import paths, store
 from lib.schedule import api, bounds, gavel, problem_files
 from lib.schedule.policies import registry
@@ -108,17 +105,6 @@ def test_simpy_agrees():
         world.process(job(number))
     world.run()
     assert ours.to_dict() == pytest.approx(ends)
-
-
-def test_search_beats_list_scheduling_and_repeats():
-    problem = a_problem(2, count=60)
-    times, type_of, ready = problem.actual_s, problem.fleet.type_of, np.zeros(len(problem.fleet))
-    first, result, again = local_search.list_plan(times, type_of, ready), *(
-        local_search.plan(times, type_of, ready, 300_000) for _ in range(2))
-    assert (result == again).all()
-    makespans = [local_search.loads(times, type_of, ready, plan).max() for plan in (result, first)]
-    assert makespans[0] <= makespans[1]
-    assert np.isfinite(times[np.arange(60), type_of[result]]).all()
 
 
 @pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
@@ -256,19 +242,6 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
         source.write_text(text)
         with refused("no throughput file"):
             gavel.import_table(source)
-
-
-def test_files_import_only_from_the_lines_above_them():
-    """The order in the package's docstring is the one that holds."""
-    lines = [line[4:].partition("  ")[0] for line in lib.schedule.__doc__.splitlines() if re.match(r"    [a-z]", line)]
-    rank = {name: number for number, line in enumerate(lines) for name in re.findall(r"[a-z_]+", line)}
-    folder = Path(lib.schedule.__file__).parent
-    assert set(rank) == {path.stem for path in folder.iterdir() if path.stem not in ("__init__", "__pycache__")}
-    for path in folder.rglob("*.py"):
-        own = path.relative_to(folder).parts[0].removesuffix(".py")
-        for module, names in re.findall(r"from lib\.schedule(?:\.([a-z_]+)| import ([a-z_, ]+))", path.read_text()):
-            for name in (module or names).split(", "):
-                assert rank[name] <= rank[own], f"{path.relative_to(folder)} imports {name}"
 
 
 @pytest.mark.parametrize(("name", "objective", "words"), [

@@ -13,7 +13,7 @@ from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation.events import Faults, simulate
-from lib.studies.scheduler_eval import findings, mixes, tradeoffs
+from lib.studies.scheduler_eval import comparison, findings, mixes
 from lib.studies.scheduler_eval.scenario import StepTimes
 from tests import refused
 from tests.schedules import TIMES, figures, files
@@ -127,7 +127,7 @@ def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_pat
     problem = mixes.with_energy(chosen, 10, path)
     joules_per_s = np.array([0.1, 0.5]) / [0.02, 0.03]
     assert problem.energy.joules[:, 0] == pytest.approx(problem.actual_s[:, 0] * joules_per_s[problem.jobs.job_class])
-    front = tradeoffs.pareto(problem, (0.0,))
+    front = comparison.pareto(problem, (0.0,))
     assert set(front["energy_source"]) == {"assumed, idling assumed"}
     assert findings.trade(front.assign(front=True, policy="hybrid"))["sources"] == "assumed, idling assumed"
     assert mixes.with_energy(chosen, 10).energy is None

@@ -89,14 +89,11 @@ def rows_of_64(x):
 
 
 @pytest.mark.parametrize(("function", "each"), [
-    (lambda x: F.leaky_relu(x, 0.1), 2), (F.elu, 3), (F.mish, 6), (F.softplus, 3), (F.logsigmoid, 4), (F.glu, 2),
-    (lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), 0),
-    (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 32),
-    (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 128), (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), 0),
+    (F.mish, 6), (F.glu, 2),
+    (nn.Upsample(scale_factor=2, mode="bilinear"), 32), (nn.ReflectionPad2d(1), 0),
     (lambda x: x.flatten(1) @ x.new_ones(3 * 64), 2), (lambda x: torch.sin(x) + torch.floor(x), 3),
-    (lambda x: F.max_pool1d(x.flatten(2), 4), 1), (lambda x: F.prelu(x, x.new_ones(3)), 2),
-    (lambda x: x.sort()[0], 3), (lambda x: rows_of_64(x).sort(1)[0], 6), (lambda x: rows_of_64(x).topk(2, 1)[0], 6),
-    (lambda x: rows_of_64(x).sort(stable=True, dim=1)[0], 6), (lambda x: rows_of_64(x).kthvalue(2, 1)[0], 6),
+    (lambda x: F.max_pool1d(x.flatten(2), 4), 1),
+    (lambda x: x.sort()[0], 3), (lambda x: rows_of_64(x).sort(1)[0], 6), (lambda x: rows_of_64(x).kthvalue(2, 1)[0], 6),
     (lambda x: x + x.detach().histc(8)[0], 2), (lambda x: torch.empty_like(x).exponential_() + x, 2),
     (lambda x: torch.fft.fft(x.to(torch.complex64)).real, 5 * 3),
     (lambda x: torch.mm(torch.complex(x, x).flatten(1), x.new_ones(192, 3, dtype=torch.complex64)).real, 8 * 3)])

@@ -18,7 +18,7 @@ from lib import __main__, paths, store
 from lib.config.definitions import load_scenarios
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import machine
+from lib.measure import archive, machine
 from lib.measure.training import profile_run
 from lib.predict import registry, steps
 from lib.predict.advice import advise, advise_text, suggestions
@@ -27,7 +27,7 @@ from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import PARTS, Costs, Part, Step
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
 from lib.studies.scheduler_eval import mixes, scenario
@@ -168,12 +168,6 @@ def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, 
     assert fourth.predicted_ms == pytest.approx(every.predicted_ms / 4)
 
 
-def test_what_is_resized_takes_the_loader_longer():
-    item = work.captured(networks.network("W4", 2), "train")
-    assert steps.loading("W4", item).resized_mb == steps.loading("W4", item).mb == pytest.approx(2 * 112 * 112 * 4 / 1e6)
-    assert steps.loading("W5", item).resized_mb == 0 == steps.loading("resnet18", item).resized_mb
-
-
 # ------------------------------------------------------------------------------------------------- where steps are shown
 
 @pytest.fixture(scope="module")
@@ -207,9 +201,9 @@ def test_a_loader_that_takes_most_of_a_step_bounds_it(answer, monkeypatch):
     slow = Costs({"batches": 1e4, "samples": 0.0, "mb": 0.0, "resized_mb": 0.0}, 0.1, 3, "test")
     real = steps.costs_of
     monkeypatch.setattr(steps, "costs_of", lambda *given: {**real(*given), "loader_wait": slow})
-    bounded = advise.predictions(answer.captured, answer.predictors)
+    bounded = advise.predictions([replace(one) for one in answer.answers])
     assert list(bounded["bound"]) == ["loader", "loader"]
-    faster = suggestions.changes(answer.captured, answer.predictors[0])
+    faster = suggestions.changes(answer.answers[0])
     assert not [change.what for change in faster if "retain" in change.what], "a loop retains what it frees as it is"
 
 
@@ -243,17 +237,16 @@ def without_learners(monkeypatch):
 
 def test_what_ships_follows_from_the_reference_profiles(without_learners):
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
-    (runs, rows), = profiled_steps.collected("replay").values()
-    device = profiled_steps.device_of(runs, "replay")
-    (predictor,) = registry.for_devices([device], "fp32", shipped=True)
-    profiles = profiled_steps.gather(runs, rows, predictor)
-    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem, runs["hardware_id"].iloc[0])
+    runs = steps.plain(archive.runs("replay"))
+    (predictor,) = registry.for_devices([profiled_steps.device_of(runs, "replay")], "fp32", shipped=True)
+    profiles = profiled_steps.gather(runs, "replay", predictor)
+    shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem)
     assert (steps.own_files(predictor, shipped=True)[0], again.runs) == (SHIPPED, shipped.runs)
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
     ours = [table[table["learner"] == profiled_steps.OURS].reset_index(drop=True) for table in (
-        profiled_steps.left_out(profiles), profiled_steps.published(SHIPPED, "replay"))]
+        profiled_steps.left_out(profiles, predictor), profiled_steps.published(SHIPPED, "replay"))]
     beside = ["run_id", "split", "measured_ms", "loader_wait_ms", "h2d_ms", "optimizer_ms"]
     pd.testing.assert_frame_equal(*(table[beside] for table in ours), rtol=1e-4)
     assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
@@ -325,16 +318,14 @@ def test_too_few_profiles_are_one_line(home, capsys):
     assert "three architectures or more, there are: simple_cnn" in error and error.count("\n") == 1
 
 
-def test_runs_that_are_not_of_the_plain_loop_teach_nothing(monkeypatch):
-    runs = profiled_steps.archive.runs("replay")
+def test_runs_that_are_not_of_the_plain_loop_teach_nothing():
+    runs = archive.runs("replay")
     assert len(steps.measured_ms(runs))
     for changed in ({"num_workers": 2}, {"verdict": "unusable"}, {"arch": "resnet18"}, {"precision": "bf16"},
                     {"grad_accum_steps": 2}, {"augment": True}, {"random_crop": True}, {"channels_last": True},
                     {"resolution": "resized"}, {"workload_id": "gone"}, {"optimizer": "sgd"}):
-        others = runs.assign(**changed)
-        monkeypatch.setattr(profiled_steps.archive, "runs", lambda _, others=others: others)
-        assert profiled_steps.collected("replay") == {}, changed
-        assert steps.measured_ms(others) == {}, "nor are they shown beside its prediction"
+        assert steps.plain(runs.assign(**changed)).empty, changed
+        assert steps.measured_ms(runs.assign(**changed)) == {}, "nor are they shown beside its prediction"
 
 
 def test_predictions_without_their_profiles_are_refused(tmp_path):
@@ -359,14 +350,6 @@ def test_a_damaged_file_is_one_line(place, value, tmp_path):
         with pytest.raises(InputError) as error:
             StepModel.load(path)
         assert "\n" not in str(error.value) and str(path) in str(error.value)
-
-
-def test_a_file_is_read_as_it_was_written(tmp_path, w1):
-    model = StepModel.load(SHIPPED)
-    again = StepModel.load(model.save(tmp_path / SHIPPED.name))
-    assert again.costs == model.costs and again.runs == model.runs
-    for name, learner in model.learners.items():
-        assert again.learners[name].predict([w1]) == pytest.approx(learner.predict([w1]))
 
 
 def test_without_any_costs_of_a_cpu_the_reason_is_named(home, monkeypatch, cpu, w1):

@@ -100,29 +100,6 @@ def test_what_tests_do_not_run_uses_what_there_is():
     assert {name: missing for name, text in texts.items() if (missing := missing_names(ast.parse(text)))} == {}
 
 
-PRIVATE_WORDS = set("""asked told said mine found yardstick knee forge shelf shelved belief believed ledger confront judging
-    giver fluid hire hired seat desk menu hand teach twin tell tells""".split())
-
-
-def identifiers(tree):
-    """Return the names that a module gives: variables, attributes, functions, classes, arguments."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
-        elif isinstance(node, FUNCTIONS | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-    return names
-
-
-def test_names_are_words_of_the_field(modules):
-    """No identifier is made of a word that a reader would have to look up here (docs/glossary.md has those of the field)."""
-    assert [(name, one) for name, tree in modules.items() for one in identifiers(tree)
-            if PRIVATE_WORDS & set(re.findall("[A-Z]?[a-z]+", one.replace("_", " ").lower()))] == []
-
-
 # Where one format or another is parsed. Files come in through the first group, whose readers check them; the second reads what
 # this project's own processes hand one another, and cells of tables that were checked when they were read.
 DOORS = {"lib.csv_files": "pd.read_csv", "lib.store": "json.loads pq.ParquetFile", "lib.config.base": "YAML",

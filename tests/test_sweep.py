@@ -3,14 +3,12 @@
 import dataclasses
 import itertools
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from lib import __main__, paths, store, tables
 from lib.config import notebooks
@@ -20,12 +18,11 @@ from lib.measure.energy import meters
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
-from lib.studies.sweep import findings
-from lib.studies.sweep import tables as shown
+from lib.studies import sweep as shown
 from lib.work.graph import spaces
 from tests import refused
 from tests.interrupted import cut_again_and_again
-from tests.visitors import InProcess, Visitor, draw_small, visited
+from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +146,7 @@ def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_a
 def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, monkeypatch):
     class Hung(InProcess):
         def ready(self):
-            return {**machine.identity(), "threads": 1, "card": ""}
+            return identified()
 
         def ask(self, request, timeout_s):
             asked.append(request)
@@ -329,15 +326,6 @@ def made(home, name, factor):
     store.write(frame, paths.SWEEPS / name / "sweep.parquet", "sweep")
 
 
-@pytest.mark.parametrize(("factor", "word", "status"), [(1.2, "slower", 1), (1.005, "same", 0), (0.8, "faster", 0)])
-def test_two_sweeps_are_compared_pair_by_pair(home, capsys, factor, word, status):
-    made(home, "a", 1.0)
-    made(home, "b", factor)
-    assert __main__.main(["compare", "a", str(paths.SWEEPS / "b")]) == status
-    out = capsys.readouterr().out
-    assert f"B is {word}: B / A = {factor:.4f}" in out and f"12 {word}" in out
-
-
 @pytest.mark.parametrize(("other", "told"), [("nothing", "'nothing' is no measured sweep or run"),
                                              ("run.csv", "only like can be compared with like")])
 def test_what_cannot_be_compared_is_told(home, monkeypatch, other, told):
@@ -382,19 +370,12 @@ def test_a_point_without_an_energy_says_why_at_once(metered, monkeypatch, dtype,
     if meter == "none":
         monkeypatch.setenv(meters.CHOICE, "none")
     config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
-    tools = visit.Tools(device)
-    tools.idle_w = 40.0
+    bench = visit.Bench(device, 20.0)
+    bench.idle_w = 40.0
     changed = dataclasses.replace(config, latency_type="end_to_end", dtype=dtype)
-    result = visit.energy(changed, config.ops(), device, seconds, tools)
+    result = bench.energy(changed, config.ops(), seconds)
     assert why in result["energy_reason"] and np.isnan(result["energy_j"])
     assert (result["calls"] > 0) == (seconds == 0.2), "nothing else is looped"
-
-
-@pytest.mark.parametrize(("call_s", "least", "most"), [(0.03, 2, 2), (0.0002, 50, 400)])
-def test_a_long_call_is_made_twice_a_visit_and_a_short_one_as_often_as_fits(call_s, least, most):
-    calls = []
-    samples, _, _ = visit._kernel_samples(lambda: calls.append(time.sleep(call_s)), torch.device("cpu"), 20.0)
-    assert least <= len(calls) <= most and all(ms >= 0.9e3 * call_s for ms in samples)
 
 
 def test_devices_stand_side_by_side_where_they_measured_the_same():
@@ -416,9 +397,8 @@ def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
     assert rows[["op", "meter", "configurations"]].to_numpy().tolist() == [["conv2d", "nvml:0 counter", 2],
                                                                           ["linear", "rapl counter", 1]]
     np.testing.assert_allclose(rows.iloc[:, 4:], [[300, (150 + 350) / 2, 30, 5, 2], [100, np.nan, 30, np.nan, np.nan]])
-    numbers = findings._energy(table)
-    assert (numbers["looped"], numbers["meters"]) == (3, "nvml:0 counter, rapl counter")
-    assert [numbers[name] for name in ("low_w", "high_w", "above_low_w", "above_high_w", "apart_pct", "apart_n")] == \
-        pytest.approx([20, 40, 15, 35, 2, 2])
-    assert findings._energy(table[2:3])["energy_reason"] == "9 samples within 1 s; 10 are needed"
+    numbers = shown.energy_numbers(table)
+    assert (len(numbers["loops"]), numbers["meters"]) == (3, "nvml:0 counter, rapl counter")
+    assert numbers["loops"][["above_w", "apart"]].min().tolist() == pytest.approx([15, 1])
+    assert shown.energy_numbers(table[2:3])["energy_reason"] == "9 samples within 1 s; 10 are needed"
     assert shown.energy(table[2:3]).empty

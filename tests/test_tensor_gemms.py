@@ -6,7 +6,7 @@ import pytest
 
 from lib.predict import training
 from lib.predict.evaluation import gpu_kernels
-from lib.predict.operators import features, features_gpu
+from lib.predict.operators import features, features_gpu, inputs
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.validation import matrices_of, shapes_of
@@ -18,7 +18,7 @@ MIB = 2**20
 def terms(device, m, n, k):
     row = features.columns(products(m, n, k, item=2))
     return {name: np.asarray(value).item() for name, value in
-            features_gpu.terms(row, "gemm", Chip.of(VENDORS[device], "bf16")).items()}
+            features_gpu.values(row, "gemm", Chip.of(VENDORS[device], "bf16"))[0].items()}
 
 
 @pytest.mark.parametrize(("right_mib", "copies", "resident"), [(16, 5, 1), (24, 4, 1), (32, 3, 1), (40, 3, 0), (20, 5, 0.72),
@@ -37,9 +37,8 @@ def test_a_right_matrix_is_read_from_the_cache_where_all_copies_fit(right_mib, c
 def test_a_device_whose_entry_states_no_cache_has_features(dtype):
     """Such an entry of params/devices.yaml is allowed; it ended in a ZeroDivisionError."""
     chip = Chip.of(VENDORS["l40s"].model_copy(update={"cache_mb": 0.0}), dtype)
-    row = features.columns(products(8, 1024, 1024))
-    for part in (features_gpu.terms, features_gpu.features):
-        assert np.isfinite(np.hstack(list(part(row, features_gpu.gemm_group(chip), chip).values()))).all()
+    for table in inputs.frames(products(8, 1024, 1024), chip):
+        assert np.isfinite(table.to_numpy()).all()
 
 
 def test_few_tiles_cut_k_and_many_wait_for_one_another():
@@ -59,7 +58,7 @@ def test_no_fold_splits_the_ms_of_one_matrix():
     split = fold.groupby(matrices_of(table)).agg(["min", "max"])
     assert (split["min"] == split["max"]).all() and set(fold) == {0, 1, 2}
     assert shapes_of(table).nunique() > matrices_of(table).nunique()
-    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.own_scores(model, table)["split"])
+    assert gpu_kernels.MATRICES.format(3) in set(gpu_kernels.scores(gpu_kernels.own(model, table))["split"])
 
 
 def test_a_correction_with_lengths_ignores_what_does_not_matter():
@@ -73,23 +72,18 @@ def test_a_correction_with_lengths_ignores_what_does_not_matter():
     assert errors[True] < 0.3 * errors[False]
 
 
-def sibling_scores(devices, dtype, points=0):
-    """Return the scores of each of two GPUs by the other's shipped model, on 60 GEMMs of each."""
+@pytest.mark.parametrize(("devices", "dtype", "scored"), [
+    (("p4", "p100-pcie-16gb"), "fp32", set()), (("h100-sxm", "h200-sxm"), "bf16", {"h100-sxm", "h200-sxm", "mean"})])
+def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either(devices, dtype, scored):
+    """GEMMs of the P4 were: a training of both ended in an error of its scores, after all models were trained."""
     tables = {}
     for seed, device in enumerate(devices):
-        sizes = np.random.default_rng(seed).integers(1, 64, (60, 3)) * 32
-        table = products(*sizes.T, dtype=dtype, hardware_id=f"published:{device}")
-        tables[device] = table.assign(latency_ms=0.03 + table["flops"] / 4e9)
-    return gpu_kernels.sibling_scores([shipped(device, dtype) for device in devices], tables, points)
-
-
-def test_a_sibling_does_not_answer_for_kernels_that_were_throttled_on_either():
-    """GEMMs of the P4 were: a training of both ended in an error of its scores, after all models were trained."""
-    scores = sibling_scores(("p4", "p100-pcie-16gb"), "fp32")
-    assert scores.empty and list(scores.columns) == list(gpu_kernels.COLUMNS)
-    scores = sibling_scores(("h100-sxm", "h200-sxm"), "bf16", points=60)
-    assert set(scores["device"]) == {"h100-sxm", "h200-sxm", "mean"}
-    assert set(scores["split"]) == {gpu_kernels.SIBLING}, "60 kernels of 60 leave none to score"
+        table = products(*np.random.default_rng(seed).integers(1, 64, (3, 60)) * 32, dtype=dtype)
+        tables[device] = table.assign(latency_ms=0.03 + table["flops"] / 4e9, hardware_id=f"published:{device}")
+    cases = gpu_kernels.by_sibling([shipped(device, dtype) for device in devices], tables)
+    scores = gpu_kernels.scores(cases, points=60)
+    assert set(scores["device"]) == scored and list(scores.columns) == list(gpu_kernels.COLUMNS)
+    assert set(scores["split"]) <= {gpu_kernels.SIBLING}, "60 kernels of 60 leave none to score"
 
 
 def test_published_scores_of_gemms_on_gpus_left_out_are_those_of_any_gpu_and_better_than_baselines():
@@ -97,9 +91,9 @@ def test_published_scores_of_gemms_on_gpus_left_out_are_those_of_any_gpu_and_bet
     mape, corrected = table.set_index(["split", "device", "learner"])["mape"].sort_index(), gpu_kernels.CORRECTED.format(
         gpu_kernels.DEVICE, 200)
     whole = shipped("any-gpu", "bf16").parts["gemm forward"]
-    rows = table[(table["split"] == gpu_kernels.DEVICE) & (table["learner"] == "this model") & (table["device"] != "mean")]
-    assert (rows["mape"] * rows["n"]).sum() / whole.rows == pytest.approx(whole.scores["mape"], rel=1e-3)
-    assert mape[corrected, "mean", "this model"] < mape[gpu_kernels.DEVICE, "mean", "this model"]
+    rows = table.query("split == @gpu_kernels.DEVICE and learner == 'this model' and device != 'mean'")
+    assert rows.eval("mape * n").sum() / whole.rows == pytest.approx(whole.scores["mape"], rel=1e-3)
     for split in (gpu_kernels.DEVICE, corrected, gpu_kernels.SIBLING):
-        assert mape[split, "mean", "this model"] < mape[split, "mean"].drop("this model").min(), "better than each baseline"
+        assert mape[split, "mean"].idxmin() == "this model", "better than each baseline"
+    assert mape[corrected, "mean", "this model"] < mape[gpu_kernels.DEVICE, "mean", "this model"]
     assert set(mape[gpu_kernels.SIBLING].index.get_level_values("device")) == {"h200-sxm", "h100-sxm", "mean"}

@@ -16,8 +16,7 @@ from lib.errors import InputError
 from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
-from lib.tensorrt.recordings import dataset, latencies, mapping
-from lib.tensorrt.recordings.latencies import LayerTimes
+from lib.tensorrt.recordings import dataset, mapping
 from tests import SHARED, refused
 
 EDGE = SHARED / "data" / "edgeprofiler"
@@ -69,13 +68,13 @@ def test_work_and_bytes_of_layers_are_exact(tmp_path):
         ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"), ({"Inputs": []}, "without Inputs"),
         ({"Inputs": [tensor(1, 8)]}, "dimensions"), ({"Name": ""}, "Name"), ({"Kernel": "3x3"}, "Kernel"),
         ({"Outputs": [tensor(1, -4, 8, 8)]}, "Outputs"))),
-    ([convolution(), convolution()], "'conv' is there twice"), ([], "no list 'Layers'"), (["a", "b"], "verbosity detailed"),
-    ([1], "layer 0")])
+    ([convolution(), convolution()], "'conv' is there twice"), ([], r"Layers = \[\]"), (["a", "b"], "verbosity detailed"),
+    ([1], "Layers.0 = 1")])
 def test_an_engine_that_contradicts_itself_or_is_none_is_refused(tmp_path, layers, what):
     with refused(what):
         engine.read(written(tmp_path / "e.json", *layers))
     (tmp_path / "e.json").write_text(json.dumps(layers))
-    with refused("no list 'Layers'"):
+    with refused("expected a mapping"):
         engine.read(tmp_path / "e.json")
 
 
@@ -111,12 +110,12 @@ def test_multiply_adds_of_sample_engines_are_those_of_the_networks(path, gmacs):
 def test_latencies_with_and_without_time_stamps_and_of_trtexec(tmp_path):
     path = tmp_path / "l.json"
     path.write_text(json.dumps({"a": [0.5, 1.5], "b": [[0.25, "20241212-10:00:00.500000"]]}))
-    times = latencies.read(path)
-    assert times["a"].latency_ms.tolist() == [0.5, 1.5] and np.isnan(times["a"].end_s).all()
-    assert times["b"].end_s[0] % 1 == pytest.approx(0.5)
+    times = mapping.read_times(path)
+    assert times["layer_run_time"].tolist() == [0.5, 1.5, 0.25] and times["end_s"].isna().tolist() == [True, True, False]
+    assert times["end_s"].iloc[2] % 1 == pytest.approx(0.5)
     entry = {"name": "a", "timeMs": 3, "averageMs": 1.0, "medianMs": 0.9, "percentage": 100}
     path.write_text(json.dumps([{"count": 3}, entry]))
-    assert latencies.read(path)["a"].latency_ms.tolist() == [0.9]
+    assert mapping.read_times(path)["layer_run_time"].tolist() == [0.9]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "1", '{"a": 1}', '{"a": ["x"]}', '{"a": [[1, "yesterday"]]}', '{"a": [-1]}',
@@ -124,7 +123,7 @@ def test_latencies_with_and_without_time_stamps_and_of_trtexec(tmp_path):
 def test_what_is_no_latency_is_refused(tmp_path, content):
     (tmp_path / "l.json").write_text(content)
     with pytest.raises(InputError):
-        latencies.read(tmp_path / "l.json")
+        mapping.read_times(tmp_path / "l.json")
 
 
 def stamped(at_s):
@@ -163,10 +162,11 @@ def test_a_window_has_the_mean_of_the_samples_within_it_and_none_without(samples
 @pytest.mark.parametrize(("name", "end_s", "words"), [
     ("a", [100.0, 101, 102], "does not overlap"), ("a", [np.nan] * 3, "no time stamps"), ("b", [1.0] * 3, "not of one engine")])
 def test_power_of_another_time_or_no_stamps_is_refused(name, end_s, words):
-    read = engine.Engine("e", (engine.Layer(name="a", layer_type="CaskConvolution"),))
+    read = engine.Engine("e", (engine.Layer(name="a", layer_type="Reformat"),))
     log = PowerLog(np.array([0.0, 1.0]), np.array([5.0, 5.0]))
     with refused(words):
-        mapping.layerwise(read, {name: LayerTimes(np.ones(3), np.array(end_s))}, log, 1.0)
+        times = pd.DataFrame({"layer_name": name, "cycle": 1, "layer_run_time": 1.0, "end_s": end_s})
+        mapping.layerwise(read, times.assign(start_s=times["end_s"] - 0.001), log, 1.0)
 
 
 def recording(folder, cycles=12, missing_s=0.0, first=convolution()):  # noqa: B008 - it is only read

@@ -43,19 +43,20 @@ def test_a_low_power_limit_lowers_what_a_card_sustains_and_a_high_one_does_not()
 
 @pytest.fixture(scope="module")
 def tables():
-    """Give networks of two cards, of which one has slower memory than usual, and their rows."""
-    (first, captures), (second, _) = of_card("rtx-3090"), of_card("rtx-4090", slower=1.0)
-    return first, second, captures
+    """Give networks of two cards, of which one has slower memory than usual."""
+    return of_card("rtx-3090"), of_card("rtx-4090", slower=1.0)
 
 
 @pytest.fixture(scope="module")
 def two_cards(tables):
-    cards = unseen_cards.of_cards(pd.concat(tables[:2], ignore_index=True), tables[2])
-    return cards, unseen_cards.left_out(cards, (0, 10, 50), iterations=40)
+    cards = unseen_cards.of_cards(pd.concat(tables, ignore_index=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "ITERATIONS", 40)
+        return cards, unseen_cards.left_out(cards, (0, 10, 50))
 
 
-def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tables, tmp_path):
-    rows_of = unseen_cards.table(two_cards[1], tables[2], "timm", "Apache-2.0")
+def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tmp_path):
+    rows_of = unseen_cards.table(two_cards[1], "timm", "Apache-2.0")
     scores = unseen_cards.curve(rows_of).set_index(["device", "networks"])
     assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
     half = np.log(rows_of["high"] / rows_of["predicted"]).round(9).groupby([rows_of["device"], rows_of["what"]]).nunique()
@@ -73,7 +74,7 @@ def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_c
 
 def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards):
     cards, predicted = two_cards
-    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0", iterations=40)
+    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0")
     (fitted,) = shared.conditions.values()
     zero = predicted[predicted["networks"] == 0]
     inside = (zero["log_predicted"] - zero["log_ms"]).abs() <= fitted.half
@@ -82,25 +83,23 @@ def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards
 
 
 def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
-    first, second, captures = tables
+    first, second = tables
     with refused("1 cards have 50 networks or more, two are needed"):
-        unseen_cards.of_cards(first, captures)
-    cards = unseen_cards.of_cards(pd.concat([first, second.assign(compiled=True)], ignore_index=True), captures)
+        unseen_cards.of_cards(first)
+    cards = unseen_cards.of_cards(pd.concat([first, second.assign(compiled=True)], ignore_index=True))
     with refused("no two cards ran networks alike"):
-        unseen_cards.left_out(cards, (0,), iterations=5)
+        unseen_cards.left_out(cards, (0,))
 
 
 def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
-    _, table, captures = tables
-    cases = learning.cases_of(table, list(captures.values()), features.sustained(VENDORS["rtx-4090"]), EAGER)
-    few, rest = fitting.part_of(cases, np.arange(10)), fitting.part_of(cases, np.arange(10, 70))
-    np.testing.assert_allclose(fitting.predict(rest, model.usual()), fitting.predict(cases, model.usual())[10:])
-    shift = fitting.shift({"a": model.usual()}, {"a": few})
-    before, after = (np.abs(fitting.predict(rest, weights) - rest.log_ms).mean()
-                     for weights in (model.usual(), model.usual() + shift))
+    chip = features.sustained(VENDORS["rtx-4090"])
+    cases = fitting.Cases(tables[1], EAGER, chip, (), model.usual())
+    few, rest = cases.of(np.arange(10)), cases.of(np.arange(10, 70))
+    before, after = (np.abs(learning.error(rest.predicted(weights))).mean()
+                     for weights in (model.usual(), model.usual() + fitting.shift([few])))
     assert after < 0.2 * before
-    exact = replace(few, log_ms=fitting.predict(few, model.usual()))
-    assert np.abs(fitting.shift({"a": model.usual()}, {"a": exact})).max() < 1e-3
+    exact = replace(few, table=few.table.assign(latency_ms=np.exp(few.predicted(model.usual())["log_predicted"])))
+    assert np.abs(fitting.shift([exact])).max() < 1e-3
 
 
 @pytest.mark.parametrize(("device", "wider"), [("a10", 1), ("l4", 1), ("rtx-5090", 1), ("h100-sxm", 2), ("t4", 2)])

@@ -4,6 +4,7 @@ import gc
 from contextlib import ExitStack
 
 from lib.measure import machine
+from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.gpus.watch import GpuUse
 from lib.work.graph import spaces
 
@@ -26,6 +27,12 @@ def visited(**changed):
             "other_cores": 0.0, "stolen_cores": 0.0, "status": "ok", "reason": "", **GpuUse().columns, **changed}
 
 
+def identified(**changed):
+    """Return what a worker is ready with, but for what is ``changed``."""
+    return {**machine.identity(), "threads": 1, "card": "", "spare_cores": 0, "free_bytes": 1e12, "meter": NOT_MEASURED,
+            **changed}
+
+
 class Visitor:
     """Stands in for a worker whose visits are good and alike, no two of them to the last digit."""
 
@@ -33,7 +40,7 @@ class Visitor:
         self.device, self.visits = device, 0
 
     def ready(self):
-        return {**machine.identity(), "threads": 1, "free_bytes": 1e12}
+        return identified()
 
     def visit(self, config, ops):
         self.visits += 1

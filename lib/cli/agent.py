@@ -8,12 +8,12 @@ from lib.cli.options import a_path, folder_name, whole
 def _agent(options: argparse.Namespace) -> int:
     import signal
 
-    from lib.dashboard.agents import agent, client, devices
+    from lib.dashboard.agents import agent, devices
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
     if options.parent:
         agent.end_with_parent(options.parent)
-    server = client.Client(options.server, client.read_token(options.token_file))
+    server = agent.Client(options.server, agent.read_token(options.token_file))
     pairs = devices.devices_here(options.slots)
     if line := devices.narrowed(pairs):
         print(line, flush=True)

@@ -32,60 +32,52 @@ def _bundle(options: argparse.Namespace) -> int:
     return 0
 
 
-def _published(kind: str, path: Path | None) -> int:
-    """Bring in published measurements, and of aiconfigurator their power; print a line a table."""
-    from lib.measure import importers
-    from lib.measure.published import attention_power, power, wheel
-
-    if kind != "aiconfigurator":
-        _print_rows(importers.bring_in(kind, path))
-        if kind == "neusight" and (ignored := importers.neusight_ignored(path)):
-            print(f"ignored: {choices(ignored)}")
-        return 0
-    with wheel.data_folder(path) as folder:
-        _print_rows(importers.bring_in(kind, folder))
-        _print_power("GEMMs", power.bring_in(folder))
-        _print_power("attention kernels", attention_power.bring_in(folder))
-    return 0
-
-
-def _print_power(what: str, tables) -> None:
+def _print(tables, what: str = "") -> None:
+    """Print a line a device: how many rows were written where, and of power how many are of short windows."""
     for device, (target, table) in tables.items():
-        short = (table["window"] == "short").sum()
-        print(f"{device}: power of {len(table)} {what} in {target}; {short} of them ran in windows too short for the sensor")
+        short = f"; {(table['window'] == 'short').sum()} of them ran in windows too short for the sensor" if what else ""
+        print(f"{device}: " + (f"power of {len(table)} {what}" if what else f"{len(table)} rows") + f" in {target}{short}")
     if not tables:
         print(f"power of {what}: no file has the columns power and power_limit")
 
 
-def _print_rows(tables) -> None:
-    for device, (target, table) in tables.items():
-        print(f"{device}: {len(table)} rows in {target}")
-
-
 def _import(options: argparse.Namespace) -> int:
-    from lib import store
-    from lib.measure import bundle
-    from lib.measure.operators import export
+    from lib.measure import importers
 
     if options.kind == "gavel":
         from lib.schedule import gavel
 
         print("{}: {} rows".format(*gavel.import_table(options.path)))
-        return 0
-    if options.kind == "timm":
+    elif options.kind == "aiconfigurator":
+        from lib.measure.published import aiconfigurator
+
+        written = aiconfigurator.bring_in(options.path)
+        for table, what in (("sweep", ""), ("power", "GEMMs"), ("attention_power", "attention kernels")):
+            _print(written[table], what)
+    elif options.kind == "timm":
         from lib.measure.published import whole_networks
 
-        _print_rows(whole_networks.bring_in(options.path))
-        return 0
-    if options.kind != "bundle":
-        return _published(options.kind, options.path)
+        _print(whole_networks.bring_in(options.path))
+    elif options.kind != "bundle":
+        _print(importers.bring_in(options.kind, options.path))
+        if options.kind == "neusight" and (ignored := importers.neusight_ignored(options.path)):
+            print(f"ignored: {choices(ignored)}")
+    else:
+        _merge(options)
+    return 0
+
+
+def _merge(options: argparse.Namespace) -> None:
+    from lib import store
+    from lib.measure import bundle
+    from lib.measure.operators import export
+
     if options.path is None:
         raise InputError("import bundle needs the path of a bundle")
     folder, new = bundle.merge(options.path, paths.REFERENCE if options.reference else None, _readers())
     for path in sorted(folder.glob("sweeps/*/sweep.parquet")):  # a bundle holds tables, not what is derived from them
         export.write(store.read(path, "sweep"), path.parent)
     print(f"{folder}: {new} files new or grown; a reference by its name: --reference or -p reference {folder.name}")
-    return 0
 
 
 def add(verbs) -> None:

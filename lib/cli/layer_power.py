@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from lib import files, paths
@@ -48,7 +49,7 @@ def _dataset(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from lib.tensorrt.models import trained_models, training
+    from lib.tensorrt.models import training
     from lib.tensorrt.recordings import dataset
 
     registry = None if options.register is None else _registry(options.register)
@@ -57,7 +58,7 @@ def _train(options: argparse.Namespace) -> int:
         models, refused = training.train(table, target, options.device, options.source, options.licence,
                                          learner=options.learner)
         for model in models:
-            print(f"{trained_models.save(model, options.out)}: {training.words(model)}")
+            print(f"{training.save(model, options.out)}: {training.words(model)}")
             if registry:
                 _register(model, registry)
         for reason in refused:
@@ -129,17 +130,17 @@ def _versions(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace):
     """Return the models that are asked: of a registry where some are named, else of folders."""
-    from lib.tensorrt.models import trained_models
+    from lib.tensorrt.models import training
     from lib.tensorrt.models.model_registry import CHAMPION, Registry
 
     if options.registry and not options.model:
         raise InputError("--registry needs --model NAME@ALIAS ...; python -m lib layer-power versions lists them")
     if options.model:
-        named = [(name.partition("@")[0], name.partition("@")[2] or CHAMPION) for name in options.model]
-        return trained_models.gather([Registry(options.registry).load(*name) for name in named])
-    folders = (options.models,) if options.models else (trained_models.OWN, trained_models.SHIPPED)
-    own = options.device if options.device in trained_models.devices(folders) else ""
-    return trained_models.load(options.model_device or own, folders)
+        named = [name.partition("@") for name in options.model]
+        return [Registry(options.registry).load(name, alias or CHAMPION) for name, _, alias in named]
+    folders = (options.models,) if options.models else (training.OWN, training.SHIPPED)
+    own = options.device if options.device in training.devices(folders) else ""
+    return training.load_models(options.model_device or own, folders)
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -153,10 +154,10 @@ def _predict(options: argparse.Namespace) -> int:
     rows = predictions.of_engine(read, models, options.device, options.strict)
     write = files.replace if options.force and not files.is_stream(target) else files.create
     write(target, rows.to_csv(index=False).encode())
-    total = predictions.total(rows)
-    print(f"{target}: {total.covered} of {total.layers} layers predicted: {total.runtime_ms:,.3f} ms "
-          f"({total.low_ms:,.3f}-{total.high_ms:,.3f})" + (f", {total.power_w:,.2f} W above idle, {total.energy_mj:,.2f} mJ"
-                                                           if total.energy_mj == total.energy_mj else ", power not known"))
+    sums = predictions.total(rows)
+    line = "{covered} of {layers} layers predicted: {runtime_ms:,.3f} ms ({low_ms:,.3f}-{high_ms:,.3f}), " + (
+        "{power_w:,.2f} W above idle, {energy_mj:,.2f} mJ" if sums["energy_mj"] == sums["energy_mj"] else "power not known")
+    print(f"{target}: {line.format_map(sums)}")
     if rows["power_prediction"].isna().all():
         print("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
               "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
@@ -176,6 +177,13 @@ def _least(verb: argparse.ArgumentParser) -> None:
                       help="runs with a power sample that a layer's power needs at least (default: 10)")
 
 
+def _step(steps, call: Callable, text: str) -> argparse.ArgumentParser:
+    """Add the step that ``call`` carries out, of its name."""
+    step = steps.add_parser(call.__name__[1:], help=text)
+    step.set_defaults(call=call)
+    return step
+
+
 def _registry_of(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--registry", default="", metavar="URI", help="an MLflow registry (default: SQLite in data/mlflow)")
 
@@ -185,25 +193,22 @@ def add(verbs) -> None:
     verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
 
-    step = steps.add_parser("dataset", help="from raw recordings to training data: preprocess, then convert")
+    step = _step(steps, _dataset, "from raw recordings to training data: preprocess, then convert")
     step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
     _out(step)
     _least(step)
     step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
-    step.set_defaults(call=_dataset)
 
-    step = steps.add_parser("preprocess", help="bring the power of raw recordings to their layers")
+    step = _step(steps, _preprocess, "bring the power of raw recordings to their layers")
     step.add_argument("raw", type=a_path, help="folder of recordings")
     _out(step)
-    step.set_defaults(call=_preprocess)
 
-    step = steps.add_parser("convert", help="turn preprocessed recordings into training data, a table a kind of layer")
+    step = _step(steps, _convert, "turn preprocessed recordings into training data, a table a kind of layer")
     step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
     _out(step)
     _least(step)
-    step.set_defaults(call=_convert)
 
-    step = steps.add_parser("record", help="record networks here, layer by layer, in the formats of an edge board; the same "
+    step = _step(steps, _record, "record networks here, layer by layer, in the formats of an edge board; the same "
                             "line again records those that are missing")
     step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
     step.add_argument("--batch-size", type=whole(1, 4096), default=1)
@@ -211,13 +216,12 @@ def add(verbs) -> None:
     step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
     step.add_argument("--synthetic-power", action="store_true", help="make up the power of its layers, marked as synthetic")
     _out(step, FOLDER / "raw_data")
-    step.set_defaults(call=_record)
     _add_models(steps)
 
 
 def _add_models(steps) -> None:
     """Add the steps of models: train, tune, predict."""
-    step = steps.add_parser("train", help="train models of runtime and power of layers on training data")
+    step = _step(steps, _train, "train models of runtime and power of layers on training data")
     step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
     step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")
     step.add_argument("--targets", nargs="+", choices=("runtime", "power"), default=["runtime", "power"])
@@ -228,9 +232,8 @@ def _add_models(steps) -> None:
     step.add_argument("--register", nargs="?", const="", metavar="URI", help="register the models in MLflow as champions "
                       "(default: SQLite in data/mlflow)")
     _out(step, paths.DATA / "trained_models")
-    step.set_defaults(call=_train)
 
-    step = steps.add_parser("tune", help="search settings of the models with Optuna, on training networks alone")
+    step = _step(steps, _tune, "search settings of the models with Optuna, on training networks alone")
     step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
     step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on; names the study")
     step.add_argument("--target", choices=("runtime", "power"), default="runtime")
@@ -239,9 +242,8 @@ def _add_models(steps) -> None:
     step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
     step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
     step.add_argument("--write", action="store_true", help="put the best settings into params/layer_power.yaml, for review")
-    step.set_defaults(call=_tune)
 
-    step = steps.add_parser("predict", help="predict the runtime and power of each layer of an engine")
+    step = _step(steps, _predict, "predict the runtime and power of each layer of an engine")
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
     step.add_argument("--result-csv-path", type=a_path, required=True, help="the table to write, a row a layer")
     step.add_argument("--force", action="store_true", help="replace that table where it is there already")
@@ -252,10 +254,8 @@ def _add_models(steps) -> None:
                       help="the device whose models are asked (default: that of --device, or the only one)")
     step.add_argument("--device", default="", help="what the engine runs on")
     step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
-    step.set_defaults(call=_predict)
 
-    step = steps.add_parser("versions", help="list the registered versions of models, with their aliases and scores")
+    step = _step(steps, _versions, "list the registered versions of models, with their aliases and scores")
     step.add_argument("model", nargs="?", default="", help="one model (default: all)")
     step.add_argument("--alias", nargs=2, metavar=("ALIAS", "N"), help="let an alias name version N of the model first")
     _registry_of(step)
-    step.set_defaults(call=_versions)

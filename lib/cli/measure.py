@@ -8,7 +8,7 @@ from lib.cli.options import a_path, add_parameters, assignments, folder_name, na
 
 def _machine(_: argparse.Namespace) -> int:
     from lib.measure import load, machine
-    from lib.measure.energy.meters import Absent, open_meter
+    from lib.measure.energy.meters import open_meter
 
     facts = machine.identity()
     with load.LoadWatch() as watch:
@@ -25,7 +25,7 @@ def _machine(_: argparse.Namespace) -> int:
     print(f"{'other processes':>18}  {now.other_cores:.2f} cores")
     for device in machine.devices():
         meter = open_meter(device)
-        print(f"{f'power of {device}':>18}  {f'{meter.name}: {meter.reason}' if isinstance(meter, Absent) else meter.name}")
+        print(f"{f'power of {device}':>18}  {': '.join(filter(None, (meter.name, meter.reason)))}")
     return 0
 
 

@@ -12,31 +12,23 @@ from lib.errors import InputError
 _LONGEST_NAME = 255  # bytes
 
 
-def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
-    """Return the reader of a whole number from ``least`` to ``most``."""
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
-        return value
-    return read
-
-
-def number(least: float = 0.0, most: float = 1e9, above: bool = False) -> Callable[[str], float]:
+def number(least: float = 0.0, most: float = 1e9, above: bool = False, kind: type = float) -> Callable[[str], float]:
     """Return the reader of a finite number from ``least`` (``above``: larger than it) to ``most``."""
     def read(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
         if not least <= value <= most or (above and value == least):
-            raise argparse.ArgumentTypeError(f"{text!r} is no number {'above' if above else 'from'} {least:g} "
-                                             f"{'and up ' if above else ''}to {most:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no {'whole ' * (kind is int)}number {'above' if above else 'from'} "
+                                             f"{least:.10g} {'and up ' if above else ''}to {most:.10g}")
         return value
     return read
+
+
+def whole(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """Return the reader of a whole number from ``least`` to ``most``."""
+    return number(least, most, kind=int)
 
 
 def a_path(text: str) -> Path:

@@ -1,30 +1,29 @@
 """The verbs that predict: ``advise``, ``advise-op``, ``calibrate``, ``models``. Imports nothing heavy."""
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from lib.cli.options import a_path, new_file, number, whole
 from lib.errors import InputError, choices
 
 _BUDGET_S = 120.0  # of calibrate
-Answer = TypeVar("Answer")
 
 
-def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Answer:
+def _after_a_look(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
     """Return an answer; where it is of this machine's CPU by another one's model, once its ceilings were measured.
 
     While another measurement runs they are not, and the answer is the one without.
     """
-    import sys
-
     from lib import locks
     from lib.predict import registry, transfer_cpu
-    from lib.predict.advice import advise
 
     answer = ask()
     has_cpu = not options.device or "cpu" in options.device
-    if options.no_look or not has_cpu or not advise.without_ceilings(registry.predictor("cpu", options.dtype)):
+    cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_look else None
+    if cpu is None or not cpu.is_unscaled:
         return answer
     print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
           file=sys.stderr)
@@ -36,30 +35,32 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Answer]) -> Ans
     return ask()
 
 
-def _advise(options: argparse.Namespace) -> int:
-    import json
+def _as_json(rows: list) -> str:
+    from lib.predict.advice import advise_text
 
+    return json.dumps(advise_text.plain(rows), indent=1, allow_nan=False)
+
+
+def _advise(options: argparse.Namespace) -> int:
     if options.questions:
         return _answer_questions(options)
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
     from lib.measure import load
-    from lib.predict.advice import advise, advise_text, suggestions, summary
+    from lib.predict.advice import advise, advise_text, suggestions
 
-    query = advise.Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout,
-                         options.compile)
     with load.LoadWatch() as watch:
-        advice = _after_a_look(options, lambda: advise.advise(query, options.device, crossovers=not options.json))
+        advice = _after_a_look(options, lambda: advise.advise(_query(options), options.device, crossovers=not options.json))
         reading = watch.reading()
-        note = advise_text.neighbours(advice, reading)
+    note = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(json.dumps(advise_text.records(advice, verified, note), indent=1, allow_nan=False))
+        print(_as_json(advise_text.records(advice, verified, note)))
         return 0
     changes = suggestions.suggestions(advice)
     if not options.explain and not options.verify:
-        print(summary.text(advice, changes, advise_text.neighbours(advice, reading, brief=True)))
+        print(advise_text.screen(advice, changes, note))
         return 0
     print("\n".join(filter(None, (advise_text.text(advice), note))), flush=True)  # what users' code prints goes to stderr
     if options.verify:
@@ -69,122 +70,120 @@ def _advise(options: argparse.Namespace) -> int:
     return 0
 
 
+def _query(options: argparse.Namespace) -> Any:
+    from lib.predict.advice.query import Query
+
+    return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
+
+
 def _answer_questions(options: argparse.Namespace) -> int:
     """Answer a file of questions; return 1 where none of them has an answer."""
-    import json
-    import sys
-
     from lib import files
-    from lib.predict.advice import advise, advise_text, questions
+    from lib.predict.advice import questions
 
     if options.model or options.verify:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
-    usual = advise.Query("", options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
-    rows = questions.read(options.questions, usual, options.device)
+    rows = questions.read(options.questions, _query(options), options.device)
     options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
     table = _after_a_look(options, lambda: questions.answer(rows))
     print(questions.summary(table), file=sys.stderr)
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
-    elif options.json:
-        print(json.dumps(advise_text.plain(table.to_dict("records")), indent=1, allow_nan=False))
     else:
-        print(table.to_csv(index=False), end="")
+        print(_as_json(table.to_dict("records")) if options.json else table.to_csv(index=False).removesuffix("\n"))
     return int((table["error"] != "").all())
 
 
 def _advise_operator(options: argparse.Namespace) -> int:
-    import json
-    import sys
-
     from lib.predict.advice import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
     table = _after_a_look(options, lambda: advise_operator.advise(wanted, options.device))
-    if not options.json:
-        print(advise_operator.text(wanted, table))
-        return 0
-    print(json.dumps(advise_operator.records(table), indent=1, allow_nan=False))
-    for device, why in table.attrs["left_out"].items():
+    print(_as_json(table.to_dict("records")) if options.json else advise_operator.text(wanted, table))
+    for device, why in table.attrs["left_out"].items() if options.json else ():
         print(f"left out: {device}: {why}", file=sys.stderr)
     return 0
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    if options.networks:
-        from lib.config.definitions import load_devices
-        from lib.measure import machine
-        from lib.predict import registry
-        from lib.predict.cards import calibration
+    if not options.networks:
+        from lib.predict import calibrate
 
-        given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
-        unused = [option for option, value in given.items() if value is not None]
-        if unused:
-            raise InputError(f"--networks measures nothing, in no element type of its own: leave out {choices(unused)}")
-        device = options.device
-        if device not in load_devices():
-            where = machine.device(device)
-            if where.type != "cuda":
-                raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
-                                 "or an id of params/devices.yaml")
-            device = registry.vendor_of(machine.device_name(where))
-        print(calibration.summary(calibration.calibrate(device, options.networks)))
+        print(calibrate.summary(calibrate.calibrate(options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
         return 0
-    from lib.predict import calibrate
+    from lib.config.definitions import load_devices
+    from lib.measure import machine
+    from lib.predict import registry
+    from lib.predict.cards import calibration
 
-    print(calibrate.summary(calibrate.calibrate(options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
+    given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
+    if unused := [option for option, value in given.items() if value is not None]:
+        raise InputError(f"--networks measures nothing, in no element type of its own: leave out {choices(unused)}")
+    device = options.device
+    if device not in load_devices():
+        where = machine.device(device)
+        if where.type != "cuda":
+            raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
+                             "or an id of params/devices.yaml")
+        device = registry.vendor_of(machine.device_name(where))
+    print(calibration.summary(calibration.calibrate(device, options.networks)))
     return 0
 
 
 def _models(options: argparse.Namespace) -> int:
     """List the models at hand or their errors, or train those that ship from the reference and the imported data."""
-    from lib.predict.evaluation import evaluate, models_at_hand
+    from lib.predict.evaluation import models_at_hand
+    from lib.predict.trust import errors
 
     if options.errors:
-        from lib.predict.trust import errors
-
         if options.train:
             raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
         rows = errors.table()
         shown = errors.weakest_first(rows[rows["what"] != errors.FAMILIES]) if options.all else errors.graded(rows)
-        print(shown.to_string(index=False, na_rep="-", float_format=lambda value: f"{value:.1f}"))
+        print(_shown(shown, na_rep="-"))
         if not options.all:
             print("Of what no model saw. --all: by device, kind, mode and condition.")
         return 0
-
+    for text in _trained(options.train, options.quick, options.source) if options.train else ():
+        print(text)
     if options.train == "profiles":
-        from lib.predict.evaluation import profiled_steps
-
-        for path in profiled_steps.learn_all(options.source):
-            scores = profiled_steps.scores(profiled_steps.published(path, options.source))
-            print(f"{path}\n{scores.to_string(index=False, float_format=lambda value: f'{value:.1f}')}\n")
         return 0
-    if options.train == "cpu":
-        print(evaluate.evaluate(quick=options.quick).to_string(index=False))
-    elif options.train == "power":
-        from lib.predict.power import training
-
-        print(training.ship(quick=options.quick).to_string(index=False, float_format=lambda value: f"{value:.2f}"))
-    elif options.train == "timm":
-        from lib.predict.cards import learning, unseen_cards
-
-        table, captures, reasons = learning.material()
-        for scores in (learning.ship(table, captures), unseen_cards.ship(table, captures, *learning.SOURCE)):
-            print(scores.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
-        print("".join(f"left out: {name}: {reason}\n" for name, reason in reasons.items()), end="")
-    elif options.train == "gains":
-        from lib.predict import gain_training
-
-        print(gain_training.ship().to_string(index=False, float_format=lambda value: f"{value:.1f}"))
-    elif options.train in ("neusight", "aiconfigurator"):
-        evaluate.published(options.train, "bf16" if options.train == "aiconfigurator" else "fp32", options.quick)
-    elif options.train:
-        scores, reasons = evaluate.own_machine(options.train, options.quick)
-        print(scores.to_string(index=False))
-        print("".join(f"left out: {reason}\n" for reason in reasons), end="")
     table = models_at_hand.summary()
-    print(table.to_string(index=False, float_format=lambda value: f"{value:.1f}"))
+    print(_shown(table))
     return int((table["part"] == models_at_hand.UNUSABLE).any())
+
+
+def _shown(table: Any, digits: int = 1, **how: str) -> str:
+    return table.to_string(index=False, float_format=f"{{:.{digits}f}}".format, **how)
+
+
+def _trained(what: str, quick: bool, source: str) -> Iterator[str]:
+    """Train models; yield what to print of each."""
+    from lib.predict import gain_training
+    from lib.predict.cards import learning, unseen_cards
+    from lib.predict.evaluation import evaluate, profiled_steps
+    from lib.predict.power import training
+
+    if what == "profiles":
+        for path in profiled_steps.learn_all(source):
+            yield f"{path}\n{_shown(profiled_steps.scores(profiled_steps.published(path, source)))}\n"
+    elif what == "cpu":
+        yield evaluate.evaluate(quick=quick).to_string(index=False)
+    elif what == "power":
+        yield _shown(training.ship(quick=quick), digits=2)
+    elif what == "timm":
+        table, reasons = learning.material()
+        yield _shown(learning.ship(table))
+        yield _shown(unseen_cards.ship(table))
+        yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
+    elif what == "gains":
+        yield _shown(gain_training.ship())
+    elif what in ("neusight", "aiconfigurator"):
+        evaluate.published(what, "bf16" if what == "aiconfigurator" else "fp32", quick)
+    else:
+        scores, reasons = evaluate.own_machine(what, quick)
+        yield scores.to_string(index=False)
+        yield from (f"left out: {reason}" for reason in reasons)
 
 
 def add(verbs) -> None:
@@ -209,21 +208,26 @@ def _add_advise(verbs) -> None:
                            "(default: the network's usual one)")
     verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
-    verb.add_argument("--device", action="append", default=[],
-                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
-                           "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--explain", action="store_true",
                       help="print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
+    _add_devices(verb, _advise)
+
+
+def _add_devices(verb, call: Callable) -> None:
+    """Add the options of an answer on several devices."""
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--device", action="append", default=[],
+                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
+                           "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--no-look", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
-    verb.set_defaults(call=_advise)
+    verb.set_defaults(call=call)
 
 
 def _add_advise_operator(verbs) -> None:
@@ -233,11 +237,7 @@ def _add_advise_operator(verbs) -> None:
                       help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
                            "name lists those of the family")
     verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
-    verb.add_argument("--device", action="append", default=[], help="as in advise")
-    verb.add_argument("--no-look", action="store_true", help="as in advise")
-    verb.add_argument("--json", action="store_true", help="print a list of objects, one a device")
-    verb.set_defaults(call=_advise_operator)
+    _add_devices(verb, _advise_operator)
 
 
 def _add_models(verbs) -> None:

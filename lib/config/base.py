@@ -21,12 +21,34 @@ def _no_truth(value: Any) -> Any:
 
 
 NUMBER = BeforeValidator(_no_truth)
+
+
+def whole(least: int = 0, most: int | None = None) -> Any:
+    """Return the type of a whole number from ``least`` to ``most``."""
+    return Annotated[int, NUMBER, Field(ge=least, le=most)]
+
+
+def number(least: float | None = None, most: float | None = None, above: float | None = None) -> Any:
+    """Return the type of a number from ``least``, or ``above`` another, to ``most``."""
+    return Annotated[float, NUMBER, Field(ge=least, gt=above, le=most)]
+
+
+def text(pattern: str) -> Any:
+    """Return the type of a text that fits a pattern."""
+    return Annotated[str, Field(pattern=pattern)]
+
+
+def some(kind: Any) -> Any:
+    """Return the type of one or more values of a type."""
+    return Annotated[tuple[kind, ...], Field(min_length=1)]
+
+
 Source = Literal["measure", "replay"]
-Count = Annotated[int, NUMBER, Field(ge=0)]
-Positive = Annotated[int, NUMBER, Field(ge=1)]
-Threads = Annotated[int, NUMBER, Field(ge=0, le=1024)]
+Count = whole(0)
+Positive = whole(1)
+Threads = whole(0, 1024)
 Seed = Annotated[int, NUMBER, Field(ge=0, lt=2**32)]
-PlainName = Annotated[str, Field(pattern=rf"^{NAME}$")]
+PlainName = text(rf"^{NAME}$")
 _REASONS = 5  # wrong values that one line names
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # in a model, in a dataclass
 _SHORT = reprlib.Repr()  # how a wrong value looks in it: a file may hold anything, and more of it than memory holds

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lib import paths
-from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping
+from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping, number, some, text, whole
 from lib.config.notebooks import ProfileParams, notebook_model
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
@@ -23,37 +23,37 @@ class VendorDevice(Strict):
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
+    id: text(r"^[a-z0-9-]+$")
     name: str
     peak_gflops: dict[Dtype, Rate]
     peak_gbps: Rate
     memory_mb: Rate
     multiprocessors: Count = 0
-    cache_mb: Annotated[float, Field(ge=0)] = 0.0
-    architecture: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
-    power_w: Annotated[float, Field(ge=0)] = 0.0
-    price_per_hour: Annotated[float, Field(gt=0)] | None = None
+    cache_mb: number(0) = 0.0
+    architecture: text(r"^[a-z0-9-]*$") = ""
+    power_w: number(0) = 0.0
+    price_per_hour: number(above=0) | None = None
     source: Annotated[str, Field(min_length=5)]
 
 
 class RunGrid(Strict):
     """The cells of one backend in ``params/matrix.yaml``, and its own options of a run."""
 
-    models: Annotated[tuple[str, ...], Field(min_length=1)]
-    batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    precisions: Annotated[tuple[Literal["fp32", "bf16", "fp16", "amp"], ...], Field(min_length=1)]
-    optimizers: Annotated[tuple[Literal["adam", "sgd"], ...], Field(min_length=1)] = ("adam",)
+    models: some(str)
+    batch_sizes: some(Positive)
+    precisions: some(Literal["fp32", "bf16", "fp16", "amp"])
+    optimizers: some(Literal["adam", "sgd"]) = ("adam",)
     options: dict[str, Any] = {}
 
 
 class Matrix(Strict):
     """``params/matrix.yaml``: on what the models are trained, how often, with which options, and the grid of each backend."""
 
-    environment: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]*$")] = ""
+    environment: text(r"^[A-Za-z0-9._-]*$") = ""
     dataset: str = "pathmnist"
     folder: str = ""
     notes: Annotated[str, Field(max_length=10_000)] = ""
-    size: Annotated[int, Field(ge=8, le=1024)] = 224
+    size: whole(8, 1024) = 224
     repeats: Positive = 3
     options: dict[str, Any] = {}
     grids: dict[Literal["cpu", "cuda", "mps"], RunGrid]
@@ -62,9 +62,9 @@ class Matrix(Strict):
 class Metric(Strict):
     """One counter of ``params/nsight_metrics.yaml``: what it stands for and how much one count weighs."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")]
+    name: text(r"^[A-Za-z0-9_.]+$")
     role: Literal["flops", "bytes", "time"]
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: number(above=0) = 1.0
     dtype: Dtype | None = None
     optional: bool = False
 
@@ -81,10 +81,10 @@ class JobClass(Strict):
 class Group(Strict):
     """Equal devices of a scenario. Watts and price are assumptions."""
 
-    count: Annotated[int, Field(ge=1, le=100_000)]
-    idle_w: Annotated[float, Field(ge=0)] | None = None
-    busy_w: Annotated[float, Field(ge=0)] | None = None
-    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    count: whole(1, 100_000)
+    idle_w: number(0) | None = None
+    busy_w: number(0) | None = None
+    price_per_hour: number(0) | None = None
 
 
 class Scenario(Strict):
@@ -93,12 +93,12 @@ class Scenario(Strict):
     ``kinds`` names those of its jobs; empty: all.
     """
 
-    id: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    id: text(r"^[a-z0-9_]+$")
     note: str
     kinds: tuple[str, ...] = ()
     devices: Annotated[dict[str, Group], Field(min_length=1)]
-    shortest_s: Annotated[float, Field(gt=0)]
-    longest_s: Annotated[float, Field(gt=0)]
+    shortest_s: number(above=0)
+    longest_s: number(above=0)
 
 
 def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: str = "") -> dict[str, Any]:
@@ -112,10 +112,10 @@ def table(path: Path, key: str, model: type[Strict], named: str = "id", beside: 
                          f"{f' beside {beside!r}' if beside else ''} and nothing else; it has: {choices(content)}")
     entries = {}
     for name, value in mapping(content[key], f"{path}: {key}").items():
-        entry = mapping(value, f"{path}: {name} must be a mapping: {name}")
-        if named and named in entry:
+        content = mapping(value, f"{path}: {name} must be a mapping: {name}")
+        if named and named in content:
             raise InputError(f"{path}: {name}: its {named} is its name, and not stated again")
-        entries[name] = build(model, {named: name, **entry} if named else entry, f"{path}: {name}")
+        entries[name] = build(model, {named: name, **content} if named else content, f"{path}: {name}")
     return entries
 
 
@@ -132,10 +132,7 @@ def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
 
 def vendor_device(device_id: str) -> VendorDevice:
     """Return one device as its vendor states it; InputError lists the known ones."""
-    devices = load_devices()
-    if device_id not in devices:
-        raise InputError(f"no device {device_id!r} in params/devices.yaml; there are: {choices(devices)}")
-    return devices[device_id]
+    return entry(load_devices(), device_id, "device in params/devices.yaml")
 
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
@@ -153,10 +150,7 @@ def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[s
 
 def scenario(name: str) -> Scenario:
     """Return one scenario; InputError lists the known ones."""
-    scenarios = load_scenarios()[1]
-    if name not in scenarios:
-        raise InputError(f"no scenario {name!r} in params/scenarios.yaml; there are: {choices(scenarios)}")
-    return scenarios[name]
+    return entry(load_scenarios()[1], name, "scenario in params/scenarios.yaml")
 
 
 def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:
@@ -185,9 +179,9 @@ def load_matrix(path: Path = paths.PARAMS / "matrix.yaml") -> Matrix:
 class Workload(Strict):
     """One line of ``params/workloads.yaml``: what is trained on what."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+    id: text(r"^[A-Za-z0-9][A-Za-z0-9.-]*$")
     dataset: str
-    size: Annotated[int, Field(ge=8, le=1024)]
+    size: whole(8, 1024)
     model: str
     batch_size: Positive
     purpose: str = ""
@@ -197,9 +191,9 @@ class Workload(Strict):
 class NetworkSet(Strict):
     """One entry of ``sets`` in ``params/networks.yaml``: every combination of its lists is a case."""
 
-    networks: Annotated[tuple[str, ...], Field(min_length=1)]
-    modes: Annotated[tuple[Literal["infer", "train"], ...], Field(min_length=1)]
-    batch_sizes: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    networks: some(str)
+    modes: some(Literal["infer", "train"])
+    batch_sizes: some(Positive)
     dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     compiled: tuple[bool, ...] = (False,)
@@ -209,9 +203,9 @@ class NetworkSet(Strict):
 class Campaign(Strict):
     """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them."""
 
-    rounds: Annotated[int, Field(ge=1, le=1000)]
-    case_s: Annotated[float, Field(gt=0, le=1e5)]
-    sets: Annotated[tuple[NetworkSet, ...], Field(min_length=1)]
+    rounds: whole(1, 1000)
+    case_s: number(above=0, most=1e5)
+    sets: some(NetworkSet)
 
 
 class Step(Strict):
@@ -221,7 +215,7 @@ class Step(Strict):
     """
 
     command: Annotated[str, Field(min_length=3, pattern=r"^([^{}]|\{(device|cards|slots|seconds|total)\})*$")]
-    minutes: Annotated[float, Field(gt=0, le=1440)]
+    minutes: number(above=0, most=1440)
     until: str = ""
     needs: tuple[str, ...] = ()
 
@@ -230,7 +224,7 @@ class GpuPlan(Strict):
     """``params/gpu.yaml``: the packages that all steps for a machine with a GPU need, and the steps by name, in their order."""
 
     needs: tuple[str, ...]
-    steps: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], Step], Field(min_length=1)]
+    steps: Annotated[dict[text(r"^[a-z0-9_]+$"), Step], Field(min_length=1)]
 
 
 class Section(Strict):
@@ -273,10 +267,7 @@ def workloads() -> dict[str, Workload]:
 
 def workload(workload_id: str) -> Workload:
     """Return one workload; InputError lists the known ids."""
-    table = workloads()
-    if workload_id not in table:
-        raise InputError(f"no workload {workload_id!r}; there are: {choices(table)} (add yours to params/workloads.yaml)")
-    return table[workload_id]
+    return entry(workloads(), workload_id, "workload", " (add yours to params/workloads.yaml)")
 
 
 def load_report_plan(path: Path = paths.PARAMS / "report.yaml") -> ReportPlan:

@@ -9,22 +9,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue, RootModel, field_validator
 
 from lib import paths
-from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, parse
-from lib.errors import InputError, choices
+from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, number, parse, text, whole
+from lib.errors import InputError, entry
 from lib.files import NAME
 
 _DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # categories of control characters, half characters, breaks of lines
 _LONGEST = 1000
-Device = Annotated[str, Field(pattern=f"^{_DEVICE}$")]
-Devices = Annotated[str, Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
-Names = Annotated[str, Field(pattern=r"^[^,\s]+(,[^,\s]+)*$")]
-MachineName = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")]  # of a bundle, perhaps with -v2
-FolderName = Annotated[str, Field(pattern=rf"^({NAME})?$")]
-RunFolder = Annotated[str, Field(pattern=r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")]
-Shape = Annotated[str, Field(pattern=r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")]  # such as 3x224x224
-BatchSize = Annotated[int, Field(ge=0, le=1_000_000)]
-Batches = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Device = text(f"^{_DEVICE}$")
+Devices = text(f"^(all|{_DEVICE}(,{_DEVICE})*)$")
+Names = text(r"^[^,\s]+(,[^,\s]+)*$")
+MachineName = text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")  # of a bundle, perhaps with -v2
+FolderName = text(rf"^({NAME})?$")
+RunFolder = text(r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")
+Shape = text(r"^([0-9]{1,6}(x[0-9]{1,6}){2,3})?$")  # such as 3x224x224
+BatchSize = whole(0, 1_000_000)
+Batches = whole(0, 1_000_000_000)
 
 
 class Parameters(Strict):
@@ -54,9 +54,9 @@ class MachineParams(Sourced):
     """Parameters of ``01_machine``."""
 
     device: Device = "auto"
-    budget_s: Annotated[float, Field(ge=1, le=3600)] = 15.0
-    gemm_max: Annotated[int, Field(ge=0, le=32768)] = 0
-    triad_max_mb: Annotated[float, Field(ge=0, le=65536)] = 0.0
+    budget_s: number(1, 3600) = 15.0
+    gemm_max: whole(0, 32768) = 0
+    triad_max_mb: number(0, 65536) = 0.0
     threads: Threads = 0
 
 
@@ -72,22 +72,22 @@ class ProfileParams(Parameters):
     data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
     resolution: Literal["native", "resized"] = "native"
     batch_size: BatchSize = 0
-    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    epochs: whole(1, 1_000_000) = 1
     warmup_iters: Batches = 5
-    warmup_s: Annotated[float, Field(ge=0, le=600)] = 4.0
+    warmup_s: number(0, 600) = 4.0
     iters: Batches = 30
-    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 24.0
+    budget_s: number(0, 1e6) = 24.0
     profile: bool = True
     precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    lr: number(above=0, most=10) = 1e-3
     optimizer: Literal["adam", "sgd"] = "adam"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 1e-4
+    weight_decay: number(0, 1) = 1e-4
     channels_last: bool = False
-    grad_accum_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    num_workers: Annotated[int, Field(ge=0, le=256)] = 0
+    grad_accum_steps: whole(1, 1_000_000) = 1
+    num_workers: whole(0, 256) = 0
     pin_memory: bool = False
-    prefetch_factor: Annotated[int, Field(ge=0, le=1000)] = 0
+    prefetch_factor: whole(0, 1000) = 0
     augment: bool = False
     random_crop: bool = False
     deterministic: bool = False
@@ -104,19 +104,19 @@ class SweepParams(Sourced):
     op: Names = "conv2d"
     grid: str = ""
     device: Devices = "auto"
-    budget_s: Annotated[float, Field(ge=0, le=1e6)] = 30.0
+    budget_s: number(0, 1e6) = 30.0
     count: Batches = 0
-    rounds: Annotated[int, Field(ge=1, le=100)] = 5
-    visit_ms: Annotated[float, Field(ge=1, le=10_000)] = 20.0
-    energy_s: Annotated[float, Field(ge=0, le=600)] = 0.0
+    rounds: whole(1, 100) = 5
+    visit_ms: number(1, 10_000) = 20.0
+    energy_s: number(0, 600) = 0.0
     latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
     cache: Literal["warm", "cold", "both"] = "warm"
     dtype: str = "fp32"
-    shard: Annotated[str, Field(pattern=r"^[0-9]{1,6}/[0-9]{1,6}$")] = "0/1"
+    shard: text(r"^[0-9]{1,6}/[0-9]{1,6}$") = "0/1"
     threads: Threads = 0
-    timeout_s: Annotated[float, Field(gt=0, le=1e5)] = 60.0
-    patience_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
-    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    timeout_s: number(above=0, most=1e5) = 60.0
+    patience_s: number(0, 3600) = 10.0
+    memory_share: number(above=0, most=1) = 0.5
     seed: Seed = 0
     name: FolderName = ""
 
@@ -161,8 +161,8 @@ class RooflineParams(Sourced):
     models: Names = "resnet50,vgg16,mobilenet_v2"
     batch_size: Annotated[BatchSize, Field(ge=1)] = 1
     dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
-    budget_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
-    vendor: Annotated[str, Field(pattern=r"^[a-z0-9-]*$")] = ""
+    budget_s: number(0, 3600) = 20.0
+    vendor: text(r"^[a-z0-9-]*$") = ""
     nsight: str = ""
 
 
@@ -171,7 +171,7 @@ class ComplexityParams(Sourced):
 
     models: str = "W1,W2,W3,W4,W5,W6,W7,resnet50,vgg16,mobilenet_v2"
     input_shape: Shape = ""
-    batch_sizes: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$")] = "1,8,32"
+    batch_sizes: text(r"^[1-9][0-9]{0,5}( *, *[1-9][0-9]{0,5})*$") = "1,8,32"
     detail: str = ""
 
     @field_validator("models")
@@ -214,15 +214,15 @@ class SchedulerParams(Sourced):
     """Parameters of ``07_scheduler_eval``."""
 
     scenarios: Names = "one_gpu,large_gpu,mixed"
-    count: Annotated[int, Field(ge=10, le=20_000)] = 120
-    seeds: Annotated[int, Field(ge=1, le=100)] = 2
-    arriving: Annotated[int, Field(ge=100, le=100_000)] = 800
-    scale: Annotated[int, Field(ge=1000, le=1_000_000)] = 10_000
+    count: whole(10, 20_000) = 120
+    seeds: whole(1, 100) = 2
+    arriving: whole(100, 100_000) = 800
+    scale: whole(1000, 1_000_000) = 10_000
     jobs: str = ""
     energy: str = ""
     workloads: Names = "W1,W6"
-    real: Annotated[int, Field(ge=2, le=1000)] = 6
-    job_s: Annotated[float, Field(ge=0.5, le=3600)] = 1.5
+    real: whole(2, 1000) = 6
+    job_s: number(0.5, 3600) = 1.5
 
     @property
     def names(self) -> list[str]:
@@ -237,7 +237,7 @@ class LayerPowerParams(Sourced):
     network: FolderName = ""
     engine: str = ""
     device_name: FolderName = ""
-    trials: Annotated[int, Field(ge=0, le=10_000)] = 0
+    trials: whole(0, 10_000) = 0
     seed: Seed = 0
 
 
@@ -247,7 +247,7 @@ class FinetuneParams(Sourced):
     config: FolderName = "cnn"
     run: RunFolder = ""
     device: Device = "auto"
-    epochs: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    epochs: whole(0, 1_000_000) = 0
     threads: Threads = 0
     resume: bool = True
 
@@ -260,9 +260,7 @@ NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile":
 
 def notebook_model(name: str) -> type[Strict]:
     """Return the parameter class of notebook ``name``; InputError lists the notebooks."""
-    if name not in NOTEBOOKS:
-        raise InputError(f"no notebook {name!r}; there are: {choices(NOTEBOOKS)}")
-    return NOTEBOOKS[name]
+    return entry(NOTEBOOKS, name, "notebook")
 
 
 class _Parameters(RootModel[dict[str, JsonValue]]):

@@ -16,7 +16,6 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
-    from lib.predict.advice import advise as advice
 
     checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
     names, facts = data.names_and_facts(checked)
@@ -31,7 +30,7 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
             steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
             ms = {mode: step.predicted_ms for mode, step in steps.items()}
             words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
-                     f"{ms['infer']:,.3g} ms, {advice.source_of(predictor, steps['train'].passes)}")
+                     f"{ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
             advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
     return advised
 

@@ -1,10 +1,8 @@
 """The dashboard as one ASGI application: the gate, the API, the pages, and how errors are answered."""
 
 import contextlib
-import gc
-import sys
-from collections.abc import AsyncIterator, Iterator
-from http import HTTPMethod, HTTPStatus
+from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,16 +10,15 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Mount
 
 from lib import __version__
-from lib.dashboard import api, database, schemas
+from lib.dashboard import api, database
+from lib.dashboard.fields import FieldsError, fields
 from lib.dashboard.operations import Operations
-from lib.dashboard.pages import rendering, router
+from lib.dashboard.pages import lists, rendering
 from lib.dashboard.security import Gate
 from lib.errors import InputError
 
-_SWITCH_S = 1e-3  # a request changes threads several times, and waits so long each time where another one is busy
 _UNKEEPABLE = HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep"
 _UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again"
 # the status of an error and its line, of None that of the error itself; the first type that fits counts
@@ -39,8 +36,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         dispatcher.start()
         try:
-            with _responsive():
-                yield
+            yield
         finally:
             dispatcher.close()
 
@@ -48,7 +44,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
                   redoc_url=None, max_body_size=most_bytes)
     app.include_router(api.router(operations))
     app.include_router(dispatcher.router, prefix="/api/v1", **api.PROTECTED)
-    app.include_router(router.router(operations, token), include_in_schema=False)
+    app.include_router(lists.router(operations, token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
     app.add_middleware(Gate, token=token)
     for kind in (*_ERRORS, RequestValidationError, HTTPException):
@@ -56,34 +52,15 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
     return app
 
 
-@contextlib.contextmanager
-def _responsive() -> Iterator[None]:
-    """Keep requests from waiting for busy threads and for long garbage collections."""
-    interval_s = sys.getswitchinterval()
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-        gc.unfreeze()
-
-
 def _answer(request: Request, error: Exception) -> Response:
     """Answer an error with its status and one line, as JSON or as a page."""
     if isinstance(error, RequestValidationError):
-        error = schemas.FieldsError(schemas.fields(error.errors(), drop=1))
+        error = FieldsError(fields(error.errors(), drop=1))
     if isinstance(error, HTTPException):
         status, line = error.status_code, str(error.detail)
     else:
         status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
-        routes = [route for route in request.app.routes if not isinstance(route, Mount)]
-        allowed = [method for method in HTTPMethod
-                   if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]
-        headers = {"Allow": ", ".join(allowed)} if allowed else headers
     line = line or str(error)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": getattr(error, "errors", {})}, status, headers)

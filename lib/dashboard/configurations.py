@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from lib import paths
 from lib.config import notebooks
-from lib.dashboard.schemas import FieldsError, Object, fields, validated
+from lib.dashboard.fields import FieldsError, Object, fields, validated
 from lib.errors import InputError, choices
 
 _SECRETS = ("hf_token",)
@@ -109,20 +109,11 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})
 
 
-def form_fields() -> list[dict[str, Any]]:
-    """Return the fields of a TrainConfig for a form: name, kind of input, choices, default."""
+def form_fields() -> dict[str, dict[str, Any]]:
+    """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them."""
     from lib.finetune.config import TrainConfig
 
-    kinds = {"integer": "number", "number": "number", "boolean": "boolean"}
-    rows = []
-    for name, field in TrainConfig.model_json_schema()["properties"].items():
-        if name in _SECRETS:
-            continue
-        default = field.get("default")
-        rows.append({"name": name, "kind": "choice" if "enum" in field else kinds.get(field.get("type"), "text"),
-                     "choices": field.get("enum", ()), "needed": "default" not in field,
-                     "default": "" if default is None else json.dumps(default) if isinstance(default, list) else default})
-    return rows
+    return {name: field for name, field in TrainConfig.model_json_schema()["properties"].items() if name not in _SECRETS}
 
 
 def config_of(form: Mapping[str, str]) -> dict[str, Any]:

@@ -18,12 +18,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import JsonValue
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, exc, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.associationproxy import AssociationProxy, association_proxy
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 from sqlalchemy.types import TypeDecorator
 
+from lib.dashboard import fields
+from lib.dashboard.fields import Count, Flag, Items, Line, Long, Name, Names, Object, RowId
 from lib.errors import InputError, choices
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
@@ -31,7 +34,6 @@ ENDS = (FINISHED, FAILED, CANCELLED)
 TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
                FINISHED: (), FAILED: (), CANCELLED: ()}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
-ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
 
@@ -70,10 +72,22 @@ class _Finite(TypeDecorator):
         return float(value) if value is not None and math.isfinite(value) else None
 
 
+class _Text(TypeDecorator):
+    """A text; PostgreSQL keeps no NUL."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value, dialect):
+        """Return the stored value."""
+        return value.replace("\0", "\ufffd") if value else value
+
+
 class Base(DeclarativeBase):
     """Base of the tables."""
 
-    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, list[Any]: sa.JSON, datetime: _Utc, str: sa.Text,
+    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, dict[str, JsonValue]: sa.JSON, dict[str, Line]: sa.JSON,
+                           list[Any]: sa.JSON, list[Name]: sa.JSON, list[fields.Index]: sa.JSON, datetime: _Utc, str: _Text,
                            int: _NUMBER}
 
 
@@ -93,8 +107,8 @@ class _Row:
 class _Named(_Row):
     """A row with a name that no other has."""
 
-    name: Mapped[str] = mapped_column(unique=True)
-    description: Mapped[str] = mapped_column(default="")
+    name: Mapped[Name] = mapped_column(unique=True)
+    description: Mapped[Long]
 
 
 class Project(_Named, Base):
@@ -103,24 +117,27 @@ class Project(_Named, Base):
     __tablename__ = "projects"
 
 
-class Group(_Row, Base):
+class _InProject(_Row):
+    """A named row of a project."""
+
+    project_id: Mapped[RowId] = mapped_column(ForeignKey("projects.id"))
+    name: Mapped[Name]
+
+
+class Group(_InProject, Base):
     """Configurations of a project that are compared with one another."""
 
     __tablename__ = "experiment_groups"
     __table_args__ = (UniqueConstraint("project_id", "name"),)
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    name: Mapped[str]
-    description: Mapped[str] = mapped_column(default="")
+    description: Mapped[Long]
 
 
-class TrainConfig(_Row, Base):
+class TrainConfig(_InProject, Base):
     """A configuration: of a fine-tune (``kind`` finetune), or of a notebook with its parameters (notebook)."""
 
     __tablename__ = "train_configs"
     __table_args__ = (UniqueConstraint("project_id", "name", "version"), UniqueConstraint("project_id", "name", "config_hash"))
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
-    group_id: Mapped[str | None] = mapped_column(ForeignKey("experiment_groups.id"))
-    name: Mapped[str]
+    group_id: Mapped[RowId | None] = mapped_column(ForeignKey("experiment_groups.id"))
     kind: Mapped[str]
     config_json: Mapped[dict[str, Any]]
     config_hash: Mapped[str]  # SHA-256 of the JSON with sorted keys, all defaults filled in
@@ -132,15 +149,15 @@ class Agent(_Named, Base):
     """A machine that carries out runs; ``slots`` are its devices, ``load`` its last reported load."""
 
     __tablename__ = "agents"
-    host: Mapped[str] = mapped_column(default="")
-    labels: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    api_version: Mapped[str] = mapped_column(default="")
-    runner_version: Mapped[str] = mapped_column(default="")
+    host: Mapped[Line]
+    labels: Mapped[Object]
+    api_version: Mapped[Line]
+    runner_version: Mapped[Line]
     last_heartbeat_at: Mapped[datetime | None]
     manual: Mapped[bool] = mapped_column(default=True)  # entered on the page; nothing registered
-    connected: Mapped[bool] = mapped_column(default=False)
-    slots: Mapped[list[Any]] = mapped_column(default=list)
-    load: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    connected: Mapped[Flag]
+    slots: Mapped[Items]
+    load: Mapped[Object]
     gpus: Mapped[list["Gpu"]] = relationship(order_by="Gpu.index", cascade="all, delete-orphan", lazy="selectin")
 
     @classmethod
@@ -154,17 +171,17 @@ class Gpu(_Row, Base):
 
     __tablename__ = "gpus"
     __table_args__ = (UniqueConstraint("agent_id", "index"),)
-    agent_id: Mapped[str] = mapped_column(ForeignKey("agents.id"))
-    index: Mapped[int]
-    uuid: Mapped[str] = mapped_column(default="")
-    name: Mapped[str] = mapped_column(default="")
-    total_mem_mb: Mapped[int] = mapped_column(default=0)
-    compute_capability: Mapped[str] = mapped_column(default="")
-    is_allocated: Mapped[bool] = mapped_column(default=False)
+    agent_id: Mapped[RowId] = mapped_column(ForeignKey("agents.id"))
+    index: Mapped[fields.Index]
+    uuid: Mapped[Line]
+    name: Mapped[Line]
+    total_mem_mb: Mapped[fields.Megabytes]
+    compute_capability: Mapped[fields.Capability]
+    is_allocated: Mapped[Flag]
     last_seen_at: Mapped[datetime | None]
 
 
-class Run(_Row, Base):
+class Run(_InProject, Base):
     """One run of a configuration; ``reason`` says why it ended or waits again, ``placement`` why it went to its device.
 
     ``folder`` is relative to ``paths.DATA``: checkpoints, figures, the executed notebook.
@@ -172,13 +189,11 @@ class Run(_Row, Base):
 
     __tablename__ = "runs"
     __table_args__ = (Index("runs_of_project", "project_id", "created_at"), Index("runs_by_state", "state", "created_at"))
-    project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     config_id: Mapped[str] = mapped_column(ForeignKey("train_configs.id"))
-    name: Mapped[str]
     folder: Mapped[str] = mapped_column(unique=True)
     state: Mapped[str] = mapped_column(default=QUEUED)
-    reason: Mapped[str] = mapped_column(default="")
-    monitor_metric: Mapped[str] = mapped_column(default="")
+    reason: Mapped[Line]
+    monitor_metric: Mapped[Line]
     monitor_mode: Mapped[str] = mapped_column(default="max")
     best_value: Mapped[float | None]
     epoch: Mapped[int | None]
@@ -188,14 +203,14 @@ class Run(_Row, Base):
     finished_at: Mapped[datetime | None]
     only_agent_id: Mapped[str | None]  # where alone it may be placed
     agent_id: Mapped[str | None] = mapped_column(ForeignKey("agents.id"), index=True)
-    device: Mapped[str] = mapped_column(default="")  # the slot's name, such as cpu[0-1] or cuda:0
-    attempt: Mapped[int] = mapped_column(default=0)
+    device: Mapped[Line]  # the slot's name, such as cpu[0-1] or cuda:0
+    attempt: Mapped[Count]
     predicted_s: Mapped[float | None]
-    placement: Mapped[str] = mapped_column(default="")
-    docker_image: Mapped[str] = mapped_column(default="")  # kept, not run
-    gpu_indices: Mapped[list[Any]] = mapped_column(default=list)  # of that agent; the only cards that it may be placed on
-    env: Mapped[dict[str, Any]] = mapped_column(default=dict)  # kept, not set
-    tags: Mapped[list[Any]] = mapped_column(default=list)
+    placement: Mapped[Line]
+    docker_image: Mapped[Line]  # kept, not run
+    gpu_indices: Mapped[fields.Indices]  # of that agent; the only cards that it may be placed on
+    env: Mapped[fields.Environment]  # kept, not set
+    tags: Mapped[Names]
     seed: Mapped[int | None]
     config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
     agent: Mapped[Agent | None] = relationship(lazy="joined")
@@ -211,54 +226,57 @@ class Job(_Row, Base):
     queue_id: Mapped[str] = mapped_column(default="default")
     enqueued_at: Mapped[datetime] = mapped_column(default=now)
     dequeued_at: Mapped[datetime | None]
-    retries: Mapped[int] = mapped_column(default=0)
-    last_error: Mapped[str] = mapped_column(default="")
-    priority: Mapped[int] = mapped_column(default=0)
+    retries: Mapped[Count]
+    last_error: Mapped[Line]
+    priority: Mapped[fields.Priority]
 
 
 class Dataset(_Named, Base):
     """A dataset that configurations name."""
 
     __tablename__ = "datasets"
-    root: Mapped[str] = mapped_column(default="")
-    facts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    root: Mapped[Line]
+    facts: Mapped[Object]
 
 
 class Model(_Named, Base):
     """A network that configurations name."""
 
     __tablename__ = "models"
-    flavour: Mapped[str] = mapped_column(default="")
-    facts: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    flavour: Mapped[Line]
+    facts: Mapped[Object]
 
 
 class Augmentation(_Named, Base):
     """A named augmentation and its parameters."""
 
     __tablename__ = "augmentations"
-    params: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    params: Mapped[Object]
 
 
-class RunLog(Base):
-    """A line of a run's output; ``id`` grows in the order in which a run's lines became visible."""
+class _Output:
+    """What a run says; ``id`` grows in the order in which a run's rows became visible."""
+
+    id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+
+
+class RunLog(_Output, Base):
+    """A line of a run's output."""
 
     __tablename__ = "run_logs"
     __table_args__ = (UniqueConstraint("run_id", "attempt", "n"), Index("run_logs_in_order", "run_id", "id"))
-    id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     attempt: Mapped[int]
     n: Mapped[int]  # from 1 in each attempt
     line: Mapped[str]
     at: Mapped[datetime] = mapped_column(default=now)
 
 
-class RunMetric(Base):
+class RunMetric(_Output, Base):
     """A value of a run at a step; NaN is empty."""
 
     __tablename__ = "run_metrics"
     __table_args__ = (UniqueConstraint("run_id", "key", "split", "step"), Index("run_metrics_in_order", "run_id", "id"))
-    id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     step: Mapped[int]
     epoch: Mapped[int | None]
     key: Mapped[str]
@@ -268,7 +286,7 @@ class RunMetric(Base):
 
 def get(session: Session, table: type[Base], row_id: str) -> Any:
     """Return a row with its relations; NotFoundError names the missing one."""
-    row = session.get(table, row_id) if re.fullmatch(ROW_ID, row_id) else None
+    row = session.get(table, row_id) if re.fullmatch(fields.ROW_ID, row_id) else None
     if row is None:
         raise NotFoundError(f"there is no {table.__name__.lower()} {row_id}")
     return row
@@ -282,7 +300,6 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
-    reason = reason.replace("\0", "\ufffd")  # PostgreSQL keeps no NUL
     values = {"state": state, "reason": reason, "updated_at": at, **facts}
     if state == RUNNING:
         values["started_at"] = sa.func.coalesce(Run.started_at, at)
@@ -310,14 +327,14 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
 def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[int, str]]) -> None:
     """Add numbered lines of a run's attempt; existing ones stay. NotFoundError without such a run."""
     attempted = {"run_id": run_id, "attempt": attempt, "at": now()}
-    _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line.replace("\0", "\ufffd")} for n, line in lines])
+    _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line} for n, line in lines])
 
 
 def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
                 split: str = "train") -> None:
     """Add a run's values at a step; existing ones stay. NotFoundError without such a run."""
-    _add(session, RunMetric, run_id, [{"run_id": run_id, "step": step, "epoch": epoch, "split": split.replace("\0", "\ufffd"),
-                                       "key": key.replace("\0", "\ufffd"), "value": value} for key, value in values.items()])
+    position = {"run_id": run_id, "step": step, "epoch": epoch, "split": split}
+    _add(session, RunMetric, run_id, [{**position, "key": key, "value": value} for key, value in values.items()])
 
 
 def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:

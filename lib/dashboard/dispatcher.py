@@ -19,11 +19,10 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents import workers
-from lib.dashboard.agents.fleet import Fleet, note
+from lib.dashboard.agents.fleet import AgentSlot, Fleet, note
 from lib.dashboard.engine import Database, served
 from lib.dashboard.predictions import Predictions
-from lib.dashboard.run_records import STATES, RunRecords, best
+from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime.journal import Spec, UnwritableError
@@ -31,6 +30,7 @@ from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
 from lib.schedule.state import Policy
 
+_STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
 _SOON_S, _AGAIN_S = 0.5, 5.0
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
 _QUEUE = select(db.Run).join(db.Job)
@@ -47,16 +47,17 @@ def spec_of(run: db.Run) -> Spec:
 
 
 class Dispatcher:
-    """Places runs on agents. ``router`` has the endpoints of agents."""
+    """Places runs on agents, and observes the queue. ``router`` has the endpoints of agents."""
 
     def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
         self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
         self._predictions = Predictions()
-        self._records = RunRecords(database, self._placed, self._ended, self.cancel)
-        self._fleet = Fleet(database, self._limits, self._records, self._join, self._leave)
-        self.router = workers.router(self._fleet.agents)
+        self._records = RunRecords(database, self.cancel)
+        self._fleet = Fleet(database, self._limits, self._records)
+        self.router = self._fleet.router()
+        self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
         self._over, self._unadvised = threading.Event(), threading.Event()
         self._submitted: SimpleQueue[str] = SimpleQueue()
         self._service: Service | None = None
@@ -73,13 +74,13 @@ class Dispatcher:
         with contextlib.ExitStack() as opened:
             opened.enter_context(served(self._database))
             self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
-                                                         self._fleet.agents.spawn, self._records))
+                                                         self._fleet.spawn, self))
             self._reconcile()
             self._opened = opened.pop_all()
         self._records.start()
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for target, name in (
             (self._lead, "queue"), (self._submit_all, "submissions"), (self._advise_all, "advice"),
-            (partial(self._fleet.run, self._over.is_set), "agents"))]
+            (partial(self._fleet.run, self._over.is_set, self._join, self._service.remove_slot), "agents"))]
         for thread in self._threads:
             thread.start()
 
@@ -90,7 +91,7 @@ class Dispatcher:
         self._unadvised.set()
         self._submitted.put("")
         self._threads[-1].join()
-        self._fleet.agents.close()  # from now on; the next server waits until they have noticed
+        self._fleet.close()  # from now on; the next server waits until they have noticed
         for thread in self._threads:
             thread.join()
         self._records.close()
@@ -131,11 +132,11 @@ class Dispatcher:
 
     def _reconcile(self) -> None:
         """Make journal and database agree after the last server has ended."""
-        attempts, ends = self._service.attempts(), self._service.ends().set_index("job_id")
+        ends = self._service.ends().set_index("job_id")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
             expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
-            self._predictions.recall(session, attempts)
+            self._predictions.recall(session)
         self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:
@@ -143,7 +144,7 @@ class Dispatcher:
                     end = ends.loc[run.id]
                     if end["attempt"]:
                         db.transition(session, run.id, db.RUNNING, attempt=int(end["attempt"]))
-                    db.transition(session, run.id, STATES[end["status"]], end["reason"], **best(end["result"]))
+                    db.transition(session, run.id, _STATES[end["status"]], end["reason"], **_best(end["result"]))
                 elif run.state == db.RUNNING:
                     db.transition(session, run.id, db.QUEUED, "the server was restarted")
         for run in runs:
@@ -198,24 +199,37 @@ class Dispatcher:
             run = session.scalar(_QUEUE.where(db.Run.id == run_id))
             return run if run and run.state not in db.ENDS else None
 
-    def _ended(self, run_id: str, slot: str, seconds: float | None) -> None:
-        """Remember how long a run took at its first attempt; forget a run that has ended."""
-        if seconds is not None:
-            self._predictions.measure(run_id, device_type_of(slot), seconds)
-        self._predictions.drop(run_id)
-
-    def _placed(self, run_id: str, slot: str) -> dict[str, Any]:
-        """Return the device of a run and why it was chosen, as columns of Run."""
-        place = self._fleet.slots.get(slot)
-        return {**self._predictions.placement(run_id, device_type_of(slot)),
-                **({"agent_id": place.agent_id, "device": place.device.name} if place else {})}
-
-    # ------------------------------------------------------------------------------------------ agents
-
-    def _join(self, slot: workers.AgentSlot) -> None:
+    def _join(self, slot: AgentSlot) -> None:
         if self._predictions.place(device_type_of(slot.slot.name), slot):
             self._unadvised.set()
         self._service.add_slot(slot.slot)
 
-    def _leave(self, name: str) -> None:
-        self._service.remove_slot(name)
+    # ------------------------------------------------------------------------------------------ what the queue calls
+
+    def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
+        """Note that an attempt starts, on which device, and why there."""
+        if attempt == 1:
+            self._begun[job_id] = slot, at_s
+        place = self._fleet.slots.get(slot)
+        facts = {"agent_id": place.agent_id, "device": place.device.name} if place else {}
+        self._records.state(job_id, db.RUNNING, attempt=attempt, **facts,
+                            **self._predictions.placement(job_id, device_type_of(slot)))
+
+    def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
+        """Note the end of a run, and how long it took if its first attempt was done."""
+        slot, start_s = self._begun.pop(job_id, ("", 0.0))
+        if slot and status == "done":
+            self._predictions.measure(job_id, device_type_of(slot), at_s - start_s)
+        self._predictions.drop(job_id)
+        self._records.state(job_id, _STATES[status], reason, **_best(result))
+
+    def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:
+        """Note that an attempt ended, and the run waits again."""
+        self._begun.pop(job_id, None)
+        self._records.state(job_id, db.QUEUED, f"{status}: {reason}" if reason else status)
+
+
+def _best(result: Any) -> dict[str, float]:
+    """Return the best value of a run's result, as columns."""
+    value = result.get("best_value") if isinstance(result, dict) else None
+    return {"best_value": float(value)} if isinstance(value, int | float) else {}

@@ -3,20 +3,18 @@
 import asyncio
 import contextlib
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query
 from sqlalchemy import func, select
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
 from lib.dashboard.engine import Database
-from lib.dashboard.schemas import RowId
-from lib.errors import InputError
+from lib.dashboard.fields import RowId
 
 _MOST = 1000  # lines or values in one message
 _PAUSE_S, _TOPIC_PAUSE_S, _RETRY_MS = 0.3, 1.0, 1000
@@ -24,13 +22,7 @@ _SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", 
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
 
 
-def _cursor(request: Request, after: str) -> tuple[int, int]:
-    """Return the ids of the page's last log line and last value; InputError for an id of another form."""
-    text = request.headers.get("last-event-id") or after or "0.0"
-    if not re.fullmatch(r"\d{1,18}\.\d{1,18}", text, re.ASCII):
-        raise InputError("Last-Event-ID is none of this stream; it looks like 120.30")
-    log, metric = text.split(".")
-    return int(log), int(metric)
+_CURSOR = {"pattern": r"^[0-9]{1,18}\.[0-9]{1,18}$"}  # the ids of the page's last log line and last value
 
 
 def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[str, Any], list[list], list[list], int, int]:
@@ -76,13 +68,13 @@ async def _follow(database: Database, run_id: str, log: int, metric: int) -> Asy
 
 
 def add_stream(routes: APIRouter, path: str, database: Database) -> None:
-    """Add the stream of a run; NotFoundError, InputError for a wrong Last-Event-ID."""
+    """Add the stream of a run, which goes on after the last id that the page saw; NotFoundError."""
     @routes.get(path, response_class=EventSourceResponse, tags=["runs"])
-    def run_events(run_id: RowId, request: Request, after: Annotated[str, Query(max_length=50)] = ""):
-        log, metric = _cursor(request, after)
+    def run_events(run_id: RowId, after: Annotated[str, Query(**_CURSOR)] = "0.0",
+                   last_event_id: Annotated[str | None, Header(**_CURSOR)] = None):
         with database.reading() as session:
             db.get(session, db.Run, run_id)
-        return EventSourceResponse(_follow(database, run_id, log, metric))
+        return EventSourceResponse(_follow(database, run_id, *map(int, (last_event_id or after).split("."))))
 
 
 def _mark(database: Database, topic: str) -> str:

@@ -4,26 +4,30 @@ import math
 import re
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from sqlalchemy import func, select, update
+from fastapi import Query
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from lib import files, paths
-from lib.dashboard import configurations, schemas
+from lib.dashboard import configurations, fields, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import ConflictError, NotFoundError
 from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.engine import Database
-from lib.dashboard.schemas import RowId
+from lib.dashboard.fields import RowId
 
+Limit = Annotated[int, Query(ge=1, le=500)]
+Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
 _CLASSES = {mapper.local_table: mapper.class_ for mapper in db.Base.registry.mappers}
 
 
 class Operations:
     """Reads and changes the rows of ``database``, and hands runs to the queue of ``dispatcher``.
 
-    Rows are returned with their relations. All methods raise NotFoundError for a row that does not exist.
+    Rows are returned with their relations. All methods raise NotFoundError for a row that does not exist. Their parameters are
+    those of the API.
     """
 
     def __init__(self, database: Database, dispatcher: Dispatcher):
@@ -36,7 +40,31 @@ class Operations:
         with self.database.reading() as session:
             return list(session.scalars(rows))
 
-    def get(self, table: type[db.Base], row_id: str) -> Any:
+    def rows(self, table: type[db.Base], limit: Limit = 100, offset: Offset = 0):
+        """Return a page of rows, the newest first."""
+        return self.page(table, limit, offset)
+
+    def configs(self, project_id: RowId, limit: Limit = 100, offset: Offset = 0):
+        """Return a page of a project's configurations."""
+        self.get(db.Project, project_id)
+        return self.page(db.TrainConfig, limit, offset, project_id=project_id)
+
+    def runs(self, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None, group_id: RowId | None = None,
+             state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
+        """Return a page of runs."""
+        return self.page(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state)
+
+    def outputs(self, table: type[db.RunLog] | type[db.RunMetric], run_id: RowId, after: Offset = 0,
+                limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+        """Return lines or values of a run after the one of an id."""
+        self.get(db.Run, run_id)
+        return self.database.rows_after(table, run_id, after, limit)
+
+    def gpus(self, agent_id: RowId):
+        """Return the cards of an agent."""
+        return self.get(db.Agent, agent_id).gpus
+
+    def get(self, table: type[db.Base], row_id: RowId):
         """Return a row."""
         with self.database.reading() as session:
             return db.get(session, table, row_id)
@@ -54,7 +82,7 @@ class Operations:
             raise ConflictError(f"there is a {table.__name__.lower()} {name} already; choose another") from None
         return self.get(table, row.id)
 
-    def save_config(self, body: schemas.ConfigIn) -> db.TrainConfig:
+    def save_config(self, body: schemas.ConfigIn):
         """Save a valid configuration: the first of its name in the project is version 1, other content is the next version.
 
         Raises FieldsError for wrong values, and ConflictError where a version has this content already.
@@ -64,14 +92,13 @@ class Operations:
             db.get(session, db.Project, body.project_id)
             if body.group_id is not None and db.get(session, db.Group, body.group_id).project_id != body.project_id:
                 raise ConflictError("the group is of another project")
-            versions = select(db.TrainConfig).where(db.TrainConfig.project_id == body.project_id,
-                                                    db.TrainConfig.name == body.name)
-            same = session.scalar(versions.where(db.TrainConfig.config_hash == checked.digest))
-            if same is not None:
-                raise ConflictError(f"{body.name} has this content already: it is version {same.version}")
-            newest = session.scalar(versions.with_only_columns(func.max(db.TrainConfig.version))) or 0
+            versions = session.scalars(select(db.TrainConfig).filter_by(project_id=body.project_id, name=body.name)).all()
+            same = [config.version for config in versions if config.config_hash == checked.digest]
+            if same:
+                raise ConflictError(f"{body.name} has this content already: it is version {same[0]}")
             config = db.TrainConfig(**body.model_dump(exclude={"config"}), kind=checked.kind, config_json=checked.values,
-                                    config_hash=checked.digest, version=newest + 1)
+                                    config_hash=checked.digest,
+                                    version=1 + max((config.version for config in versions), default=0))
             session.add(config)
         return config
 
@@ -80,11 +107,11 @@ class Operations:
         config = self.get(db.TrainConfig, config_id)
         try:
             configurations.check_config(config.config_json)
-        except schemas.FieldsError as error:
+        except fields.FieldsError as error:
             return {"valid": False, "errors": error.errors}
         return {"valid": True, "errors": {}}
 
-    def queue_run(self, config_id: RowId, body: schemas.RunIn) -> db.Run:
+    def queue_run(self, config_id: RowId, body: schemas.RunIn):
         """Make a run of a configuration and hand it to the queue; without ``enqueue`` somebody carries it out by hand.
 
         Raises FieldsError where the configuration is no longer valid.
@@ -94,18 +121,16 @@ class Operations:
             self.get(db.Agent, body.agent_id)
         checked = configurations.check_config(config.config_json)
         folder = _new_folder(config, checked)
-        run = db.Run(project_id=config.project_id, config_id=config.id, folder=str(folder.relative_to(paths.DATA)),
-                     name=folder.name if checked.kind == "finetune" else config.name, only_agent_id=body.agent_id,
-                     job=db.Job(priority=body.priority) if body.enqueue else None, **checked.facts,
-                     **body.model_dump(include={"gpu_indices", "docker_image", "env", "tags"}))
-        with self.database.writing() as session:
-            session.add(run)
-        run = self.get(db.Run, run.id)
+        run = self.add(db.Run, {
+            "project_id": config.project_id, "config_id": config.id, "folder": str(folder.relative_to(paths.DATA)),
+            "name": folder.name if checked.kind == "finetune" else config.name, "only_agent_id": body.agent_id,
+            "job": db.Job(priority=body.priority) if body.enqueue else None, **checked.facts,
+            **body.model_dump(include={"gpu_indices", "docker_image", "env", "tags"})})
         if body.enqueue:
             self.dispatcher.submit(run.id)
         return run
 
-    def cancel(self, run_id: RowId) -> db.Run:
+    def cancel(self, run_id: RowId):
         """End a run: a waiting one at once, a running one when its worker has stopped; ConflictError where it has ended."""
         run = self.get(db.Run, run_id)
         if run.state in db.ENDS:
@@ -117,11 +142,11 @@ class Operations:
                 db.transition(session, run_id, db.CANCELLED, "cancelled")
         return self.get(db.Run, run_id)
 
-    def start(self, run_id: RowId) -> db.Run:
+    def start(self, run_id: RowId):
         """Note that somebody has started a run by hand; ConflictError for a run of the queue."""
         return self._move_manually(run_id, db.RUNNING)
 
-    def finish(self, run_id: RowId, body: schemas.EndIn) -> db.Run:
+    def finish(self, run_id: RowId, body: schemas.EndIn):
         """Note how a run that was carried out by hand ended; ConflictError for a run of the queue."""
         return self._move_manually(run_id, body.state, body.reason)
 
@@ -132,7 +157,7 @@ class Operations:
             db.transition(session, run_id, state, reason)
         return self.get(db.Run, run_id)
 
-    def reorder(self, run_id: RowId, body: schemas.PriorityIn) -> db.Run:
+    def reorder(self, run_id: RowId, body: schemas.PriorityIn):
         """Give a waiting run another priority; ConflictError where it does not wait in the queue."""
         with self.database.writing() as session:
             run = db.get(session, db.Run, run_id)
@@ -143,31 +168,21 @@ class Operations:
         self.dispatcher.reorder(run_id, body.priority)
         return self.get(db.Run, run_id)
 
-    def reserve(self, agent_id: RowId, index: schemas.Index) -> db.Gpu:
-        """Reserve a card, so that nothing is placed on it; ConflictError where it is reserved already."""
-        return self._allocate(agent_id, index, True)
-
-    def release(self, agent_id: RowId, index: schemas.Index) -> db.Gpu:
-        """Release a reserved card; ConflictError where it is free already."""
-        return self._allocate(agent_id, index, False)
-
-    def _allocate(self, agent_id: str, index: int, allocated: bool) -> db.Gpu:
+    def allocate(self, allocated: bool, agent_id: RowId, index: fields.Index):
+        """Reserve a card, so that nothing is placed on it, or release it; ConflictError where that is so already."""
         with self.database.writing() as session:
-            chosen = (db.Gpu.agent_id == agent_id, db.Gpu.index == index)
-            changed = session.execute(update(db.Gpu).where(*chosen, db.Gpu.is_allocated != allocated)
-                                      .values(is_allocated=allocated, updated_at=db.now()))
-            gpu = session.scalar(select(db.Gpu).where(*chosen))
+            gpu = session.scalar(select(db.Gpu).filter_by(agent_id=agent_id, index=index).with_for_update())
             if gpu is None:
                 raise NotFoundError(f"agent {agent_id} has no GPU {index}")
-            if not changed.rowcount:
+            if gpu.is_allocated == allocated:
                 raise ConflictError(f"GPU {index} is {'reserved' if allocated else 'free'} already")
-            return gpu
+            gpu.is_allocated = allocated
+        return gpu
 
     def schedule(self) -> list[dict[str, Any]]:
         """Return what runs and what is planned, by seconds from now; unknown times are None."""
         plan = self.dispatcher.plan()[list(schemas.PlannedOut.model_fields)]
-        return [row | {name: row[name] if math.isfinite(row[name]) else None for name in ("start_s", "end_s")}
-                for row in plan.to_dict("records")]
+        return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
 
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:

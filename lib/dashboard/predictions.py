@@ -6,14 +6,13 @@ from math import inf
 from statistics import median
 from typing import Any
 
-import pandas as pd
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from lib.dashboard import advice
 from lib.dashboard import database as db
+from lib.dashboard.agents.fleet import AgentSlot
 from lib.dashboard.agents.messages import Device
-from lib.dashboard.agents.workers import AgentSlot
 from lib.errors import InputError, one_line
 from lib.measure import worker
 from lib.schedule import durations
@@ -22,6 +21,7 @@ from lib.schedule.runtime.journal import Spec
 _GUESS_S = 600.0
 _LAST = 9  # earlier runs that count
 _PATIENCE_S = 60.0
+_RATIO = "ratio"
 
 
 class Predictions:
@@ -30,10 +30,9 @@ class Predictions:
     def __init__(self) -> None:
         self._runs: dict[str, db.Run] = {}
         self._places: dict[str, AgentSlot] = {}
-        self._measured: dict[tuple[str, tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}
-        # measured over advised, by processor and threads
-        self._ratios: dict[tuple[tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
+        # seconds of runs that are alike, and measured over advised seconds (_RATIO), by processor and threads
+        self._latest: dict[tuple[str, tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
 
     def add(self, run: db.Run) -> None:
         """Take a waiting run."""
@@ -62,23 +61,23 @@ class Predictions:
             self._keep(run, place.device, seconds)
             advised_s = self._advised.get(run.config.config_hash, {}).get(place.device.model, (inf, ""))[0]
             if advised_s < inf:
-                self._ratios[place.device.processor, place.device.threads].append(seconds / advised_s)
+                self._of(_RATIO, place.device).append(seconds / advised_s)
+
+    def _of(self, what: str, device: Device) -> deque[float]:
+        return self._latest[what, device.processor, device.threads]
 
     def _keep(self, run: db.Run, device: Device, seconds: float) -> None:
         for alike in _alike(run):
-            self._measured[alike, device.processor, device.threads].append(seconds)
+            self._of(alike, device).append(seconds)
 
-    def recall(self, session: Session, attempts: pd.DataFrame) -> None:
-        """Take the runs that finished before at their first attempt, by the journal's times and the agents' devices."""
-        devices = {(agent.name, device["name"]): Device(**device) for agent in session.scalars(select(db.Agent))
-                   for device in agent.slots}
-        done = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
-        for run in session.scalars(select(db.Run).where(db.Run.state == db.FINISHED)
-                                   .order_by(db.Run.finished_at.desc()).limit(1000)):
-            if run.id in done.index:
-                row = done.loc[run.id]
-                if device := devices.get(tuple(row["device"].split("/", 1))):
-                    self._keep(run, device, float(row["end_s"] - row["start_s"]))
+    def recall(self, session: Session) -> None:
+        """Take the runs that finished before at their first attempt, the newest last."""
+        once = db.Run.state == db.FINISHED, db.Run.attempt == 1, db.Run.agent_id.is_not(None)
+        runs = session.scalars(select(db.Run).where(*once).order_by(db.Run.finished_at.desc()).limit(1000))
+        for run in reversed(runs.all()):
+            for device in run.agent.slots:
+                if device["name"] == run.device:
+                    self._keep(run, Device(**device), (run.finished_at - run.started_at).total_seconds())
 
     def advise(self, run_id: str) -> None:
         """Ask the cost models how long a fine-tune takes, once per configuration and set of processors; it takes some seconds.
@@ -113,14 +112,14 @@ class Predictions:
                 not device.gpu or device.gpu.index not in run.gpu_indices):
             return inf, "it may not run there"
         for alike, name in _alike(run).items():
-            if times := self._measured.get((alike, device.processor, device.threads)):
+            if times := self._of(alike, device):
                 return max(1e-3, median(times)), f"by {len(times)} earlier runs of this {name}"
         if run.config.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
             return budget
         advised_s, source = self._advised.get(run.config.config_hash, {}).get(device.model, (inf, "nothing was run like it"))
         if advised_s == inf:
             return _GUESS_S, f"a guess: {source}"
-        if ratios := self._ratios.get((device.processor, device.threads)):
+        if ratios := self._of(_RATIO, device):
             ratio = median(ratios)
             return max(1e-3, ratio * advised_s), f"{source}, {ratio:,.3g} times as long by {len(ratios)} other fine-tunes there"
         return max(1e-3, advised_s), source

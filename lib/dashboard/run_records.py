@@ -17,7 +17,6 @@ from lib.dashboard.engine import Database
 from lib.errors import one_line
 from lib.schedule.runtime.engine.slots import attempt_of
 
-STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
 _BATCH, _MOST = 1000, 20_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GATHER_S = 0.1, 5.0, 0.05
 _POSITION = ("step", "epoch", "epochs")
@@ -31,49 +30,26 @@ class _Event(NamedTuple):
 
 
 class RunRecords:
-    """The observer of the queue. Events that the database does not take now are tried again, in the same order."""
+    """Events of runs on their way into the database. Those that it does not take now are tried again, in the same order."""
 
-    def __init__(self, database: Database, placed: Callable[[str, str], dict[str, Any]],
-                 over: Callable[[str, str, float | None], None], unwanted: Callable[[str], Any]):
-        """``placed`` returns columns of Run for a run and its slot.
-
-        ``over`` takes a run that has ended, its slot, and its seconds there (None unless its first attempt was done).
-        ``unwanted`` takes runs that have ended in the database, or are not in it.
-        """
-        self._database, self._placed, self._ended, self._unwanted = database, placed, over, unwanted
-        self._begun: dict[str, tuple[str, float]] = {}  # runs at their first attempt: the slot, and when
+    def __init__(self, database: Database, unwanted: Callable[[str], Any]):
+        """``unwanted`` takes runs that have ended in the database, or are not in it."""
+        self._database, self._unwanted = database, unwanted
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._noted, self._order = 0, threading.Lock()
         self.written = 0  # events, of those that were noted
         self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
 
-    def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
-        """Note that an attempt starts."""
-        if attempt == 1:
-            self._begun[job_id] = slot, at_s
-        self._state(job_id, attempt, db.RUNNING, "", {"attempt": attempt, **self._placed(job_id, slot)})
-
-    def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
-        """Note the end of a run."""
-        slot, start_s = self._begun.pop(job_id, ("", 0.0))
-        self._ended(job_id, slot, at_s - start_s if slot and status == "done" else None)
-        self._state(job_id, attempt, STATES[status], reason, best(result))
-
-    def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:
-        """Note that an attempt ended, and the run waits again."""
-        self._begun.pop(job_id, None)
-        self._state(job_id, attempt, db.QUEUED, f"{status}: {reason}" if reason else status, {})
+    def state(self, run_id: str, state: str, reason: str = "", **facts: Any) -> None:
+        """Note a new state of a run, and columns of it."""
+        self._note(_Event(run_id, 0, "state", (state, reason, facts)))
 
     def reported(self, token: str, content: dict[str, Any]) -> int:
         """Note a log line or the progress of an attempt; return how many events are to be ``written`` until that is."""
-        job_id, attempt = attempt_of(token)
-        for kind in ("log", "metrics"):
-            if kind in content:
-                self._note(_Event(job_id, attempt, kind, content[kind]))
+        run_id, attempt = attempt_of(token)
+        for kind in content.keys() & {"log", "metrics"}:
+            self._note(_Event(run_id, attempt, kind, content[kind]))
         return self._noted
-
-    def _state(self, run_id: str, attempt: int, state: str, reason: str, facts: dict[str, Any]) -> None:
-        self._note(_Event(run_id, attempt, "state", (state, reason, facts)))
 
     def _note(self, event: _Event) -> None:
         with self._order:
@@ -138,12 +114,6 @@ class RunRecords:
             except Exception as error:  # a journal that takes nothing now; the run's end comes here again
                 print(f"run {run_id} cannot be cancelled: {one_line(error)}", file=sys.stderr)
         return True
-
-
-def best(result: Any) -> dict[str, Any]:
-    """Return the best value of a run's result, as columns."""
-    value = result.get("best_value") if isinstance(result, dict) else None
-    return {"best_value": float(value)} if isinstance(value, int | float) else {}
 
 
 def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str, str, dict[str, Any]]]) -> None:

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import cookie_parser
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from lib import files
 from lib.errors import InputError
@@ -68,48 +68,36 @@ def set_cookie(response: Response, token: str, secure: bool) -> None:
     response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure, path="/")
 
 
-class Gate:
+class Gate(BaseHTTPMiddleware):
     """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
 
-    All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site.
+    All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site. Answers get headers
+    that keep a browser from running, framing or caching them, where they have none of their own.
     """
 
     def __init__(self, app: ASGIApp, token: str):
-        self.app, self.token = app, token
+        super().__init__(app)
+        self.token = token
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Answer a request, or hand it on."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        headers, send = Headers(scope=scope), _with_headers(send)
-        await (self._refusal(scope, headers) or self.app)(scope, receive, send)
+        answer = self._refusal(request) or await call_next(request)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
 
-    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        path = scope["path"]
+    def _refusal(self, request: Request) -> Response | None:
+        path, headers = request.url.path, request.headers
         if path.startswith("/api/"):
             kind, _, given = headers.get("authorization", "").partition(" ")
             if kind.lower() == "bearer" and same(given.strip(), self.token):
                 return None
             return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
                                 {"WWW-Authenticate": "Bearer"})
-        logged_in = _valid_cookie(self.token, cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        logged_in = _valid_cookie(self.token, request.cookies.get(COOKIE, ""))
         if not logged_in and path != "/login" and not path.startswith("/static/"):
             return RedirectResponse(f"/login?next={quote(path)}", 303)
         # browsers say where a form that changes something comes from
-        if scope["method"] not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
+        if request.method not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
             return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
         return None
-
-
-def _with_headers(send: Send) -> Send:
-    """Add headers that keep a browser from running, framing or caching the answer, where it has none of its own."""
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return sending

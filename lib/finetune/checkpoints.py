@@ -102,13 +102,9 @@ class Checkpoints:
                 raise InputError(f"{path} is of a run with another config")
             if len(states) != self._processes.count:
                 raise InputError(f"{path} is of {len(states)} processes, not {self._processes.count}; resume with as many")
-            sums = content.get("sums") or [[getattr(position, name) for name in _SUMS]]  # version 0.5.0 kept no others
-            if len(sums) != len(states):
-                raise InputError(f"{path} is of version 0.5.0, which kept the sums of the first process alone; train anew in "
-                                 "another folder, or finish this run with that version")
             trainer.load_state(content)
             set_random_states(states[self._processes.rank], trainer.options.device)
-            return replace(position, **dict(zip(_SUMS, sums[self._processes.rank], strict=True)))
+            return replace(position, **dict(zip(_SUMS, content["sums"][self._processes.rank], strict=True)))
         except InputError:
             raise
         except Exception as error:  # whatever a file may hold

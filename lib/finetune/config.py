@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 
 from lib import files, paths, store
 from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
@@ -33,6 +33,30 @@ def _secret(value: Any) -> Any:
     return value if value is None or isinstance(value, SecretStr) else SecretStr(str(value))
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable() or not value.strip():
+        raise ValueError("is no name nor path")
+    return value
+
+
+def _loss(value: str) -> str:
+    if value not in _USUAL:
+        from lib.work.losses import LOSSES
+
+        if value not in LOSSES:
+            raise ValueError(f"is no loss; there are: {choices(LOSSES)}")
+    return value
+
+
+def _differing(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(value)) < len(value):
+        raise ValueError("names a class twice")
+    return value
+
+
+Place = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+
+
 class TrainConfig(Strict):
     """A fine-tuning run: the original platform's 27 fields in their order, six of its later version, and ours.
 
@@ -43,9 +67,9 @@ class TrainConfig(Strict):
     ``max_datapoints_per_class`` caps the ``capped_splits``.
     """
 
-    root: Annotated[str, Field(min_length=1, max_length=4096)]
-    model_flavour: Annotated[str, Field(min_length=1, max_length=4096)]
-    loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value))]
+    root: Place
+    model_flavour: Place
+    loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value)), AfterValidator(_loss)]
     batch_size: Positive = 256
     num_workers: Annotated[int, NUMBER, Field(ge=0, le=256)] = 4
     prefetch_factor: Annotated[int, NUMBER, Field(ge=1, le=1024)] = 4
@@ -74,7 +98,7 @@ class TrainConfig(Strict):
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
     gpu_batch_aug: bool = False
     cpu_color_jitter: bool = False
-    class_labels: tuple[str, ...] | None = None
+    class_labels: Annotated[tuple[str, ...], AfterValidator(_differing)] | None = None
     label2id: dict[str, Count] | None = None
     id2label: dict[Count, str] | None = None
 
@@ -86,23 +110,6 @@ class TrainConfig(Strict):
     profile: bool = True  # a row a batch, which on a GPU waits for each
     capped_splits: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
     checkpoint_steps: Positive = 100  # optimizer steps between two checkpoints within an epoch, at least
-
-    @field_validator("root", "model_flavour")
-    @classmethod
-    def _printable(cls, value: str) -> str:
-        if not value.isprintable() or not value.strip():
-            raise ValueError("is no name nor path")
-        return value
-
-    @field_validator("loss_name")
-    @classmethod
-    def _loss_exists(cls, value: str) -> str:
-        if value not in _USUAL:
-            from lib.work.losses import LOSSES
-
-            if value not in LOSSES:
-                raise ValueError(f"is no loss; there are: {choices(LOSSES)}")
-        return value
 
     @field_validator("monitor_metric")
     @classmethod
@@ -119,13 +126,6 @@ class TrainConfig(Strict):
         metric = info.data.get("monitor_metric", "")
         if metric and value != (right := "min" if metric == "val_loss" else "max"):
             raise ValueError(f"would keep the worst {metric}; use {right!r}")
-        return value
-
-    @field_validator("class_labels")
-    @classmethod
-    def _labels_differ(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if value is not None and len(set(value)) < len(value):
-            raise ValueError("names a class twice")
         return value
 
     @field_validator("label2id", "id2label")

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from seaborn import heatmap
+from sklearn.metrics import RocCurveDisplay
 
 from lib.finetune.metrics import Evaluation
 
@@ -34,18 +36,16 @@ def confusion(evaluation: Evaluation, class_names: Sequence[str]) -> Figure:
                      for names, other in ((rows, columns), (columns, rows)))
     figure = Figure(figsize=(width, height), layout="constrained")
     axis = figure.subplots()
-    axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    annotated = matrix if max(matrix.shape) <= _NUMBERED else None
+    heatmap(shares, vmin=0, vmax=1, cmap="Blues", cbar=False, annot=annotated, fmt=",", annot_kws={"size": 8}, ax=axis)
     for ticks, labels in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
-        ticks(range(len(labels)) if len(labels) <= _NAMED else [], labels if len(labels) <= _NAMED else [], parse_math=False)
+        shown = labels if len(labels) <= _NAMED else []
+        ticks(np.arange(len(shown)) + 0.5, shown, parse_math=False)
     axis.tick_params(axis="x", rotation=90 if max(map(len, columns)) > 2 else 0)
+    axis.tick_params(axis="y", rotation=0)
     axis.tick_params(labelsize=9)
-    if max(matrix.shape) <= _NUMBERED:
-        for (row, column), count in np.ndenumerate(matrix):
-            axis.text(column, row, f"{count:,}", ha="center", va="center", fontsize=8,
-                      color="white" if shares[row, column] > 0.5 else "black")
     axis.set(ylabel="truth" if evaluation.confusion.ndim == 2 else "label", title=f"{evaluation.split}: confusion matrix",
              xlabel="predicted" if evaluation.confusion.ndim == 2 else "decisions")
-    axis.grid(visible=False)
     return figure
 
 
@@ -53,10 +53,8 @@ def roc(evaluation: Evaluation) -> Figure:
     """Return the micro-averaged ROC curve."""
     figure = Figure(figsize=(4.2, 4.0), layout="constrained")
     axis = figure.subplots()
-    area = evaluation.values[f"{evaluation.split}_auroc_micro"]
-    axis.plot(*evaluation.roc, color="#2b6cb0", label=f"area {area:.3f}")
-    axis.plot((0, 1), (0, 1), color="#999999", linewidth=1, linestyle="--", label="chance")
+    RocCurveDisplay(fpr=evaluation.roc[0], tpr=evaluation.roc[1],
+                    roc_auc=evaluation.values[f"{evaluation.split}_auroc_micro"]).plot(ax=axis, plot_chance_level=True)
     axis.set(xlabel="false positive rate", ylabel="true positive rate", title=f"{evaluation.split}: ROC, micro-averaged",
              xlim=(0, 1), ylim=(0, 1.01), aspect="equal")
-    axis.legend(loc="lower right")
     return figure

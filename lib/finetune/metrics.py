@@ -5,51 +5,42 @@ share of right samples (micro), which is what training reports too; the mean ove
 these names come from wrote the macro one under ``val_acc@1``.)
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import torchmetrics.functional.classification as tm
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import from_json, to_json
 from torch import distributed
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lib import store
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, one_line
 
 LOSS, ACCURACY = "loss", "acc@1"
 _CURVE_POINTS = 501
 
 
-@dataclass(frozen=True)
 class Scored:
-    """A split's probabilities ``scores`` (N, classes or labels); ``targets`` (N,) classes, or (N, labels) of 0 and 1."""
+    """A split's probabilities ``scores`` (N, classes or labels); ``targets`` (N,) classes, or (N, labels) of 0 and 1.
 
-    scores: torch.Tensor
-    targets: torch.Tensor
+    ``task`` are the arguments by which TorchMetrics knows the task, ``truth`` (N, classes or labels) is 0 or 1, one class
+    against the rest, and ``occurs`` says which classes occur: means over classes are over these.
+    """
 
-    @property
-    def multi_label(self) -> bool:
-        """Return whether a sample may carry several labels."""
-        return self.targets.ndim == 2
-
-    @property
-    def task(self) -> dict:
-        """Return the arguments by which TorchMetrics knows the task."""
-        name, count = ("multilabel", "num_labels") if self.multi_label else ("multiclass", "num_classes")
-        return {"task": name, count: self.scores.shape[1]}
-
-    @cached_property
-    def truth(self) -> torch.Tensor:
-        """Return (N, classes or labels) of 0 and 1, one class against the rest."""
-        return self.targets.long() if self.multi_label else torch.nn.functional.one_hot(self.targets, self.scores.shape[1])
-
-    @cached_property
-    def occurs(self) -> torch.Tensor:
-        """Return which classes occur in the split: means over classes are over these."""
-        return self.truth.any(0)
+    def __init__(self, scores: torch.Tensor, targets: torch.Tensor):
+        self.scores, self.targets, classes = scores, targets, scores.shape[1]
+        multi_label = targets.ndim == 2
+        self.task = ({"task": "multilabel", "num_labels": classes} if multi_label else
+                     {"task": "multiclass", "num_classes": classes})
+        self.truth = targets.long() if multi_label else torch.nn.functional.one_hot(targets, classes)
+        self.occurs = self.truth.any(0)
 
     @property
     def both_ways(self) -> bool:
@@ -57,8 +48,7 @@ class Scored:
         return bool(self.truth.any()) and not bool(self.truth.all())
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """One number of a split, the larger the better; ``multi_label`` says whether it is defined there."""
 
     value: Callable[[Scored], torch.Tensor]
@@ -78,16 +68,12 @@ def _one_against_rest(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     """Return the mean of a binary score over the classes that it is defined for, each against the rest; NaN where none is."""
     defined = split.occurs & ~split.truth.all(0) if score is tm.binary_auroc else split.occurs
     values = [score(split.scores[:, index], split.truth[:, index]) for index in defined.nonzero().flatten().tolist()]
-    return torch.stack(values).mean() if values else torch.tensor(float("nan"))
+    return torch.stack(values).mean() if values else torch.tensor(math.nan)
 
 
 def _auroc_micro(split: Scored) -> torch.Tensor:
     """Return the area under the ROC curve of all decisions together, one per sample and class."""
-    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(float("nan"))
-
-
-def _kappa(split: Scored) -> torch.Tensor:
-    return tm.cohen_kappa(split.scores, split.targets, **split.task)
+    return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(math.nan)
 
 
 METRICS: dict[str, Metric] = {
@@ -97,7 +83,7 @@ METRICS: dict[str, Metric] = {
     "map": Metric(partial(_one_against_rest, tm.binary_average_precision)),  # mean average precision
     "auroc_macro": Metric(partial(_one_against_rest, tm.binary_auroc)),
     "auroc_micro": Metric(_auroc_micro),
-    "cohenkappa": Metric(_kappa, multi_label=False),
+    "cohenkappa": Metric(lambda split: tm.cohen_kappa(split.scores, split.targets, **split.task), multi_label=False),
     "recall_micro": Metric(partial(_micro, tm.recall)),  # share of all true labels that were given
     "recall_macro": Metric(partial(_macro, tm.recall))}
 
@@ -126,7 +112,13 @@ def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int | None = 
         raise InputError(f"monitor_metric {monitor!r} is not measured; there are: {choices(measured)}")
 
 
-@dataclass(frozen=True)
+_Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+_Counts = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=np.int64)), PlainSerializer(np.ndarray.tolist)]
+_Axis = Annotated[np.ndarray, BeforeValidator(partial(np.asarray, dtype=float)),
+                  PlainSerializer(lambda axis: axis.round(6).tolist())]
+
+
+@dataclass(frozen=True, config={"arbitrary_types_allowed": True})
 class Evaluation:
     """The results of a pass over ``split``: ``values`` by name (``val_acc@1``), and the data of the figures.
 
@@ -135,68 +127,57 @@ class Evaluation:
     """
 
     split: str
-    values: dict[str, float]
+    values: dict[str, _Number]
     samples: int
-    confusion: np.ndarray
-    roc: tuple[np.ndarray, np.ndarray]
+    confusion: _Counts
+    roc: tuple[_Axis, _Axis]
 
     def write(self, folder: Path) -> Path:
         """Write ``evaluation_<split>.json`` into ``folder``; undefined values are null."""
-        values = {name: value if np.isfinite(value) else None for name, value in self.values.items()}
-        content = {"split": self.split, "values": values, "samples": self.samples, "confusion": self.confusion.tolist(),
-                   "roc": [np.round(axis, 6).tolist() for axis in self.roc]}
-        return store.write_json(content, folder / f"evaluation_{self.split}.json")
+        return store.write_json(plain(_FILE.dump_python(self)), folder / f"evaluation_{self.split}.json")
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
         """Read what ``write`` wrote; InputError for any other file."""
-        content = store.read_json(path)
         try:
-            values = {str(name): float("nan") if value is None else float(value) for name, value in content["values"].items()}
-            fpr, tpr = (np.asarray(axis, float) for axis in content["roc"])
-            confusion = np.asarray(content["confusion"], np.int64)
-            return cls(str(content["split"]), values, int(content["samples"]), confusion, (fpr, tpr))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError(f"{path} is no evaluation: {type(error).__name__}: {error}") from None
+            return _FILE.validate_python(store.read_json(path))
+        except (ValidationError, TypeError) as error:
+            raise InputError(f"{path} is no evaluation: {one_line(error)}") from None
 
 
-class Evaluator:
-    """Collects a pass over ``split`` and measures it; nothing waits for the device before ``compute``."""
+_FILE = TypeAdapter(Evaluation)
 
-    def __init__(self, split: str, classes: int, multi_label: bool, eval_topk: Sequence[int] = (),
-                 device: torch.device | str = "cpu"):
-        self._split, self._names = split, names(eval_topk, classes, multi_label)
-        self._shape = (classes,) if multi_label else ()
-        # of no samples: a process without any takes part in gathering
-        self._scores = [torch.zeros(0, classes, device=device)]
-        self._targets = [torch.zeros(0, *self._shape, dtype=torch.long, device=device)]
-        self._losses = [torch.zeros(0, device=device)]
 
-    def update(self, scores: torch.Tensor, targets: torch.Tensor, loss: torch.Tensor) -> None:
-        """Add a batch: probabilities (N, C), targets (N,) or (N, L), and its mean loss."""
-        self._scores.append(scores.detach().float())
-        self._targets.append(targets.detach().long().reshape(-1, *self._shape))
-        self._losses.append((loss.detach().float() * len(scores)).reshape(1))
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinite numbers become null."""
+    return from_json(to_json(value, inf_nan_mode="null"))
 
-    def compute(self) -> Evaluation:
-        """Measure all batches of all processes, each of which has to call this; undefined values are NaN.
 
-        Means over classes leave out absent classes. A NaN score leaves only the loss.
-        """
-        scores, targets, losses = (_gathered(torch.cat(part)).cpu() for part in (self._scores, self._targets, self._losses))
-        values = dict.fromkeys(self._names, float("nan"))
-        classes = scores.shape[1]
-        confusion, roc = np.zeros((classes, 2, 2) if self._shape else (classes, classes), np.int64), (np.zeros(0), np.zeros(0))
-        if len(targets):
-            values[LOSS] = float(losses.double().sum()) / len(targets)
-        if len(targets) and scores.isfinite().all():
-            split = Scored(scores, targets)
-            values.update({name: float(METRICS[name].value(split) if name in METRICS else
-                                       _micro(tm.accuracy, split, top_k=int(name.removeprefix("acc@"))))
-                           for name in self._names if name != LOSS})
-            confusion, roc = tm.confusion_matrix(scores, targets, **split.task).numpy(), _roc(split)
-        return Evaluation(self._split, {f"{self._split}_{name}": value for name, value in values.items()}, len(targets),
-                          confusion, roc)
+def evaluate(split: str, batches: Iterable[tuple[torch.Tensor, ...]], classes: int, multi_label: bool,
+             eval_topk: Sequence[int] = (), device: torch.device | str = "cpu") -> Evaluation:
+    """Measure all batches of all processes, each of which has to call this; nothing waits for the device before the end.
+
+    A batch is its mean loss, probabilities (N, classes), and targets (N,) or (N, labels). Undefined values are NaN. Means over
+    classes leave out absent classes. A NaN score leaves only the loss.
+    """
+    shape, measured = (classes,) if multi_label else (), names(eval_topk, classes, multi_label)
+    # begin with no samples: a process without any takes part in gathering
+    parts = [(torch.zeros(0, classes, device=device), torch.zeros(0, *shape, dtype=torch.long, device=device),
+              torch.zeros(0, device=device))]
+    parts += [(scores.detach().float(), targets.detach().long().reshape(-1, *shape),
+               (loss.detach().float() * len(scores)).reshape(1)) for loss, scores, targets in batches]
+    scores, targets, losses = (_gathered(torch.cat(part)).cpu() for part in zip(*parts, strict=True))
+    values = dict.fromkeys(measured, math.nan)
+    confusion, roc = np.zeros((classes, 2, 2) if multi_label else (classes, classes)), ((), ())
+    if len(targets):
+        values[LOSS] = float(losses.double().sum()) / len(targets)
+    if len(targets) and scores.isfinite().all():
+        scored = Scored(scores, targets)
+        values |= {name: float(METRICS[name].value(scored) if name in METRICS else
+                               _micro(tm.accuracy, scored, top_k=int(name.removeprefix("acc@"))))
+                   for name in measured if name != LOSS}
+        confusion, roc = tm.confusion_matrix(scores, targets, **scored.task), _roc(scored)
+    return Evaluation(split, {f"{split}_{name}": value for name, value in values.items()}, len(targets), confusion, roc)
 
 
 def _gathered(part: torch.Tensor) -> torch.Tensor:
@@ -205,10 +186,10 @@ def _gathered(part: torch.Tensor) -> torch.Tensor:
     return torch.cat(gather_all_tensors(part.contiguous()))
 
 
-def _roc(split: Scored) -> tuple[np.ndarray, np.ndarray]:
+def _roc(split: Scored) -> tuple[Sequence[float], Sequence[float]]:
     """Return the micro-averaged ROC curve with as many points as a picture shows; empty where it is undefined."""
     if not split.both_ways:
-        return np.zeros(0), np.zeros(0)
+        return (), ()
     fpr, tpr, _ = tm.binary_roc(split.scores.flatten(), split.truth.flatten())
-    points = np.unique(np.linspace(0, len(fpr) - 1, _CURVE_POINTS).round().astype(int))
-    return fpr.numpy()[points], tpr.numpy()[points]
+    points = np.linspace(0, len(fpr) - 1, min(len(fpr), _CURVE_POINTS)).round().astype(int)
+    return fpr[points], tpr[points]

@@ -34,17 +34,8 @@ def optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     return _OPTIMIZERS[config.optimizer](groups(model, config.weight_decay), lr=config.lr)
 
 
-def factor(step: int, steps: int, warmup: int) -> float:
-    """Return the share of the learning rate at optimizer step ``step`` of ``steps``, as transformers' schedule does.
-
-    It rises linearly from 0 over the first ``warmup`` of them, and falls as half a cosine to 0 after the last.
-    """
-    if step < warmup:
-        return step / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
-
-
 def schedule(config: TrainConfig, stepped: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     """Return cosine with warm-up over ``steps`` optimizer steps."""
-    warmup = math.ceil(config.warmup_ratio * steps)
-    return torch.optim.lr_scheduler.LambdaLR(stepped, lambda step: factor(step, steps, warmup))
+    from transformers import get_cosine_schedule_with_warmup
+
+    return get_cosine_schedule_with_warmup(stepped, math.ceil(config.warmup_ratio * steps), steps)

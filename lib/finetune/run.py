@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
-from pydantic_core import from_json, to_json
 
 from lib import files, locks, store
 from lib.config.definitions import Workload
@@ -19,8 +19,8 @@ from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import ALONE, Prefetched, Processes
-from lib.finetune.metrics import Evaluation, Evaluator, check_monitor, names
-from lib.finetune.tensorboard import Log
+from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
+from lib.finetune.tensorboard import Log, resumed
 from lib.finetune.transforms import gpu_augmentation
 from lib.measure import machine
 from lib.measure.energy.meters import open_meter
@@ -34,6 +34,7 @@ from lib.work.workloads import Task
 
 CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
 _LOSS = "val_loss"
+_FETCH_S = 0.5  # between two fetches of values from the device
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass over a split is called in a profile
 
@@ -77,29 +78,42 @@ def stored_config(folder: Path, config: TrainConfig) -> None:
         raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
 
 
+class _Step(NamedTuple):
+    """A batch whose loss and right samples wait on the device, ``both`` of shape (2,)."""
+
+    number: int
+    samples: int
+    lr: float
+    unix_s: float
+    both: torch.Tensor
+
+
 class _Watch:
-    """Observes an epoch: writes its rows and log, adds up its sums, and saves checkpoints between its steps."""
+    """Observes an epoch: writes its rows, adds up and logs its batches, and saves checkpoints between its steps.
+
+    Losses stay on the device, and are fetched twice a second.
+    """
 
     def __init__(self, run: "Run", rows: Observer):
-        self._run, self._rows, self._reported = run, rows, run.log and run.log.latest
-        self._since = time.perf_counter()
-        self._waiting: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # losses, right samples, samples that are not summed
+        self._run, self._rows = run, rows
         self.start, self.mark = rows.start, rows.mark
+        self._waiting: list[_Step] = []
+        self.since_s = self._fetched_s = time.perf_counter()  # of the seconds that the position has not yet; of the last fetch
+        self._rate_since_s, self._images = None, 0
 
     def end(self, batch: Batch) -> None:
-        """Note a batch; raises InputError of the log for a NaN loss, and errors of the run's ``check``."""
+        """Note a batch; InputError where the loss of a fetched batch is no number, and errors of the run's ``check``."""
         self._rows.end(batch)
-        run, position, size = self._run, self._run.position, self._run.batches.own(batch.index)
-        loss, right = batch.loss.detach(), _right(batch.logits.detach(), batch.targets)
-        self._waiting.append((loss, right, size))
+        run, position, now = self._run, self._run.position, time.perf_counter()
+        size = run.batches.own(batch.index)
+        both = torch.stack([value.detach().float() for value in (batch.loss, _right(batch.logits, batch.targets))])
+        self._waiting.append(_Step(position.batches, size, batch.lr, time.time(), both))
         position.batch, position.batches, position.samples = position.batch + 1, position.batches + 1, position.samples + size
         position.rows += isinstance(self._rows, BatchProfiler)
         position.steps += batch.stepped
-        if run.log:
-            run.log.step(position.batches - 1, position.epoch, loss, right, size, batch.lr)
-            if run.log.latest is not self._reported:
-                latest = self._reported = run.log.latest
-                run.report({**latest, "epochs": run.config.epochs, "loss": latest["step_loss"]})
+        self._rate_since_s, self._images = self._rate_since_s or now, self._images + size * bool(self._rate_since_s)
+        if now - self._fetched_s >= _FETCH_S:
+            self.fetch()
         if batch.stepped and run.checkpoints.due(position.steps):
             self.save()
         run.check()
@@ -107,32 +121,43 @@ class _Watch:
     def save(self) -> None:
         """Save the state, after checking that no loss is NaN."""
         position, now = self._run.position, time.perf_counter()
-        position.seconds, self._since = position.seconds + now - self._since, now
+        position.seconds += now - self.since_s
+        self.fetch()
         if self._run.log:
             self._run.log.flush()
-        self.sum_up()
         self._run.checkpoints.save(self._run.trainer, position)
-        self._since = time.perf_counter()
+        self.since_s, self._rate_since_s, self._images = time.perf_counter(), None, 0
 
-    def sum_up(self) -> None:
-        """Add the batches since the last time to the position's sums, in their order; waits for the device."""
-        if self._waiting:
-            position, (losses, right, samples) = self._run.position, zip(*self._waiting, strict=True)
-            for loss, correct, size in zip(torch.stack(losses).tolist(), torch.stack(right).tolist(), samples, strict=True):
-                position.loss, position.right = position.loss + loss * size, position.right + correct * min(size, 1)
-            self._waiting.clear()
+    def fetch(self) -> None:
+        """Add the waiting batches to the position's sums, in their order, log and report them; waits for the device."""
+        steps, self._waiting = self._waiting, []
+        if not steps:
+            return
+        run, position, shown = self._run, self._run.position, {}
+        values = torch.stack([step.both for step in steps]).tolist()
+        now = self._fetched_s = time.perf_counter()
+        for step, (loss, right) in zip(steps, values, strict=True):
+            position.loss, position.right = position.loss + loss * step.samples, position.right + right * min(step.samples, 1)
+            if run.log:
+                shown = {"step_loss": loss, "step_acc@1": right / step.samples, "lr": step.lr}
+                logged = {f"train/{name}": value for name, value in shown.items()}
+                run.log.scalars(logged, step.number, position.epoch, step.unix_s)
+            if not math.isfinite(loss):
+                raise InputError(f"the loss is {loss} at step {step.number} (epoch {position.epoch}, lr {step.lr:.3g}): "
+                                 "training stops; a smaller lr, more warm-up, max_grad_norm or fp32 may help")
+        if run.log:
+            if self._images:
+                shown["images_per_sec"] = self._images / (now - self._rate_since_s)
+                run.log.scalars({"throughput/images_per_sec": shown["images_per_sec"]}, step.number, position.epoch)
+                self._rate_since_s, self._images = now, 0
+            run.report({"step": step.number, "epoch": position.epoch, "epochs": run.config.epochs, "loss": loss, **shown})
 
 
 def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return how many samples of a batch are right; with several labels, the sum of each sample's share of right labels."""
     if targets.ndim == 1:
         return (logits.argmax(1) == targets).sum()
-    return ((logits > 0) == (targets > 0.5)).to(_exact(logits.device)).mean(1).sum()
-
-
-def _exact(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums: MPS has no double."""
-    return torch.float if device.type == "mps" else torch.double
+    return ((logits > 0) == (targets > 0.5)).float().mean(1).sum()
 
 
 class Run:
@@ -186,16 +211,17 @@ class Run:
 
     def _open_profile(self) -> store.Appender:
         """Open ``profile.csv`` without the rows of batches that are done again."""
-        path, rows = self.folder / PROFILE, self.position.rows
-        lines = path.read_bytes().splitlines(keepends=True)[:1 + rows] if path.exists() else []
-        if rows and len(lines) <= rows:
-            raise InputError(f"{path} lacks rows: it has fewer than the {rows} of its checkpoint; name another folder")
-        if path.exists():
-            files.replace(path, b"".join(lines))
-        else:
+        path, count = self.folder / PROFILE, self.position.rows
+
+        def done(rows: pd.DataFrame) -> pd.DataFrame:
+            if len(rows) < count:
+                raise InputError(f"{path} lacks rows: it has fewer than the {count} of its checkpoint; name another folder")
+            return rows.head(count)
+
+        if not path.exists():
             store.write_meta(path, "profile", run_id=self.folder.name, started_utc=store.utc_now(), data_note=self.data.note,
                              parameters=self.config.content(), **machine.identity())
-        return store.Appender(path, "profile", resume=True)
+        return resumed(path, "profile", done)[0]
 
     def _observer(self, split: str, epoch: int, step: int, recorder: Recorder | None = None) -> Observer:
         """Return what writes the profile's rows of a pass, if there is a profile."""
@@ -227,11 +253,9 @@ class Run:
             watch = _Watch(self, self._observer("train", position.epoch, position.batches, recorder))
             begin = time.perf_counter()
             self.trainer.train(loader, watch, position.batch)
-            watch.sum_up()
+            watch.fetch()
             end = time.perf_counter()
-        position.seconds += end - watch._since
-        if self.log:
-            self.log.pause()
+        position.seconds += end - watch.since_s
         metered = self.device.type == "cuda" or self.processes.local_rank == 0  # a meter a card, or one a machine's CPU
         energy_j = (recorder.energy(begin, end).energy_j if metered else 0.0) if whole else math.nan
         sums = torch.tensor(self.processes.gathered((position.loss, position.right, position.samples, energy_j)),
@@ -246,15 +270,16 @@ class Run:
         """Evaluate a split, each process its share; every process has to call this."""
         self.processes.share_statistics(self.trainer.model)
         samples = self.data.indices[split][self.processes.rank::self.processes.count]
-        evaluator = Evaluator(split, len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
         batches = run_data.Batches(samples, math.ceil(self.config.batch_size / self.processes.count))
-        step = self.position.epoch * batches.batches if split == "val" else 0
-        observer = self._observer(split, -1, step)
-        for loss, scores, targets in self.trainer.predict(self.loader(split, batches), observer):
-            evaluator.update(scores, targets, loss)
-            self.position.rows += self._profile is not None
-            self.check()
-        return evaluator.compute()
+        observer = self._observer(split, -1, self.position.epoch * batches.batches if split == "val" else 0)
+
+        def passes() -> Iterator[tuple[torch.Tensor, ...]]:
+            for batch in self.trainer.predict(self.loader(split, batches), observer):
+                yield batch
+                self.position.rows += self._profile is not None
+                self.check()
+
+        return evaluate(split, passes(), len(self.data.labels), self.task.multi_label, self.config.eval_topk, self.device)
 
     def _record(self, record: dict[str, float], evaluation: Evaluation) -> None:
         """Log an epoch and its evaluation, and print a line."""
@@ -304,11 +329,6 @@ class Run:
         return summary
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: NaN and infinite numbers become null."""
-    return from_json(to_json(value, inf_nan_mode="null"))
-
-
 def _print_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -> None:
     measured = names(config.eval_topk, len(data.labels), task.multi_label)
     if dropped := [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]:
@@ -318,12 +338,12 @@ def _print_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -
     print(f"{data.note}\n{kept}; {len(data.labels)} classes", flush=True)
 
 
-def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, check: Callable[[], None] = lambda: None,
-          report: Callable[[dict[str, Any]], None] = lambda values: None, together: Processes = ALONE) -> dict[str, Any]:
+def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, together: Processes = ALONE,
+          **hooks: Callable) -> dict[str, Any]:
     """Train a config in ``folder``, from the last state that was saved there, if any; return its summary.
 
-    ``check`` is called after every batch and may raise to stop; ``report`` takes new values about twice a second. Raises
-    InputError for a config that cannot be run, a NaN loss, and a full disk; earlier checkpoints stay.
+    Hooks are ``check``, which is called after every batch and may raise to stop, and ``report``, which takes new values about
+    twice a second. Raises InputError for a config that cannot be run, a NaN loss, and a full disk; earlier checkpoints stay.
     """
     with ExitStack() as stack:
         stack.enter_context(settings(device, threads or config.threads, config.deterministic))
@@ -332,7 +352,7 @@ def train(config: TrainConfig, folder: Path, device: torch.device, threads: int 
         if (folder / SUMMARY).exists():
             stored_config(folder, config)
             return store.read_json(folder / SUMMARY)
-        run = Run(config, folder, device, together, check, report)
+        run = Run(config, folder, device, together, **hooks)
         with run.recording():
             run.train()
             return run.finish()

@@ -18,4 +18,5 @@ def finetune(job: Job, config: dict[str, Any], folder: str) -> dict[str, Any]:
 
     checked = build(TrainConfig, config, "config")
     device = machine.device("cpu" if job.device.startswith("cpu") else job.device)
-    return run.train(checked, Path(folder), device, job.threads, job.check, lambda values: job.report({"metrics": values}))
+    return run.train(checked, Path(folder), device, job.threads, check=job.check,
+                     report=lambda values: job.report({"metrics": values}))

@@ -3,7 +3,7 @@
 What a file may import, from the ground up: ``statistics`` (what samples say, the verdict), ``budget``, ``machine``, ``worker``
 (one layer for processes that measure), ``archive`` (where measured tables lie), ``gpus`` (other users, clock, throttling);
 ``load`` (what else runs), ``timing``, ``reference_kernel`` (is the processor as fast as usual?), ``importers``; ``ceilings``;
-``published`` (wheels of published measurements, power of GEMMs and attention). On them stand ``training`` (profiled runs, the
+``published`` (what aiconfigurator and timm measured). On them stand ``training`` (profiled runs, the
 matrix), ``networks`` (end to end) and ``operators`` (sweeps, which use the allocator of ``networks``); ``compare`` sets two
 measurements side by side, ``bundle`` carries them to another machine (``bundle_contents``: what it may hold).
 

@@ -109,46 +109,41 @@ def folders(source: str, reference: str = "") -> list[Path]:
     return [path.parent for path in machines_with("runs").values()]
 
 
+def _runs(source: str, reference: str = "") -> pd.DataFrame:
+    """Return ``runs`` with the ``folder`` of each run, and what it is called there (``plain_id``)."""
+    tables = [store.read_all(sorted((folder / "runs").glob("*.csv")), "runs").assign(folder=folder)
+              for folder in folders(source, reference)]
+    table = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    table = table.drop_duplicates(["hardware_id", "run_id", "timestamp"], ignore_index=True)
+    again = table.duplicated(["hardware_id", "run_id"])
+    named = table["run_id"].mask(again, table["folder"].map(lambda folder: f"{folder.name}/") + table["run_id"])
+    return table.assign(plain_id=table["run_id"], run_id=named).sort_values("timestamp", kind="stable", ignore_index=True)
+
+
 def runs(source: str, reference: str = "") -> pd.DataFrame:
     """Return every run that was measured here and imported, or a reference machine's, oldest first.
 
     A run that several folders hold counts once. Machines of the same hardware may have runs of one id that began at different
     times: a later machine's is called MACHINE/RUN.
     """
-    tables, seen, begun = [store.read_all([], "runs")], set(), set()
-    for folder in folders(source, reference):
-        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
-        own = list(zip(table["hardware_id"], table["run_id"], table["timestamp"], strict=True))
-        table = table.loc[[run not in begun for run in own]].reset_index(drop=True)
-        begun.update(own)
-        keys = list(zip(table["hardware_id"], table["run_id"], strict=True))
-        table["run_id"] = [f"{folder.name}/{key[1]}" if key in seen else key[1] for key in keys]
-        seen.update(keys)
-        tables += [table] if len(table) else []
-    together = pd.concat(tables[1:], ignore_index=True) if len(tables) > 1 else tables[0]
-    return together.sort_values("timestamp", kind="stable", ignore_index=True)
+    return _runs(source, reference).drop(columns=["folder", "plain_id"])
 
 
 def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame:
     """Return the profile rows of ``chosen`` runs (rows of ``runs``), by the ids that these have."""
-    tables: list[pd.DataFrame] = []
-    for run_id in dict.fromkeys(chosen["run_id"]):
-        machine, _, plain = run_id.rpartition("/")
-        hardware = set(chosen.loc[chosen["run_id"] == run_id, "hardware_id"])
-        for folder in folders(source, reference):
-            if machine in ("", folder.name):
-                table = store.read_all(sorted((folder / "profiles").glob(f"{plain}_*.csv")), "profile")
-                own = table[table["hardware_id"].isin(hardware)]
-                hardware -= set(own["hardware_id"])  # of two machines of one hardware, the first has this id
-                tables += [own.assign(run_id=run_id)] if len(own) else []
+    placed = chosen[["run_id", "hardware_id"]].drop_duplicates().merge(_runs(source, reference), on=["run_id", "hardware_id"])
+    tables = []
+    for run in placed.itertuples():
+        table = store.read_all(sorted((run.folder / "profiles").glob(f"{run.plain_id}_*.csv")), "profile")
+        tables.append(table[table["hardware_id"] == run.hardware_id].assign(run_id=run.run_id))
+    tables = [table for table in tables if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")
 
 
 def folder_of(run: Mapping[str, Any], source: str, reference: str = "") -> Path:
     """Return the folder that holds a run, a row of ``runs``; InputError where none does any more."""
-    machine, _, plain = run["run_id"].rpartition("/")
-    for folder in folders(source, reference):
-        table = store.read_all(sorted((folder / "runs").glob("*.csv")), "runs")
-        if machine in ("", folder.name) and ((table["run_id"] == plain) & (table["hardware_id"] == run["hardware_id"])).any():
-            return folder
-    raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")
+    table = _runs(source, reference)
+    own = table[(table["run_id"] == run["run_id"]) & (table["hardware_id"] == run["hardware_id"])]
+    if own.empty:
+        raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")
+    return own["folder"].iloc[0]

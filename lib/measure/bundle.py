@@ -123,13 +123,19 @@ def merge(source: Path, target: Path | None = None, readers: Readers = NO_READER
     return folder, len(new)
 
 
+@contextlib.contextmanager
+def _telling(where: str, folder: Path | None = None) -> Iterator[None]:
+    """Have an InputError begin with ``where``, without the names of a scratch ``folder``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).replace(f'{folder}/', '')}") from None
+
+
 def _checked(folder: Path, name: str, readers: Readers, where: Path) -> set[str]:
     """Return the hardware ids in a file of a bundle; InputError names ``where`` it lies, and the file that does not fit."""
-    try:
+    with _telling(f"{where}: {name} does not fit its table", folder):
         return bundle_contents.check(folder / name, name, readers)
-    except InputError as error:
-        reason = str(error).replace(f"{folder}/", "")
-        raise InputError(f"{where}: {name} does not fit its table: {reason}") from None
 
 
 def _successions(folder: Path, scratch: Path, index: Index, readers: Readers) -> dict[str, str]:
@@ -172,7 +178,8 @@ def _check_entries(archive: zipfile.ZipFile, source: Path) -> None:
         raise InputError(f"{source} holds {name!r} twice")
     for entry in archive.infolist():
         if entry.filename != _INDEX:
-            _table_of(entry.filename, source)
+            with _telling(str(source)):
+                bundle_contents.table_of(entry.filename)
         if entry.flag_bits & 1:
             raise InputError(f"{source}: {entry.filename} is encrypted; a bundle is not")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -195,33 +202,20 @@ def _check_sizes(archive: zipfile.ZipFile, where: str) -> None:
                          f"({_MOST_FILES:,}, {_ALL_MB:,} MB, packed {_BUNDLE_MB})")
 
 
-def _table_of(name: str, source: Path) -> str:
-    try:
-        return bundle_contents.table_of(name)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-
-
 def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
     """Return the index of a bundle, which names every other file in it and nothing else."""
     _extract(archive, _INDEX, scratch)
-    where = f"{source}: {_INDEX}"
-    try:
-        index = build(Index, mapping(store.read_json(scratch / _INDEX), Path(where)), where)
-    except InputError as error:
-        raise InputError(str(error).replace(str(scratch / _INDEX), where)) from None
-    if index.format not in _FORMATS:
-        raise InputError(f"{source} has format {index.format}; this version reads {choices(_FORMATS)}")
-    try:
+    with _telling(str(source), scratch):
+        index = build(Index, mapping(store.read_json(scratch / _INDEX), scratch / _INDEX), _INDEX)
+        if index.format not in _FORMATS:
+            raise InputError(f"it has format {index.format}; this version reads {choices(_FORMATS)}")
         bundle_contents.check_schema(index.schema_version)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
+        for name in index.files:
+            bundle_contents.table_of(name)
     if not re.fullmatch(_MACHINE, index.machine) or index.machine.lower() in (*NO_MACHINES, *TRAININGS):
         raise InputError(f"{source}: {index.machine[:60]!r} is no name of a machine")
     if not index.files:
         raise InputError(f"{source} holds no table")
-    for name in index.files:
-        _table_of(name, source)
     missing, others = set(index.files) - set(archive.namelist()), set(archive.namelist()) - {*index.files, _INDEX}
     if missing or others:
         raise InputError(f"{source} is damaged: it lacks [{choices(sorted(missing)[:3])}], and its index does not name "

@@ -1,9 +1,6 @@
 """What a bundle may hold: which files, by folder and name, what must be in each, and what of a machine's owner stays out."""
 
-import csv
 import filecmp
-import io
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -36,6 +33,7 @@ _KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repe
          "sweep": ["config", "device"],
          "networks": ["network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads",
                       "compiled"]}
+_NAMED = {"profile": (("run_id", "run"), ("task_type", "pass")), "runs": (("run_id", "run"),)}  # what a file's name says
 _GROWING = ("configs", "repeats", "energies", "cells")  # append-only
 _WRITTEN_ANEW = ("networks", "sweep", "model")  # as a whole each time
 _MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts
@@ -176,15 +174,11 @@ def check(path: Path, name: str, readers: Readers) -> set[str]:
         readers[table](path)
         return set()
     frame = store.read(path, table)
-    if path.suffix == ".csv":
-        with open(path, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read() != b"\n":
-                raise InputError("its last line is cut short")
-    if table in ("profile", "runs") and not (frame["run_id"] == parts[0]).all():
-        raise InputError(f"it holds rows of another run than {parts[0]!r}")
-    if table == "profile" and not (frame["task_type"] == parts[1]).all():
-        raise InputError(f"it holds rows of another pass than {parts[1]!r}")
+    if path.suffix == ".csv" and not path.read_bytes().endswith(b"\n"):
+        raise InputError("its last line is cut short")
+    for (column, what), part in zip(_NAMED.get(table, ()), parts, strict=False):
+        if not (frame[column] == part).all():
+            raise InputError(f"it holds rows of another {what} than {part!r}")
     doubled = frame.duplicated(_KEYS.get(table, list(frame)))
     if doubled.any() and table not in _MAY_REPEAT:
         raise InputError(f"row {int(doubled.idxmax()) + 1} is there twice")
@@ -291,26 +285,12 @@ def without_host(path: Path, name: str) -> bytes:
             neutral["devices"] = {device: {fact: value for fact, value in facts.items() if fact not in _OF_THE_OWNER}
                                   for device, facts in neutral["devices"].items()}
         return path.read_bytes() if neutral == meta else store.encoded_json(neutral)
-    if path.suffix == ".parquet":
-        return _neutral_parquet(path, table)
-    if path.suffix != ".csv":
+    if path.suffix not in (".csv", ".parquet"):
         return path.read_bytes()
-    header, *rows = csv_files.rows(csv_files.text(path), path)
-    changed = dict.fromkeys({"reason", "data_root"} & {*header}, lambda cell, row: _neutral(cell))
-    changed |= {"hostname": lambda cell, row: row[header.index("hardware_id")]} if table == "runs" else {}
-    neutral = [[changed[column](cell, row) if column in changed else cell for column, cell in zip(header, row, strict=True)]
-               for row in rows] if changed else rows
-    if neutral == rows:
-        return path.read_bytes()
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *neutral])
-    return text.getvalue().encode()
-
-
-def _neutral_parquet(path: Path, table: str) -> bytes:
-    frame = store.read(path, table)
-    reasons = frame["reason"].str.replace(_PATH, "", regex=True).str.replace(_UUID, "GPU", regex=True)
-    return path.read_bytes() if reasons.equals(frame["reason"]) else store.encoded(frame.assign(reason=reasons), ".parquet")
+    frame = store.read(path, table) if path.suffix == ".parquet" else csv_files.frame(path, dtype=str, keep_default_na=False)
+    neutral = frame.assign(**{column: frame[column].map(_neutral) for column in ("reason", "data_root") if column in frame},
+                           **({"hostname": frame["hardware_id"]} if table == "runs" else {}))
+    return path.read_bytes() if neutral.equals(frame) else store.encoded(neutral, path.suffix)
 
 
 def _neutral(value: Any) -> Any:

@@ -163,25 +163,20 @@ def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
             "verdict": worst(timing.verdict, crowded)}
 
 
-def _overhead(what: str, samples_us: np.ndarray, method: str, device: str) -> dict:
-    return {"device": device, "what": what, "median_us": float(np.median(samples_us)),
-            "p99_us": float(np.percentile(samples_us, 99)), "n": len(samples_us), "method": method}
-
-
 def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
-    ticks = np.array([time.perf_counter_ns() for _ in range(20_000)])
-    steps = np.diff(ticks)
-    one = torch.zeros(1, device=device)
-    spin = torch.ones(64, 64)
-    jitter = [measure_spin(spin) for _ in range(2000)]
+    steps = np.diff([time.perf_counter_ns() for _ in range(20_000)]) / 1e3
+    one, spin = torch.zeros(1, device=device), torch.ones(64, 64)
+    jitter = [time_calls(lambda: torch.mm(spin, spin), 1, spin.device) * 1e3 for _ in range(2000)]
     launch = measure(lambda: one.add_(1), device, budget_s, sample_ms=2.0)
-    rows = [_overhead("timer_step", steps[steps > 0] / 1e3, "smallest differences of time.perf_counter_ns", str(device)),
-            _overhead("timer_call", steps.mean(keepdims=True) / 1e3, "mean of 20,000 readings in a row", str(device)),
-            _overhead("timer_jitter", np.array(jitter), "one 64x64 GEMM, repeated", str(device)),
-            _overhead("launch", launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row", str(device))]
+    samples_us = {"timer_step": (steps[steps > 0], "smallest differences of time.perf_counter_ns"),
+                  "timer_call": (steps.mean(keepdims=True), "mean of 20,000 readings in a row"),
+                  "timer_jitter": (np.array(jitter), "one 64x64 GEMM, repeated"),
+                  "launch": (launch.samples_ms * 1e3, "x.add_(1) of one element, many in a row")}
     if device.type == "cpu":
-        rows.append(_overhead("first_touch", _first_touch_us(), "a page of 4 KiB, beyond writing it again", str(device)))
+        samples_us["first_touch"] = _first_touch_us(), "a page of 4 KiB, beyond writing it again"
+    rows = [{"device": str(device), "what": what, "median_us": np.median(times), "p99_us": np.percentile(times, 99),
+             "n": len(times), "method": method} for what, (times, method) in samples_us.items()]
     return pd.DataFrame(rows, columns=columns("overheads"))
 
 
@@ -197,13 +192,6 @@ def _first_touch_us() -> np.ndarray:
         taken_us.append((clock[1] - clock[0] - (clock[2] - clock[1])) * 1e6 / pages)
         del fresh
     return np.maximum(taken_us, 0.0)
-
-
-def measure_spin(spin: torch.Tensor) -> float:
-    """Time one small GEMM on the CPU, in microseconds."""
-    begin = time.perf_counter_ns()
-    torch.mm(spin, spin)
-    return (time.perf_counter_ns() - begin) / 1e3
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Differences between two measured runs, sweeps or matrices, matched row by row."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,8 @@ WORDS = ("faster", "same", "slower")
 _LEAST_PAIRS = 3
 _DRAWS = 2000
 _IDS = ("hardware_id", "software_id", "threads")
-_TABLES = {"sweep": "sweep", "run": "profile", "matrix": "matrix"}
-_PAIRED = {"sweep": _LEAST_PAIRS, "profile": 1, "matrix": _LEAST_PAIRS}  # pairs, at least
-_REMEDY = {  # what makes two of a kind comparable
-    "sweep": "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s",
-    "profile": "profile the workload for longer: 02_profile with -p iters 60 -p budget_s 60",
-    "matrix": "run the same cells in both environments (python -m lib matrix)"}
+_PAIR = ["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]
+_CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]
 
 
 @dataclass(frozen=True)
@@ -40,65 +37,56 @@ class Difference:
     left_out: int
 
 
-def _word(low: float, high: float, threshold: float) -> str:
-    """Return faster or slower when the whole interval lies beyond the threshold's side of 1, else same."""
-    if low > 1 + threshold:
-        return "slower"
-    return "faster" if high < 1 - threshold else "same"
-
-
-def _overall(ratios: np.ndarray) -> tuple[float, float, float]:
-    logs = np.log(ratios)
-    low, high = statistics.bootstrap(logs, np.mean, draws=_DRAWS)
-    return float(np.exp(logs.mean())), float(np.exp(low)), float(np.exp(high))
-
-
 def find(name: str) -> tuple[str, Path]:
     """Return the kind (sweep, matrix or run) and its file: a path, a sweep's folder, an environment, or a run id.
 
     Raises InputError saying where was looked.
     """
-    path = Path(name)
+    path, profile, environment = Path(name), paths.PROFILES / f"{name}_train.csv", matrix_tables.path_of(name)
     for folder in (path, paths.SWEEPS / name):
         if (folder / "sweep.parquet").is_file():
             return "sweep", folder / "sweep.parquet"
     if path.is_file():
-        kind = "sweep" if path.suffix == ".parquet" else "matrix" if matrix_tables.is_one(path) else "run"
-        return kind, path
-    if matrix_tables.path_of(path.name).is_file() and path.name == name:
-        return "matrix", matrix_tables.path_of(name)
-    profile = paths.PROFILES / f"{name}_train.csv"
-    if profile.is_file():
-        return "run", profile
+        return "sweep" if path.suffix == ".parquet" else "matrix" if matrix_tables.is_one(path) else "run", path
+    for kind, stored in (("matrix", environment), ("run", profile)):
+        if path.name == name and stored.is_file():
+            return kind, stored
     raise InputError(f"{name!r} is no measured sweep or run: looked for the path, {paths.SWEEPS / name}/sweep.parquet, "
-                     f"{profile} and {matrix_tables.path_of(name)}")
+                     f"{profile} and {environment}")
 
 
-def _differs(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    def values(frame: pd.DataFrame, name: str) -> str:
-        return ", ".join(sorted({str(value) for value in frame[name]}))
+def _word(low, high, threshold: float) -> np.ndarray:
+    """Return slower or faster where the whole interval lies beyond the threshold's side of 1, else same."""
+    return np.select([np.asarray(low) > 1 + threshold, np.asarray(high) < 1 - threshold], ["slower", "faster"], "same")
 
-    return {name: (values(a, name), values(b, name)) for name in _IDS
-            if name in a and values(a, name) != values(b, name)}
+
+def _ranges(what: pd.Series, a: np.ndarray, b: np.ndarray, threshold: float) -> pd.DataFrame:
+    """Return pairs by their times, least and most (3, n), in ms: one differs when the ranges do not touch."""
+    frame = pd.DataFrame({"what": what, "a_ms": a[0], "b_ms": b[0], "ratio": b[0] / a[0], "low": b[1] / a[2],
+                          "high": b[2] / a[1]})
+    apart = (frame["ratio"] - 1).abs() > threshold
+    return frame.assign(word=np.where(apart, _word(frame["low"], frame["high"], 0.0), "same"))
 
 
 def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair two sweeps by configuration; a pair differs when the ranges of its rounds do not touch."""
+    """Pair two sweeps by configuration; without a time within the range of its rounds it has none."""
+    def usable(sweep: pd.DataFrame) -> pd.DataFrame:
+        timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
+        return sweep[timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])]
+
     many_devices = any(len(set(frame["device"])) > 1 for frame in (a, b))
-    pairs = _usable(a).merge(_usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))
-    left_out = max(len(a), len(b)) - len(pairs)
-    frame = pd.DataFrame({
-        "what": pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"],
-        "a_ms": pairs["latency_ms"], "b_ms": pairs["latency_ms_b"], "ratio": pairs["latency_ms_b"] / pairs["latency_ms"],
-        "low": pairs["low_ms_b"] / pairs["high_ms"], "high": pairs["high_ms_b"] / pairs["low_ms"]})
-    return _judged(frame, threshold), left_out
+    pairs = usable(a).merge(usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))
+    times = [pairs[[f"{name}{end}" for name in ("latency_ms", "low_ms", "high_ms")]].to_numpy(float).T for end in ("", "_b")]
+    what = pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"]
+    return _ranges(what, *times, threshold), max(len(a), len(b)) - len(pairs)
 
 
-def _usable(sweep: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a sweep that have a time within the range of its rounds."""
-    timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
-    good = timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])
-    return sweep.loc[good, ["config", "op", "pass", "dtype", "device", "latency_ms", "low_ms", "high_ms"]]
+def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
+    """Pair the cells of two environments, in ms per image."""
+    pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
+    times = [1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b")]
+    what = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]
+    return _ranges(what, *times, threshold), max(len(a), len(b)) - len(pairs)
 
 
 def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
@@ -109,9 +97,10 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
     from scipy import stats
 
     rows, random = [], np.random.default_rng(0)
-    kinds = {*a["task_type"], *b["task_type"]}
-    for kind in sorted(kinds):
-        steps = [_steps_ms(frame[frame["task_type"] == kind]) for frame in (a, b)]
+    kinds = sorted({*a["task_type"], *b["task_type"]})
+    for kind in kinds:
+        steps = [summary.steady(frame[frame["task_type"] == kind])["step_time_ms"].to_numpy() for frame in (a, b)]
+        steps = [part[part > 0] for part in steps]
         if min(map(len, steps)) < _LEAST_PAIRS:
             continue
         blocks = [statistics.block_length(part) for part in steps]
@@ -121,78 +110,70 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
         a_ms, b_ms = map(np.median, steps)
         ratio, wider = b_ms / a_ms, stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
         low, high = statistics.interval(ratio * (drawn[1] / drawn[0] / ratio) ** wider)
-        rows.append({"what": f"{a['workload_id'].iloc[0]} {kind} step", "a_ms": a_ms, "b_ms": b_ms,
-                     "ratio": ratio, "low": low, "high": high, "word": _word(low, high, threshold)})
-    return pd.DataFrame(rows, columns=["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]), len(kinds) - len(rows)
+        rows.append([f"{a['workload_id'].iloc[0]} {kind} step", a_ms, b_ms, ratio, low, high, str(_word(low, high, threshold))])
+    return pd.DataFrame(rows, columns=_PAIR), len(kinds) - len(rows)
 
 
-def _steps_ms(rows: pd.DataFrame) -> np.ndarray:
-    """Return the times of the steady steps of a pass (n,), without those of 0 ms."""
-    steps_ms = summary.steady(rows)["step_time_ms"].to_numpy()
-    return steps_ms[steps_ms > 0]
+@dataclass(frozen=True)
+class _Kind:
+    """What is compared: its table, what each row is of, how two are paired, and what makes two of it comparable."""
+
+    table: str
+    keys: list[str]
+    pair: Callable[[pd.DataFrame, pd.DataFrame, float], tuple[pd.DataFrame, int]]
+    remedy: str
 
 
-_CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]
+_KINDS = {
+    "sweep": _Kind("sweep", ["config", "device"], _sweeps,
+                   "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s"),
+    "run": _Kind("profile", ["task_type", "global_step"], _runs,
+                 "profile the workload for longer: 02_profile with -p iters 60 -p budget_s 60"),
+    "matrix": _Kind("matrix", _CELL, _cells, "run the same cells in both environments (python -m lib matrix)")}
 
 
-def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair the cells of two environments, in ms per image; a pair differs when the ranges of its runs do not touch."""
-    pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
-    of_a, of_b = (1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b"))
-    words = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]
-    frame = pd.DataFrame({"what": words, "a_ms": of_a[0], "b_ms": of_b[0], "ratio": of_b[0] / of_a[0],
-                          "low": of_b[1] / of_a[2], "high": of_b[2] / of_a[1]})
-    return _judged(frame, threshold), max(len(a), len(b)) - len(pairs)
-
-
-def _judged(pairs: pd.DataFrame, threshold: float) -> pd.DataFrame:
-    """Return pairs with their words: the same within the threshold, or where the ranges touch."""
-    words = [_word(low, high, 0.0) if abs(ratio - 1) > threshold else "same"
-             for low, high, ratio in zip(pairs["low"], pairs["high"], pairs["ratio"], strict=True)]
-    return pairs.assign(word=words)
-
-
-_ROW_KEYS = {"sweep": ["config", "device"], "profile": ["task_type", "global_step"],
-             "matrix": _CELL}
-
-
-def _read(path: Path, table: str) -> pd.DataFrame:
+def _read(path: Path, kind: _Kind) -> pd.DataFrame:
     """Read one sweep or one run; InputError for a file without rows, of several runs, or with a row that is there twice."""
-    frame = store.read(path, table)
+    frame = store.read(path, kind.table)
     if not len(frame):
         raise InputError(f"{path} has no whole row: nothing can be compared with it")
-    if table == "profile" and len(frame.drop_duplicates(["run_id", "workload_id"])) > 1:
+    if kind.table == "profile" and len(frame.drop_duplicates(["run_id", "workload_id"])) > 1:
         raise InputError(f"{path} holds several runs ({choices(sorted(set(frame['run_id']))[:3])}); compare one file a run")
-    doubled = frame[frame.duplicated(_ROW_KEYS[table])]
+    doubled = frame[frame.duplicated(kind.keys)]
     if len(doubled):
-        what = " ".join(f"{name} {doubled[name].iloc[0]}" for name in _ROW_KEYS[table])
+        what = " ".join(f"{name} {doubled[name].iloc[0]}" for name in kind.keys)
         raise InputError(f"{path}: {len(doubled)} rows are there twice, the first of {what}")
     return frame
 
 
 def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
-    """Compare what was measured as ``b`` against ``a``; differences within ``threshold`` are the same.
+    """Compare what was measured as ``b`` against ``a``; differences within ``threshold``, a share below 1, are the same.
 
     Sweeps are matched configuration by configuration, runs pass by pass; what has no time, or no partner, is left out and
     counted. Raises InputError when they are of different kinds or workloads, or have nothing in common.
     """
-    if not 0 <= threshold < 1:
-        raise InputError(f"threshold = {threshold}: it is a share, from 0 to less than 1, such as 0.03 for 3 %")
     (kind_a, path_a), (kind_b, path_b) = find(a), find(b)
     if kind_a != kind_b:
         raise InputError(f"{a} is a {kind_a} and {b} a {kind_b}: only like can be compared with like")
-    table = _TABLES[kind_a]
-    left, right = _read(path_a, table), _read(path_b, table)
-    if table == "profile" and set(left["workload_id"]) != set(right["workload_id"]):
+    kind, is_run = _KINDS[kind_a], kind_a == "run"
+    left, right = _read(path_a, kind), _read(path_b, kind)
+    if is_run and set(left["workload_id"]) != set(right["workload_id"]):
         raise InputError(f"{a} is {left['workload_id'].iloc[0]} and {b} {right['workload_id'].iloc[0]}: not the same work")
-    pairs, left_out = {"sweep": _sweeps, "profile": _runs, "matrix": _cells}[table](left, right, threshold)
-    if len(pairs) < _PAIRED[table]:
-        raise InputError(f"{a} and {b} are not comparable: {len(pairs)} configurations are usable in both, {_PAIRED[table]} "
-                         f"are needed ({left_out} have no time or no partner); {_REMEDY[table]}" if table != "profile" else
-                         f"{a} and {b} are not comparable: no pass has {_LEAST_PAIRS} steady steps in both; {_REMEDY[table]}")
-    ratio, low, high = (pairs.loc[0, ["ratio", "low", "high"]].astype(float) if table == "profile" else
-                        _overall(pairs["ratio"].to_numpy(float)))
-    return Difference(ratio, low, high, _word(low, high, threshold), pairs, _differs(left, right), left_out)
+    pairs, left_out = kind.pair(left, right, threshold)
+    if len(pairs) < (1 if is_run else _LEAST_PAIRS):
+        few = f"no pass has {_LEAST_PAIRS} steady steps in both" if is_run else (
+            f"{len(pairs)} configurations are usable in both, {_LEAST_PAIRS} are needed ({left_out} have no time or no "
+            "partner)")
+        raise InputError(f"{a} and {b} are not comparable: {few}; {kind.remedy}")
+    if is_run:
+        ratio, low, high = pairs.loc[0, ["ratio", "low", "high"]].astype(float)
+    else:
+        logs = np.log(pairs["ratio"].to_numpy(float))
+        ratio, low, high = np.exp([logs.mean(), *statistics.bootstrap(logs, np.mean, draws=_DRAWS)])
+    ids = {name: tuple(", ".join(sorted(set(frame[name].astype(str)))) for frame in (left, right))
+           for name in _IDS if name in left}
+    return Difference(ratio, low, high, str(_word(low, high, threshold)), pairs,
+                      {name: values for name, values in ids.items() if values[0] != values[1]}, left_out)
 
 
 def words(result: Difference) -> str:

@@ -3,12 +3,10 @@
 FLOPs and compulsory bytes are computed from the shapes. An original without spread or repeats gives noisy rows.
 """
 
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +22,6 @@ from lib.tables import PARAMETERS, columns
 from lib.work.graph import counts
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-AICONFIGURATOR = {"h200_sxm": "h200-sxm", "h100_sxm": "h100-sxm", "b200_sxm": "b200", "l40s": "l40s",
-                  "a100_sxm": "a100-sxm-80gb"}
-AICONFIGURATOR_DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16"}
 _FROM_NONE = ("Padding", "step", "window_size")  # what an original may count none of
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
@@ -35,7 +30,7 @@ _ONE_VALUE = "the original gives one value, without spread"
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """Who measured the rows of a table: our id of the device, the software, and how the calls were timed."""
 
     device: str
@@ -45,12 +40,12 @@ class _Source:
 
 
 def _table(op: str, values: Mapping[str, Any], flops: np.ndarray, moved: np.ndarray, latency_ms: pd.Series,
-           source: _Source) -> pd.DataFrame:
+           source: Source) -> pd.DataFrame:
     """Complete the parameters of one operator family to a ``sweep`` table; rows without a positive time are failed ones."""
     absent = {column.name: "" if column.kind == "text" else np.nan for column in PARAMETERS}
-    latency_ms = latency_ms.to_numpy(float)
+    latency_ms = latency_ms.to_numpy(float, copy=True)
     good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
-    latency_ms = np.where(good, latency_ms, np.nan)
+    latency_ms[~good] = np.nan
     frame = pd.DataFrame({**absent, **values, "op": op, "dtype": source.dtype, "pass": "forward", "device": "cuda:0",
                           "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0),
                           "latency_type": source.latency_type, "cache": "warm", "flops": flops, "bytes": moved,
@@ -92,7 +87,7 @@ def convolution(v: Mapping[str, np.ndarray], item: int) -> tuple[np.ndarray, np.
     return 2.0 * made * v["in_channels"] * v["kernel_h"] ** 2, item * (taken + weights + made)
 
 
-def _convolutions(frame: pd.DataFrame, source: _Source, named: Mapping[str, str]) -> pd.DataFrame:
+def _convolutions(frame: pd.DataFrame, source: Source, named: Mapping[str, str]) -> pd.DataFrame:
     """Turn square convolutions into our columns; ``named`` maps batch, in_channels, ... to the original's names."""
     v = {name: frame[column].to_numpy(np.int64) for name, column in named.items()}
     ones = np.ones(len(frame), np.int64)
@@ -106,14 +101,14 @@ def _convolutions(frame: pd.DataFrame, source: _Source, named: Mapping[str, str]
     return _table("conv2d", values, *convolution(v, _BYTES[source.dtype]), frame["Latency"], source)
 
 
-def _gemm(m: pd.Series, k: pd.Series, n: pd.Series, latency_ms: pd.Series, source: _Source,
-          batch: pd.Series | None = None) -> pd.DataFrame:
-    sizes = {"gemm_m": m, "gemm_k": k, "gemm_n": n}
-    op, layout, values = ("linear", "nt", sizes) if batch is None else ("bmm", "nn", {"batch": batch, **sizes})
-    values = {name: size.to_numpy(np.int64) for name, size in values.items()}
-    m, k, n, count = (values[name].astype(float) if name in values else 1.0 for name in (*sizes, "batch"))
-    return _table(op, {**values, "layout": layout}, 2.0 * count * m * k * n,
-                  _BYTES[source.dtype] * count * (m * k + k * n + m * n), latency_ms, source)
+def gemm(m: pd.Series, k: pd.Series, n: pd.Series, latency_ms: pd.Series, source: Source, batch: pd.Series | int = 1,
+         op: str = "linear") -> pd.DataFrame:
+    """Turn GEMMs, or batched ones, into our columns."""
+    sizes = pd.DataFrame({"batch": batch, "gemm_m": m, "gemm_k": k, "gemm_n": n}).astype(np.int64)
+    count, m, k, n = sizes.to_numpy(float).T
+    values = {**(sizes if op == "bmm" else sizes.drop(columns="batch")), "layout": "nn" if op == "bmm" else "nt"}
+    moved = _BYTES[source.dtype] * count * (m * k + k * n + m * n)
+    return _table(op, values, 2.0 * count * m * k * n, moved, latency_ms, source)
 
 
 _ROWWISE: dict[str, tuple[str, str, int, float]] = {  # NeuSight's name: our family, kind, matrices moved, FLOPs an element
@@ -124,7 +119,7 @@ _ROWWISE: dict[str, tuple[str, str, int, float]] = {  # NeuSight's name: our fam
     "ln": ("layer_norm", "layer_norm", 2, counts.PER_INPUT["native_layer_norm"])}
 
 
-def _rowwise(frame: pd.DataFrame, source: _Source, op: str) -> pd.DataFrame:
+def _rowwise(frame: pd.DataFrame, source: Source, op: str) -> pd.DataFrame:
     """Turn NeuSight's operators on a matrix of B rows and H columns into our families."""
     rows, width = frame["B"].to_numpy(np.int64), frame["H"].to_numpy(np.int64)
     size, (family, kind, matrices, flops) = rows * width, _ROWWISE[op]
@@ -132,13 +127,6 @@ def _rowwise(frame: pd.DataFrame, source: _Source, op: str) -> pd.DataFrame:
               "activation": {"elements": size, "inplace": 0 * rows}}.get(family, {"rows": rows, "columns": width})
     moved = matrices * size + (2 * width + 2 * rows if op == "ln" else 0)
     return _table(family, {"kind": kind, **values}, float(flops) * size, 4.0 * moved, frame["Latency"], source)
-
-
-def _device_id(name: str) -> str:
-    known = {device.name: device.id for device in definitions.load_devices().values()}
-    if name not in known:
-        raise InputError(f"no device {name!r} in params/devices.yaml, add it there; there are: {choices(known)}")
-    return known[name]
 
 
 def _read_csv(path: Path, counts: Iterable[str], numbers: tuple[str, ...] = ("Latency",)) -> pd.DataFrame:
@@ -174,26 +162,26 @@ _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": 
                   "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
 _NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # NeuSight's operators: whole numbers, reader
     "conv": ({*_NEUSIGHT_CONV.values()}, partial(_convolutions, named=_NEUSIGHT_CONV)),
-    "linear": ({"B", "M", "N", "K"}, lambda frame, source: _gemm(frame["B"] * frame["M"], frame["N"], frame["K"],
-                                                                 frame["Latency"], source)),
-    "bmm": ({"B", "M", "N", "K"}, lambda frame, source: _gemm(frame["M"], frame["N"], frame["K"], frame["Latency"], source,
-                                                              frame["B"])),
+    "linear": ({*"BMNK"}, lambda rows, source: gemm(rows["B"] * rows["M"], rows["N"], rows["K"], rows["Latency"], source)),
+    "bmm": ({*"BMNK"}, lambda rows, source: gemm(rows["M"], rows["N"], rows["K"], rows["Latency"], source, rows["B"], "bmm")),
     **{op: ({"B", "H"}, partial(_rowwise, op=op)) for op in _ROWWISE}}
 _NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
 
 
-def neusight_files(folder: Path, op: str) -> list[Path]:
-    """Return the tables of an operator, a GPU each; InputError names a GPU that is there twice."""
-    several = sorted([*folder.glob(f"{op}/*.csv"), *folder.glob(f"{op}/{_NEUSIGHT_TORCH}/*.csv")], key=lambda path: path.stem)
-    for one, other in pairwise(several):
-        if one.stem == other.stem:
-            raise InputError(f"{one} and {other} are of one GPU; leave one of them out")
-    return several
+def neusight_files(folder: Path) -> dict[Path, str]:
+    """Return the tables, a GPU each, with their operators; InputError names a GPU that is there twice."""
+    files_by_path = {path: op for op in _NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
+                     for path in sorted(folder.glob(f"{place}/*.csv"))}
+    first: dict[tuple[str, str], Path] = {}
+    for path, op in files_by_path.items():
+        if (other := first.setdefault((op, path.stem), path)) != path:
+            raise InputError(f"{other} and {path} are of one GPU; leave one of them out")
+    return files_by_path
 
 
 def neusight_ignored(folder: Path) -> list[str]:
     """Return what lies in a folder of NeuSight's data and is not read: other operators, releases of torch and files."""
-    read = {path for op in _NEUSIGHT for path in neusight_files(folder, op)}
+    read = neusight_files(folder).keys()
     with_some = {parent for path in read for parent in path.parents}
     there = [path for level in ("*", "*/*", "*/*/*") for path in folder.glob(level)]
     return sorted(path.relative_to(folder).as_posix() for path in there
@@ -208,11 +196,13 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     not there, and a GPU that is there twice.
     """
     tables: dict[str, list[pd.DataFrame]] = {}
-    for op, (counted, reader) in _NEUSIGHT.items():
-        for path in neusight_files(folder, op):
-            device = _device_id(path.stem)
-            source = _Source(device, "neusight torch-2.1 fp32 tf32-off", "end_to_end")
-            tables.setdefault(device, []).append(reader(_read_csv(path, counted), source))
+    known = {device.name: device.id for device in definitions.load_devices().values()}
+    for path, op in neusight_files(folder).items():
+        if path.stem not in known:
+            raise InputError(f"no device {path.stem!r} in params/devices.yaml, add it there; there are: {choices(known)}")
+        source = Source(known[path.stem], "neusight torch-2.1 fp32 tf32-off", "end_to_end")
+        counted, reader = _NEUSIGHT[op]
+        tables.setdefault(source.device, []).append(reader(_read_csv(path, counted), source))
     if not tables:
         raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(_NEUSIGHT)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")
@@ -236,7 +226,7 @@ def pytorch_scheduler(path: Path) -> dict[str, pd.DataFrame]:
                          f"{choices(_LATENCY_TYPES)}")
     parts = []
     for kind, rows in frame.groupby(kinds):
-        table = _convolutions(rows, _Source(device, "pytorch-scheduler 2023", _LATENCY_TYPES[kind]), named)
+        table = _convolutions(rows, Source(device, "pytorch-scheduler 2023", _LATENCY_TYPES[kind]), named)
         wrong = table["flops"].to_numpy() != rows["Flops"].to_numpy(float)
         if wrong.any():
             raise InputError(f"{path}: {wrong.sum()} rows state FLOPs that their shapes do not have, the first in line "
@@ -245,78 +235,35 @@ def pytorch_scheduler(path: Path) -> dict[str, pd.DataFrame]:
     return {device: pd.concat(parts, ignore_index=True)}
 
 
-def aiconfigurator_folder() -> Path:
-    """Return the data folder of the installed package aiconfigurator-core; InputError says how to get it."""
-    package = importlib.util.find_spec("aiconfigurator_core")
-    if not package:
-        raise InputError("the package aiconfigurator-core is not installed; get it with: pip install "
-                         "aiconfigurator-core==0.12.0 (82 MB), or name a folder of its layout: "
-                         "<gpu>/gemm/<framework>/<version>/gemm_perf.parquet")
-    return Path(package.submodule_search_locations[0]) / "systems" / "data"
+READERS = {"neusight": neusight, "pytorch-scheduler": pytorch_scheduler}
+Written = dict[str, tuple[Path, pd.DataFrame]]
 
 
-def aiconfigurator(folder: Path | None = None, framework: str = "trtllm", version: str = "") -> dict[str, pd.DataFrame]:
-    """Read the matrix products in 16 bits of aiconfigurator (NVIDIA, Apache-2.0): CUDA graphs, warm cache, means, ms.
-
-    ``version`` empty takes the newest of ``framework`` for each GPU that ``params/devices.yaml`` knows.
-    Returns a ``sweep`` table a device. Raises InputError for a folder without such files.
-    """
-    folder, tables = folder or aiconfigurator_folder(), {}
-    for name, device in AICONFIGURATOR.items():
-        versions = sorted(folder.glob(f"{name}/gemm/{framework}/{version or '*'}/gemm_perf.parquet"), key=version_order)
-        if not versions:
-            continue
-        frame = store.read_parquet(versions[-1], ("gemm_dtype", "m", "n", "k", "latency"), others=True)
-        frame = frame.assign(gemm_dtype=frame["gemm_dtype"].astype(str))
-        frame = checked(frame[frame["gemm_dtype"].isin(AICONFIGURATOR_DTYPES)].reset_index(drop=True), versions[-1],
-                         ("m", "n", "k"), ("latency",))
-        software = f"aiconfigurator {framework} {versions[-1].parent.name}"
-        parts = [_gemm(part["m"], part["k"], part["n"], part["latency"],
-                       _Source(device, software, "kernel", AICONFIGURATOR_DTYPES[dtype]))
-                 for dtype, part in frame.groupby("gemm_dtype")]
-        if parts:
-            tables[device] = pd.concat(parts, ignore_index=True)
-    if not tables:
-        raise InputError(f"{folder} has no <gpu>/gemm/{framework}/{version or '<version>'}/gemm_perf.parquet of "
-                         f"{choices(AICONFIGURATOR)}")
-    return tables
-
-
-def version_order(path: Path) -> tuple:
-    """Return a version folder's place among its like: numbers compare as numbers, a release after its candidates."""
-    text = path.parent.name
-    candidate = int((re.findall(r"rc(\d+)", text) or [999])[0])
-    return tuple(int(part) for part in re.findall(r"\d+", text.partition("rc")[0])), candidate
-
-
-READERS = {"neusight": neusight, "pytorch-scheduler": pytorch_scheduler, "aiconfigurator": aiconfigurator}
-
-
-def bring_in(kind: str, path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
+def bring_in(kind: str, path: Path | None) -> Written:
     """Turn published data into ``sweep`` tables, see ``write``, in ``sweeps/<kind>``. Raises InputError."""
-    if path is None and kind != "aiconfigurator":
+    if path is None:
         raise InputError(f"import {kind} needs the path of its data")
-    if path is not None and not path.exists():
+    if not path.exists():
         raise InputError(f"{path} is missing")
     stem = kind if kind != "pytorch-scheduler" else path.stem
     if not re.fullmatch(files.NAME, stem):
         raise InputError(f"{path}: {stem!r} cannot be the name of a folder; rename the file (letters, digits, dots, dashes)")
-    return write(READERS[kind](path), "sweep", kind, path, "sweeps", stem)
+    return write(READERS[kind](path), "sweep", kind, path, ("sweeps", stem))
 
 
-def write(tables: Mapping[str, pd.DataFrame], table: str, source: str, path: Path | None, *place: str,
-          **facts: Any) -> dict[str, tuple[Path, pd.DataFrame]]:
+def write(tables: Mapping[str, pd.DataFrame], table: str, source: str, path: Path | None, place: tuple[str, ...],
+          **facts: Any) -> Written:
     """Write tables of devices, read from ``path``, below ``data/imported/<device>/<place>``; return file and table by device.
 
     A second import replaces the first, and no other file.
     """
-    targets = {device: imported(device, *place, f"{table}.parquet") for device in tables}
-    for device, rows in tables.items():
+    written = {device: (imported(device, *place, f"{table}.parquet"), rows) for device, rows in tables.items()}
+    for device, (target, rows) in written.items():
         short = {"short_windows": int((rows["window"] == "short").sum())} if "window" in rows else {}
-        store.write(rows, targets[device], table, derived=True)
-        store.write_meta(targets[device], table, source=source, origin=path.name if path else "aiconfigurator-core",
+        store.write(rows, target, table, derived=True)
+        store.write_meta(target, table, source=source, origin=path.name if path else "aiconfigurator-core",
                          device=device, rows=len(rows), **short, **facts)
-    return {device: (targets[device], rows) for device, rows in tables.items()}
+    return written
 
 
 def imported(*parts: str) -> Path:

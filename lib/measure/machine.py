@@ -266,7 +266,7 @@ def _occupied(name: str) -> str:
         card = Card(number_of(name))
     except InputError as error:
         return f" ({error})"
-    pids = [str(process.pid) for process in card.processes() or ()]
+    pids = card.processes()
     holder = f", and process {choices(pids)} has it" if pids else ""
     return f" (it is in {card.mode}{holder})" if card.mode else ""
 

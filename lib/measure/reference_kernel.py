@@ -18,15 +18,18 @@ class ReferenceKernel:
     """A fixed piece of work that tells whether the processor is as fast as usual just now.
 
     A neighbour on the same host shows in no counter of ours; it comes and goes within seconds, and slows this by as much
-    as it slows what we measure.
+    as it slows what we measure. Off the CPU it does not run: its times are NaN.
     """
 
-    def __init__(self):
+    def __init__(self, device: torch.device):
+        self._runs = device.type == "cpu"
         self._left, self._right, self._small = torch.randn(256, 256), torch.randn(256, 256), torch.randn(64)
         self._out, self._history = torch.empty(256, 256), deque(maxlen=_MEMORY)
 
     def ms(self) -> float:
         """Return how long it takes now: the geometric mean of six GEMMs on all threads and a hundred small calls on one."""
+        if not self._runs:
+            return np.nan
         begin = time.perf_counter_ns()
         for _ in range(6):
             torch.mm(self._left, self._right, out=self._out)
@@ -40,13 +43,13 @@ class ReferenceKernel:
     def settle(self) -> None:
         """Run it for SETTLE_S: a process is slow its first moments, and what is usual must be known."""
         end = time.perf_counter() + _SETTLE_S
-        while time.perf_counter() < end:
+        while self._runs and time.perf_counter() < end:
             self.ms()
         self._history = deque(list(self._history)[len(self._history) // 2:], maxlen=_MEMORY)
 
     def is_slow(self, taken_ms: float) -> bool:
         """Return whether a time was slower than usual; usual is the fast fifth of the recent ones."""
-        return taken_ms > SLOW * float(np.percentile(self._history, USUAL))
+        return self._runs and taken_ms > SLOW * float(np.percentile(self._history, USUAL))
 
     def after(self) -> float:
         """Return the faster of two times, in ms: the first run finds its own data out of the caches, and the code cold."""

@@ -1,6 +1,6 @@
 """Calibration of a device that nobody measured: the nearest model, fine-tuned by measured points in about two minutes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,7 @@ from lib.measure.operators import aggregate, sweep
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import calibrate_networks, registry, transfer_cpu
-from lib.predict.calibrate_networks import Networks
-from lib.predict.networks.calibration import LEAST_NETWORKS
+from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
@@ -57,15 +56,14 @@ def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
 
 def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> tuple[list[int], list[int]]:
     """Return which rows to measure: distant ones of each part to fine-tune, and random ones to validate."""
-    draw, tuning = np.random.default_rng(seed), []
-    validating = list(draw.permutation(len(rows))[:int(count * (1 - _TRAINING))])
+    tuning, validating = [], np.random.default_rng(seed).permutation(len(rows))[:int(count * (1 - _TRAINING))].tolist()
     rest = rows.drop(index=validating)
     for _, part in inputs.by_part(rest, model.chip):
         _, x = inputs.frames(part, model.chip)
         x = x[smooth_of(x)] if model.chip else x
         share = max(4, round(count * _TRAINING * len(part) / len(rest)))
-        tuning += list(part.index[farthest_first(x.to_numpy(), share)])
-    return [int(row) for row in tuning], [int(row) for row in validating]
+        tuning += part.index[farthest_first(x.to_numpy(), share)].tolist()
+    return tuning, validating
 
 
 def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0) -> Calibrated:
@@ -89,7 +87,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
     of_cpu = device == "cpu"
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
     training, held_out, speed = _points(device, bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
-    base = min(bases, key=lambda one: _distance(one, training))
+    base = min(bases, key=lambda model: np.log(training["latency_ms"] / model.predict(training)["predicted_ms"]).abs().median())
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
     scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
@@ -110,7 +108,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
         model.facts["processor_speed"] = asdict(speed)
-        model.facts["networks"] = networks.after if networks else {}
+        model.facts["networks"] = networks.after if networks and networks.count else {}
     return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 
@@ -121,17 +119,17 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     Raises InputError for too few rows.
     """
     configs, rows = _pool(dtype)
+    configs = [_as(config, base) for config in configs]
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
     order = np.random.default_rng(0).permutation([*tuning, *validating])  # so that a slow machine measures both kinds
-    chosen = [_as(configs[row], base) for row in order]
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
-                    cache=base.facts.get("cache", "warm"), latency_type=base.facts.get("latency_type", "kernel"))
-    swept = aggregate.read(sweep.measure_sweep(p, chosen=chosen))
+                    **_timing(base))
+    swept = aggregate.read(sweep.measure_sweep(p, chosen=[configs[row] for row in order]))
     table, speed = swept.table, ProcessorSpeed.from_visits(swept.visits)
     kernel_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
     usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
-    held_out = usable[usable["config"].isin({_as(configs[row], base).key for row in validating})]
+    held_out = usable[usable["config"].isin({configs[row].key for row in validating})]
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
@@ -140,9 +138,13 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     return training, held_out, speed
 
 
+def _timing(base: CostModel) -> dict[str, str]:
+    """Return how the rows of a model were timed, as a new row is to be."""
+    return {name: base.facts.get(name, usual) for name, usual in (("cache", "warm"), ("latency_type", "kernel"))}
+
+
 def _as(config: Config, base: CostModel) -> Config:
-    return Config(config.op, config.parameters, config.dtype, config.passes, base.facts.get("latency_type", "kernel"),
-                  base.facts.get("cache", "warm"))
+    return replace(config, **_timing(base))
 
 
 def _bases(device: str, dtype: str) -> list[CostModel]:
@@ -159,13 +161,7 @@ def _bases(device: str, dtype: str) -> list[CostModel]:
     here = transfer_cpu.host()
     here = transfer_cpu.measure_ceilings() if here is None or here.doubtful else here
     models = transfer_cpu.transferred(references, here)
-    timed = [[model.facts.get(name) for name in ("cache", "latency_type")] for model in models]
-    return [model for model, timing in zip(models, timed, strict=True) if timing == timed[0]]
-
-
-def _distance(model: CostModel, rows: pd.DataFrame) -> float:
-    """Return the median distance in log time between a model's predictions and measured rows."""
-    return float(np.median(np.abs(np.log(rows["latency_ms"].to_numpy() / model.predict(rows)["predicted_ms"].to_numpy()))))
+    return [model for model in models if _timing(model) == _timing(models[0])]
 
 
 def summary(result: Calibrated) -> str:

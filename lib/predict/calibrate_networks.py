@@ -1,6 +1,11 @@
-"""Calibration by a few small networks, measured end to end on this machine."""
+"""Calibration by a few small networks, measured end to end on this machine: they correct the compositions of another one.
 
-from dataclasses import asdict, dataclass
+Few networks are weighed against the other machine's compositions by how far networks scatter (empirical Bayes: Efron and
+Morris, 1975).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -16,45 +21,46 @@ from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import network_training
 from lib.predict.network_training import Works
-from lib.predict.networks import calibration, work
-from lib.predict.networks.calibration import LEAST_NETWORKS
-from lib.predict.networks.composition import Composition
+from lib.predict.networks import sums, work
+from lib.predict.networks.composition import SUM, TERMS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.validation import COVER
 from lib.predict.registry import Predictor
+from lib.predict.scores import score
 from lib.work import networks
 from lib.work.graph import capture
+from lib.work.graph.ops import MODES
 
 # small networks of many families, none of them held out anywhere; the first ones fit into any budget
 NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
             "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
             "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
+LEAST_NETWORKS = 2
 _LONGEST_MS = 400.0  # a batch whose pass is predicted to take longer is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
 _CERTAIN = 0.975  # confidence that networks err more, before a calibration is refused
 _NO_TIME_S = 1e-3  # 0 would be no limit
+_BETWEEN, _MODES, _FRESH = 0.3, 0.1, 0.5  # prior spreads of logs: between machines, of a mode about it, of page faults
+_SPREAD = 0.2  # of networks about their prediction, if the other machine measured none
+_WEIGHT = 3.0  # weight of the other machine's spread, in networks
+Compositions = Mapping[str, Composition]
 
 
 @dataclass(frozen=True)
 class Networks:
-    """What was measured (usable rows of ``networks``), and errors before and after in % (mape, bias, n)."""
+    """What was measured (usable rows of ``networks``), errors before and after (``score``), and whether they have grown."""
 
     rows: pd.DataFrame
     before: dict[str, float]
     after: dict[str, float]
-    worse: bool = False  # whether networks err more after than before, see ``_worse``
+    worse: bool = False
 
     @property
     def count(self) -> int:
         """Return how many networks are usable."""
         return int(self.rows["network"].nunique())
-
-
-def errors(measured_ms: np.ndarray, predicted_ms: np.ndarray) -> dict[str, float]:
-    """Return the mean absolute error and the mean error of predictions in %, and n; empty without any."""
-    relative = (np.asarray(predicted_ms) / np.asarray(measured_ms) - 1) * 100
-    return {"mape": float(np.abs(relative).mean()), "bias": float(relative.mean()), "n": len(relative)} if len(relative) else {}
 
 
 def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready: nn.Module) -> tuple[Case, Work, float]:
@@ -111,15 +117,15 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
 
     With fewer than LEAST_NETWORKS usable networks the compositions stay.
     """
-    measured, before_ms = rows["latency_ms"], _predicted(before, rows, works)
+    measured, before_ms = rows["latency_ms"].to_numpy(float), _estimated(before, rows, works)
     if rows["network"].nunique() < LEAST_NETWORKS:
-        return Networks(rows, errors(measured, before_ms), errors(measured, _predicted(model, rows, works)))
+        return Networks(rows, score(measured, before_ms), score(measured, _estimated(model, rows, works)))
     base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
     terms = network_training.terms(model, rows, works)
-    model.compositions = {case: asdict(fitted) for case, fitted in calibration.calibrated(base, terms).items()}
-    after_ms = calibration.left_one_out(base, terms)["predicted_ms"]
-    return Networks(terms, errors(measured, before_ms), errors(measured, after_ms),
-                    worse=_worse(rows["network"], *(np.log(ms / measured).abs() for ms in (before_ms, after_ms))))
+    model.compositions = {case: asdict(fitted) for case, fitted in calibrated(base, terms).items()}
+    after_ms = left_one_out(base, terms)["predicted_ms"].to_numpy()
+    errors = (pd.Series(np.abs(np.log(ms / measured)), rows.index) for ms in (before_ms, after_ms))
+    return Networks(terms, score(measured, before_ms), score(measured, after_ms), _worse(rows["network"], *errors))
 
 
 def _worse(network: pd.Series, before: pd.Series, after: pd.Series) -> bool:
@@ -128,7 +134,76 @@ def _worse(network: pd.Series, before: pd.Series, after: pd.Series) -> bool:
     return bool(grown.mean() > max(0.0, stats.t.ppf(_CERTAIN, len(grown) - 1) * grown.sem()))
 
 
-def _predicted(model: CostModel, rows: pd.DataFrame, works: Works) -> list[float]:
+def _estimated(model: CostModel, rows: pd.DataFrame, works: Works) -> np.ndarray:
     predictor = Predictor(model.device, "fp32", model)
-    return [predictor.estimate(works[row.network, row.mode, int(row.batch_size)], row.memory).predicted_ms
-            for row in rows.itertuples()]
+    return np.array([predictor.estimate(works[row.network, row.mode, int(row.batch_size)], row.memory).predicted_ms
+                     for row in rows.itertuples()])
+
+
+def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
+    """Return the compositions of ``base`` (by mode and heap) corrected by measured networks: factor, page faults, interval.
+
+    ``rows``: ``network, mode, memory, latency_ms, outside`` and TERMS. A mode with fewer than LEAST_NETWORKS networks is not
+    corrected. Intervals come from networks left out in turn and from the base.
+    """
+    fitted, predicted, corrected = _fit(base, rows), left_one_out(base, rows), dict(base)
+    for mode, of_mode in predicted.groupby("mode"):
+        count = int(of_mode["network"].nunique())
+        for heap in HEAPS if count >= LEAST_NETWORKS else ():
+            case, own = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
+            corrected[case] = replace(
+                fitted[case], half=_half(base.get(case, SUM), own), networks=count,
+                scores=score(own["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy()) if len(own) else {},
+                interval_of="" if len(own) else fitted[case].interval_of)
+    return corrected
+
+
+def left_one_out(base: Compositions, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return ``rows`` with ``predicted_ms`` by compositions that were corrected without the row's network."""
+    return rows.assign(predicted_ms=sums.held_out(
+        sums.each(rows["network"]), lambda test: _predicted(_fit(base, rows[~test]), rows[test])))
+
+
+def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
+    """Return the most probable compositions with one factor per mode for all rates and one for page faults.
+
+    The log of the machine's factor has spread _BETWEEN, a mode's about it _MODES, the page faults' _FRESH. Each network counts
+    once, with the scatter of the base's networks.
+    """
+    own = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
+    if rows.empty:
+        return own
+    fresh_ms = _predicted(own, rows.assign(sum_ms=0.0, moved_ms=0.0))
+    of_mode = rows["mode"].to_numpy()[:, None] == np.array(MODES)
+    parts = np.hstack([of_mode * (_predicted(own, rows) - fresh_ms)[:, None], of_mode * fresh_ms[:, None]])
+    doubt = min(map(_spread, own.values())) * np.sqrt(rows.groupby("network")["mode"].transform("size").to_numpy())
+    (fitted,) = sums.sums(len(MODES), (_MODES,), _BETWEEN, [_FRESH] * len(MODES), doubt, np.ones(2 * len(MODES)), "linear")
+    factors = fitted.rates(fitted.logs(parts, rows["latency_ms"].to_numpy(float))).tolist()
+
+    def corrected(mode: str, composition: Composition) -> Composition:
+        usual, fresh = (factors[MODES.index(mode) + of_fresh] for of_fresh in (0, len(MODES)))
+        return replace(composition, rates={name: rate * (fresh if name == "fresh_mb" else usual)
+                                           for name, rate in composition.rates.items()})
+
+    return {case: corrected(case.split()[0], composition) for case, composition in own.items()}
+
+
+def _predicted(several: Compositions, rows: pd.DataFrame) -> np.ndarray:
+    """Return the ms that each row's composition predicts."""
+    return np.array([several[f"{row['mode']} {row['memory']}"].total(row)
+                     for row in rows[["mode", "memory", *TERMS]].to_dict("records")])
+
+
+def _spread(composition: Composition) -> float:
+    """Return the standard deviation that an interval stands for, in log time."""
+    known = composition.networks and composition.half
+    return composition.half / float(stats.norm.ppf((1 + COVER) / 2)) if known else _SPREAD
+
+
+def _half(base: Composition, residuals: pd.DataFrame) -> float:
+    """Return half of the interval of unseen networks, from networks left out and the base's spread."""
+    error = np.log(residuals["latency_ms"] / residuals["predicted_ms"]) / (1 + residuals["outside"])
+    squares = (error**2).groupby(residuals["network"]).mean()
+    freedom = _WEIGHT + len(squares)
+    variance = (_WEIGHT * _spread(base)**2 + float(squares.sum())) / freedom
+    return float(stats.t.ppf((1 + COVER) / 2, freedom) * np.sqrt(variance))

@@ -14,14 +14,15 @@ from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, registry
 from lib.predict.networks import composition, gains, work
-from lib.predict.networks.gains import FOLDER, TERMS, Gains, Way
+from lib.predict.networks.composition import Composition
+from lib.predict.networks.gains import FOLDER, Gains, Way
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score, score_gains
 from lib.progress import track
 from lib.work import networks
 
-USUAL = ("fp32", "contiguous")
 _CASE = ["network", "mode", "batch_size"]
+_WAY = ["mode", "dtype", "layout"]
 _CAMPAIGN = "networks/conditions/networks.parquet"
 
 
@@ -30,29 +31,30 @@ def campaign() -> Path:
     return archive.machine_with(_CAMPAIGN, "networks in several layouts")[1]
 
 
+def _paired(table: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return what ran another way than the usual one (fp32, contiguous) with ``ratio``, its time by the usual one's."""
+    table = table.assign(layout=np.where(table["channels_last"].astype(bool), "channels_last", "contiguous"))
+    usual = (table["dtype"] == "fp32") & (table["layout"] == "contiguous")
+    both = table[~usual].merge(table.loc[usual, [*key, "latency_ms", "usable"]], on=key, suffixes=("", "_usual"))
+    return both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
+
+
 def pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return cases of a table ``networks`` that ran the usual way and another.
 
     Columns: ``network, mode, batch_size, dtype, layout, ratio``, the latter's time by the former's, ``usable``.
     """
     good = table[(table["status"] == "ok") & ~table["compiled"].astype(bool)].assign(usable=table["verdict"] != VERDICTS[-1])
-    good = good.assign(layout=np.where(good["channels_last"].astype(bool), "channels_last", "contiguous"))
-    usual = (good["dtype"] == USUAL[0]) & (good["layout"] == USUAL[1])
-    both = good[~usual].merge(good.loc[usual, [*_CASE, "latency_ms", "usable"]], on=_CASE, suffixes=("", "_usual"))
-    both = both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
-    return both[[*_CASE, "dtype", "layout", "ratio", "usable"]]
+    return _paired(good, _CASE)[[*_CASE, "dtype", "layout", "ratio", "usable"]]
 
 
 def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
-    cost_model, rows = registry.shipped_cpu("fp32"), {}
-    for case in track(list(cases.drop_duplicates(_CASE).itertuples()), "capture"):
-        item = work.captured(networks.network(case.network, case.batch_size), case.mode)
-        operators = composition.predicted_operators(item, cost_model)
-        rows[case.network, case.mode, case.batch_size] = gains.terms(item, operators)
-    parts = np.array([rows[key] for key in cases[_CASE].itertuples(index=False, name=None)]).reshape(-1, len(TERMS))
-    families = cases["network"].map(networks.family)
-    return cases.assign(family=families, **dict(zip(TERMS, parts.T, strict=True)))
+    cost_model, terms, keys = registry.shipped_cpu("fp32"), {}, list(cases[_CASE].itertuples(index=False, name=None))
+    for name, mode, batch_size in track(list(dict.fromkeys(keys)), "capture"):
+        item = work.captured(networks.network(name, batch_size), mode)
+        terms[name, mode, batch_size] = gains.terms(item, composition.predicted_operators(item, cost_model))
+    return cases.assign(family=cases["network"].map(networks.family), **pd.DataFrame([terms[key] for key in keys], cases.index))
 
 
 def noise(raw: Path) -> dict[tuple[str, str, str], float]:
@@ -60,22 +62,17 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
 
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
-    medians = pd.DataFrame([
-        {"network": visit.network, "round": visit.round, "mode": result.case.mode, "batch_size": result.case.batch_size,
-         "dtype": result.case.dtype, "layout": "channels_last" if result.case.channels_last else "contiguous",
-         "latency_ms": float(np.median(result.samples_ms))}
-        for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
-    usual = medians[(medians["dtype"] == USUAL[0]) & (medians["layout"] == USUAL[1])]
-    both = medians.merge(usual[[*_CASE, "round", "latency_ms"]], on=[*_CASE, "round"], suffixes=("", "_usual"))
-    both["ratio_log"] = np.log(both["latency_ms"] / both["latency_ms_usual"])
-    logs = both[both["ratio_log"].notna()].groupby([*_CASE, "dtype", "layout"])["ratio_log"]
+    medians = pd.DataFrame([{**vars(result.case), "round": visit.round, "latency_ms": float(np.median(result.samples_ms))}
+                            for visit in visits_file.recorded(raw) for result in visit.results if not result.reason])
+    both = _paired(medians.assign(usable=True), [*_CASE, "round"])
+    logs = np.log(both["ratio"]).groupby([both[name] for name in dict.fromkeys([*_CASE, *_WAY])])
     difference = (logs.max() - logs.min())[logs.size() > 1] * 100
-    return difference.groupby(["mode", "dtype", "layout"]).mean().to_dict()
+    return difference.groupby(_WAY).mean().to_dict()
 
 
-def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, gains.Gain, pd.DataFrame]]:
+def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, Composition, pd.DataFrame]]:
     """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
-    for way, part in rows.groupby(["mode", "dtype", "layout"]):
+    for way, part in rows.groupby(_WAY):
         networks_of = part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
@@ -87,9 +84,7 @@ def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
     """Return the scores that a model file states of one way: of usable rows, and the error with the others."""
     scored = score_gains(predicted[predicted["usable"]])
     every = score(predicted["measured"], predicted["predicted"], interval=False)
-    wanted = ("sign", "sign_large", "n_large", "mape", "median", "bias", "constant_mape", "n")
-    return {**{name: scored[name] for name in wanted}, "coverage": scored["cover"], "every_row_mape": every["mape"],
-            "every_row_n": every["n"]}
+    return {**scored, "coverage": scored["cover"], "every_row_mape": every["mape"], "every_row_n": every["n"]}
 
 
 def table(machine: str, way: Way, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +104,7 @@ def ship() -> pd.DataFrame:
     spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
     for way, gain, predicted in learned(with_terms(pairs(store.read(path, "networks")))):
         floor = {"noise": spread[astuple(way)]} if astuple(way) in spread else {}
-        ways[way] = replace(gain, scores={**gain.scores, **floor})
+        ways[way] = replace(gain, scores=gain.scores | floor)
         rows.append(table(name, way, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")

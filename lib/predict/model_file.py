@@ -14,17 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    Base64Bytes,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from lib import csv_files, files, store
@@ -90,16 +80,13 @@ class StoredArray(Entry):
     dtype: Literal["<f4", "<f8", "<i2", "<i4", "<u2"]
     data: Base64Bytes
 
-    @model_validator(mode="after")
-    def _fits(self) -> "StoredArray":
+    def array(self) -> np.ndarray:
+        """Return the numbers; ValueError where they are not finite or do not fit the shape."""
         size = int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
         require(size == len(self.data), f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
-        require(np.isfinite(self.array()), "holds numbers that are not finite")
-        return self
-
-    def array(self) -> np.ndarray:
-        """Return the numbers."""
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape).copy()
+        numbers = np.frombuffer(self.data, self.dtype).reshape(self.shape).copy()
+        require(np.isfinite(numbers), "holds numbers that are not finite")
+        return numbers
 
 
 def stored(array: np.ndarray) -> dict[str, Any]:
@@ -108,11 +95,14 @@ def stored(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": small.dtype.str, "data": base64.b64encode(small.tobytes()).decode()}
 
 
-def array(memory: type = np.ndarray, file: str = "") -> Any:
-    """Return the type of an array field; in memory of type ``memory``, in the file of element type ``file``, if given."""
-    return Annotated[StoredArray,
-                     AfterValidator(lambda entry: entry.array() if memory is np.ndarray else entry.array().astype(memory)),
-                     PlainSerializer(lambda value: stored(value.astype(file) if file else value))]
+def array(memory: type | None = None, file: str | None = None, axes: int = 1) -> Any:
+    """Return the type of an array field of so many axes; of type ``memory``, in the file of element type ``file``, if given."""
+    def read(entry: StoredArray) -> np.ndarray:
+        require(len(entry.shape) == axes, f"shape {entry.shape} has not {axes} axes")
+        return entry.array().astype(memory or entry.dtype)
+
+    write = PlainSerializer(lambda value: stored(value.astype(file or value.dtype)))
+    return Annotated[StoredArray, AfterValidator(read), write]
 
 
 def vector(number: Any = float) -> Any:
@@ -155,48 +145,14 @@ def _parsed(cls: type, content: Any, where: str) -> Any:
         raise InputError(error_line(error, where, [field.name for field in fields(cls)])) from None
 
 
-def load(cls: type, path: Path) -> Any:
-    """Read a file as the dataclass ``cls``, by its FORMAT. Runs no code of it.
-
-    InputError names the file, what is wrong with it, and what makes another one.
-    """
-    form: Format = cls.FORMAT
-    damaged = f"{path} is no {form.noun}, or is damaged"
-    try:
-        content = from_json(_text(path, form))
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{damaged} ({one_line(error)}); {form.retrain}") from None
-    version = mapping(content, f"{damaged}; {form.retrain}").pop("schema", None)
-    if type(version) is not int:
-        raise InputError(f"{damaged}: schema = {version!r} is no number; {form.retrain}")
-    if version != form.schema:
-        raise InputError(f"{path} is a {form.noun} of schema {version}, this program reads schema {form.schema}: "
-                         + (form.retrain if version < form.schema else "update the program"))
-    return _parsed(cls, content, f"{damaged}, or of an earlier release; {form.retrain}")
-
-
-def _text(path: Path, form: Format) -> bytes:
+def _text(path: Path, noun: str) -> bytes:
     if path.suffix != ".gz":
         return csv_files.bytes_of(path)
     with gzip.open(path) as file:
         text = file.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES:
-        raise InputError(f"{path} holds more than {_MOST_BYTES / 1e6:.0f} MB: it is no {form.noun}")
+        raise InputError(f"{path} holds more than {_MOST_BYTES / 1e6:.0f} MB: it is no {noun}")
     return text
-
-
-def save(model: Any, path: Path) -> Path:
-    """Write what ``load`` takes, in one step; InputError for what it would not take."""
-    content = _adapter(type(model)).dump_python(model, mode="json", warnings=False)
-    _parsed(type(model), content, f"{path} is not written")
-    content = {"schema": model.FORMAT.schema, **content}
-    if path.suffix == ".gz":
-        return files.replace(path, gzip.compress(json.dumps(content).encode(), mtime=0))
-    return files.replace(path, store.encoded_json(content))
 
 
 class Saved:
@@ -206,9 +162,32 @@ class Saved:
 
     def save(self, path: Path) -> Path:
         """Write the file, in one step; InputError for what ``load`` would not take."""
-        return save(self, path)
+        content = _adapter(type(self)).dump_python(self, mode="json", warnings=False)
+        _parsed(type(self), content, f"{path} is not written")
+        content = {"schema": self.FORMAT.schema, **content}
+        return files.replace(path, gzip.compress(json.dumps(content).encode(), mtime=0) if path.suffix == ".gz"
+                             else store.encoded_json(content))
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; InputError names it and what is wrong with it. Runs no code of it."""
-        return load(cls, path)
+        """Read a file by its FORMAT. Runs no code of it.
+
+        InputError names the file, what is wrong with it, and what makes another one.
+        """
+        form = cls.FORMAT
+        damaged = f"{path} is no {form.noun}, or is damaged"
+        try:
+            content = from_json(_text(path, form.noun))
+        except (FileNotFoundError, NotADirectoryError):
+            raise InputError(f"{path} is missing") from None
+        except InputError:
+            raise
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise InputError(f"{damaged} ({one_line(error)}); {form.retrain}") from None
+        version = mapping(content, f"{damaged}; {form.retrain}").pop("schema", None)
+        if type(version) is not int:
+            raise InputError(f"{damaged}: schema = {version!r} is no number; {form.retrain}")
+        if version != form.schema:
+            raise InputError(f"{path} is a {form.noun} of schema {version}, this program reads schema {form.schema}: "
+                             + (form.retrain if version < form.schema else "update the program"))
+        return _parsed(cls, content, f"{damaged}, or of an earlier release; {form.retrain}")

@@ -54,22 +54,18 @@ def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     process measured it first, in the order of the table), PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
     memory_mb, peak_mb, blocks_mb``.
     """
-    measured, rows = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}
-    for key, item in items.items():
+    measured, rows, kinds = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}, {}
+    for (name, mode, batch_size), item in items.items():
         operators = composition.predicted_operators(item, model, measured)
-        rows[key] = {**composition.parts_of(item, operators), **composition.time_shares(operators), **resident.parts_of(item)}
+        rows[name, mode, batch_size] = {**composition.parts_of(item, operators), **composition.time_shares(operators),
+                                        **resident.parts_of(item)}
+        if mode == "infer" or name not in kinds:  # of its inference, where that was captured
+            kinds[name] = architectures.of_work(item.table)
     keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
     columns = pd.DataFrame([rows[key] for key in keys], index=table.index, columns=_PARTS)
     named = table.assign(family=table["network"].map(networks.family), tuning=table["network"].isin(TUNING),
-                         kind=table["network"].map(_kinds(items)),
-                         first_use=~table.duplicated(["network", "memory"]), **columns)
+                         kind=table["network"].map(kinds), first_use=~table.duplicated(["network", "memory"]), **columns)
     return with_terms(named, model.efficiencies)
-
-
-def _kinds(items: Works) -> dict[str, str]:
-    """Return the kind of each network: of its inference, where that was captured."""
-    inference_last = sorted(items.items(), key=lambda item: item[0][1] == "infer")
-    return {name: architectures.of_work(item.table) for (name, _, _), item in inference_last}
 
 
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
@@ -99,30 +95,25 @@ def composed(table: pd.DataFrame) -> pd.DataFrame:
     Networks are predicted by what was learned without their family; ``shipped_ms`` is what is learned of all, as are TERMS.
     Cases without a composition are left out.
     """
-    shipped, rows = learned(table), []
-    plain = ~table["network"].str.fullmatch(WORKLOADS)
-    without = {family: learned(table, family) for family in sorted(set(table["family"][plain]))}
-    for row in with_terms(table, {mode: fitted.efficiencies for mode, fitted in shipped.items()}).to_dict("records"):
-        held_out, of_all = without.get(row["family"], shipped).get(row["mode"]), shipped.get(row["mode"])
-        if held_out is None or of_all is None:
-            continue
-        predicted_ms, low_ms, high_ms = held_out.predict(row["memory"], row, row["outside"])
-        rows.append({**row, "predicted_ms": predicted_ms, "low_ms": low_ms, "high_ms": high_ms,
-                     "shipped_ms": of_all.predict(row["memory"], row)[0]})
+    families = table["family"].mask(table["network"].str.fullmatch(WORKLOADS), "")  # no workload is learned from
+    without, rows = {family: learned(table, family) for family in {"", *families}}, []
+    shipped = without[""]
+    named = with_terms(table, {mode: fitted.efficiencies for mode, fitted in shipped.items()}).to_dict("records")
+    for family, row in zip(families, named, strict=True):
+        mode, memory = row["mode"], row["memory"]
+        if mode in shipped and mode in without[family]:
+            times = without[family][mode].predict(memory, row, row["outside"]), shipped[mode].predict(memory, row)
+            rows.append({**row, **dict(zip(_COMPOSED, (*times[0], times[1][0]), strict=True))})
     return pd.DataFrame(rows, columns=list(dict.fromkeys([*table, *TERMS, *_COMPOSED])))
 
 
 def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.DataFrame:
     """Learn what networks add to the model's operators, where there are enough, and what resident memory they take.
 
-    Returns all networks as ``composed`` does.
+    Returns all networks as ``composed`` does, with their resident memory.
     """
     measured = measured_networks(folder, target)
-    return learn(model, terms(model, measured, works(measured, target)))
-
-
-def learn(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
-    """Give a model what is learned of a table of ``terms``; return the table as ``composed`` does."""
+    table = terms(model, measured, works(measured, target))
     modes = learned(table)
     model.compositions |= {case: asdict(fitted) for case, fitted in compositions(modes).items()}
     model.efficiencies |= {mode: dict(fitted.efficiencies) for mode, fitted in modes.items()}

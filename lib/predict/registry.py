@@ -3,17 +3,18 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import psutil
 
 from lib import paths, store
-from lib.config.definitions import VendorDevice, load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.predict import transfer, transfer_cpu
@@ -27,6 +28,7 @@ from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import RETRAIN, CostModel
 from lib.predict.power import model as power_model
 from lib.predict.power.model import PowerModel
+from lib.predict.scores import OUTSIDE
 from lib.predict.transfer import ANY_GPU
 from lib.work import dtypes
 
@@ -34,6 +36,7 @@ SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that identify no card; names in an error
 MOST = 0.5  # share of the predicted time above which a resource limits the work
+MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
 
 
 def path_of(device: str, dtype: str, folder: Path | None = None) -> Path:
@@ -105,24 +108,24 @@ def key_of(path: Path) -> tuple[str, str]:
 def load(path: Path) -> CostModel:
     """Read a model; InputError if its file is damaged, lacks facts, or holds another model than its name says."""
     device, dtype = key_of(path)
-    model = CostModel.load(path)
+    model, of_cpu = CostModel.load(path), device.startswith(_CPU)
     needed = ("dtype", "latency_type", "launch_ms", *(() if device == ANY_GPU else ("hardware_id", "peak_gflops", "peak_gbps")))
-    missing = [name for name in needed if name not in model.facts]
-    if missing:
+    if missing := [name for name in needed if name not in model.facts]:
         raise InputError(f"{path} lacks the facts {choices(missing)}, which predictions need; {RETRAIN}")
-    if (model.device, model.facts["dtype"]) != (device, dtype):
-        raise InputError(f"{path} holds a {model.facts['dtype']} model of {model.device}, not what its name says; rename it")
-    of_cpu = device.startswith(_CPU)
-    if of_cpu and not device.endswith(f"-{model.facts['hardware_id']}"):
-        raise InputError(f"{path} was fitted on other hardware, {model.facts['hardware_id']}, than its name says; calibrate "
-                         "again")
-    if (model.chip is None) != (of_cpu or device == ANY_GPU):
-        kind = "CPU" if of_cpu else "GPU"
-        raise InputError(f"{path} is named as that of a {kind}, and holds that of another device type")
-    if any(set(fitted["rates"]) != set(composition.TERMS) for fitted in model.compositions.values()):
-        raise InputError(f"{path}: a composition has other rates than {choices(composition.TERMS)}; {RETRAIN}")
-    if any(set(fitted["rates"]) != set(resident.TERMS) for fitted in model.resident.values()):
-        raise InputError(f"{path}: resident memory has other rates than {choices(resident.TERMS)}; {RETRAIN}")
+    rates = (("a composition has", model.compositions, composition.TERMS),
+             ("resident memory has", model.resident, resident.TERMS))
+    wrong = {
+        f" holds a {model.facts['dtype']} model of {model.device}, not what its name says; rename it":
+            (model.device, model.facts["dtype"]) != (device, dtype),
+        f" was fitted on other hardware, {model.facts.get('hardware_id')}, than its name says; calibrate again":
+            of_cpu and not device.endswith(f"-{model.facts.get('hardware_id')}"),
+        f" is named as that of a {'CPU' if of_cpu else 'GPU'}, and holds that of another device type":
+            (model.chip is None) != (of_cpu or device == ANY_GPU),
+        **{f": {what} other rates than {choices(terms)}; {RETRAIN}":
+           any(set(fitted["rates"]) != set(terms) for fitted in several.values()) for what, several, terms in rates}}
+    for words, holds in wrong.items():
+        if holds:
+            raise InputError(f"{path}{words}")
     return model
 
 
@@ -148,15 +151,16 @@ class Predictor:
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         folders = archive.machines(imported=bool(self.machine)).values()
-        tables = [self._measured_here(store.read_own(path, "networks"))
-                  for folder in folders for path in archive.networks_files(folder)]
-        return pd.concat(tables, ignore_index=True) if tables else None
+        table = self._measured_here("networks", (path for folder in folders for path in archive.networks_files(folder)))
+        return table if table is None else table.fillna({"input_shape": ""})
 
-    def _measured_here(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows measured on this very device; on a CPU, with the thread count of its model."""
-        facts = self.model.facts
+    def _measured_here(self, schema: str, files: Iterable[Path]) -> pd.DataFrame | None:
+        """Return the rows measured on this very device; on a CPU, with the thread count of its model. None without a file."""
+        facts, tables = self.model.facts, [store.read_own(path, schema) for path in files]
+        if not tables:
+            return None
+        table, threads = pd.concat(tables, ignore_index=True), facts.get("threads") if self.model.chip is None else None
         same = table["device"].isin(facts.get("devices") or ["cpu"]) & (table["hardware_id"] == facts.get("hardware_id"))
-        threads = facts.get("threads") if self.model.chip is None else None
         return table[same & (table["threads"] == threads)] if threads else table[same]
 
     @property
@@ -178,14 +182,14 @@ class Predictor:
     def measured_operators(self) -> pd.DataFrame:
         """Give the stable operator measurements of this device, timed as its model answers."""
         facts, machines = self.model.facts, archive.machines(imported=True)
-        folders = {name: machines.get(name.partition("/")[0]) for name in ([] if self.origin else facts.get("sweeps", []))}
-        files = [path for name, folder in folders.items() if folder
-                 and (path := folder.parent / name / "sweep.parquet").is_file()]
+        sweeps = [] if self.origin else facts.get("sweeps", [])
+        folders = [machines[name.partition("/")[0]].parent / name for name in sweeps if name.partition("/")[0] in machines]
+        table = self._measured_here("sweep", filter(Path.is_file, (folder / "sweep.parquet" for folder in folders)))
+        if table is None:
+            return pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
         same = {name: facts[name] for name in ("dtype", "cache", "latency_type") if facts.get(name)}
         same |= {"status": "ok", "verdict": "stable"}
-        tables = [table[np.logical_and.reduce([table[name] == value for name, value in same.items()])]
-                  for table in (self._measured_here(store.read_own(path, "sweep")) for path in files)]
-        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
+        return table[np.logical_and.reduce([table[name] == value for name, value in same.items()])]
 
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
         """Return measured times in ms by operator key; with ``work``, only for operators that it may contain."""
@@ -223,7 +227,7 @@ class Predictor:
 
     def roof_ms(self, work: Work) -> float:
         """Return the ms that the operators take at their roofs, one after another."""
-        return roofline.each_at_its_roof(work.flops_and_bytes, self.roof) * 1e3
+        return float(roofline.seconds(work.flops_and_bytes, self.roof).sum()) * 1e3
 
     def launches_ms(self, work: Work) -> float:
         """Return the ms that launching every operator takes."""
@@ -240,12 +244,22 @@ class Predictor:
         return "memory" if roofline.memory_share(parts, self.roof) > MOST else "compute"
 
 
-def shipped_cpu(dtype: str) -> CostModel:
-    """Return the CPU model that ships with the reference; InputError if none ships for the element type."""
-    if files := shipped_cpus(dtype):
-        return load(files[0])
-    raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: "
-                     f"{choices(map(' '.join, sorted(model_files())))}")
+    def source(self, estimate: Estimate) -> str:
+        """Return where an answer comes from in words; zero-shot if other devices' kernels predicted most of its time."""
+        provenance, borrowed, scaling = estimate.provenance, estimate.provenance.borrowed, self.model.scaling
+        if self.origin:
+            busy = self.model.facts.get(transfer_cpu.DOUBTFUL)
+            how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if busy else ""
+            return f"zero-shot from {self.origin}{how}"
+        if borrowed <= OUTSIDE:
+            return "learned from whole networks" if provenance.of_networks else "predicted"
+        most = max(provenance.origins, key=provenance.origins.get)
+        return f"zero-shot from {most}" if borrowed > MOST_BORROWED else f"predicted, {borrowed:.0%} from {most}"
+
+    @property
+    def is_unscaled(self) -> bool:
+        """Return whether this machine's CPU is predicted from another CPU, unscaled for want of usable ceilings."""
+        return bool(self.origin and not self.model.scaling)
 
 
 def shipped_cpus(dtype: str) -> list[Path]:
@@ -253,10 +267,12 @@ def shipped_cpus(dtype: str) -> list[Path]:
     return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if key_of(path)[1] == dtype]
 
 
-def _of_the_reference(dtype: str) -> Predictor | None:
-    """Return the CPU as the shipped model predicts it, unscaled; None if no model ships for the element type."""
-    model = next(map(load, shipped_cpus(dtype)), None)
-    return Predictor("cpu", dtype, model, model.device, psutil.virtual_memory().total / 1e6) if model else None
+def shipped_cpu(dtype: str) -> CostModel:
+    """Return the CPU model that ships with the reference; InputError if none ships for the element type."""
+    if files := shipped_cpus(dtype):
+        return load(files[0])
+    raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: "
+                     f"{choices(map(' '.join, sorted(model_files())))}")
 
 
 def vendor_of(name: str) -> str:
@@ -290,42 +306,20 @@ def _words_of(name: str) -> list[str]:
 def reference_cpus(dtype: str) -> list[CostModel]:
     """Return the models of all measured CPUs, imported ones included, without calibrated models."""
     files = [path for (device, kind), path in model_files().items() if device.startswith(_CPU) and kind == dtype]
-    folders = archive.machines(imported=True).values()
-    files += [models[key] for folder in folders if (key := ("cpu", dtype)) in (models := machine_files(folder))]
-    models = [load(path) for path in dict.fromkeys(files)]
+    models = [load(path) for path in dict.fromkeys([*files, *_machine_cpus(dtype)])]
     return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
+
+
+def _machine_cpus(dtype: str) -> list[Path]:
+    """Return the model files of the CPUs of all reference machines."""
+    models = map(machine_files, archive.machines(imported=True).values())
+    return [files["cpu", dtype] for files in models if ("cpu", dtype) in files]
 
 
 def _files_of_this_cpu(dtype: str, files: transfer.Files) -> list[Path]:
     """Return the model files of this machine's CPU at any thread count: calibrated here, shipped, or of its bundles."""
-    folders, suffix = archive.machines(imported=True).values(), f"-{transfer_cpu.identity()['hardware_id']}"
-    first = files.get((cpu_here(), dtype))
-    candidates = [first, *(machine_files(folder).get(("cpu", dtype)) for folder in folders)]
+    candidates, suffix = [files.get((cpu_here(), dtype)), *_machine_cpus(dtype)], f"-{transfer_cpu.identity()['hardware_id']}"
     return [path for path in dict.fromkeys(candidates) if path and key_of(path)[0].endswith(suffix)]
-
-
-def _cpu(dtype: str, files: transfer.Files) -> Predictor | None:
-    """Return this machine's CPU with its own model, or else zero-shot with the model of the nearest CPU.
-
-    Each thread count counts as its own machine, nearest to the same CPU at another count.
-    """
-    memory_mb, of_this_cpu = psutil.virtual_memory().total / 1e6, _files_of_this_cpu(dtype, files)
-    model = next((model for model in map(load, of_this_cpu) if model.is_of(**transfer_cpu.identity())), None)
-    if model:
-        return Predictor("cpu", dtype, model, memory_mb=memory_mb)
-    references = [load(path) for path in of_this_cpu] or reference_cpus(dtype)
-    if not references:
-        return None
-    model = transfer_cpu.nearest(references, transfer_cpu.host())
-    return Predictor("cpu", dtype, model, model.device, memory_mb)
-
-
-def _gpu(vendor: VendorDevice, dtype: str, files: transfer.Files, reader: Callable[[Path], CostModel]) -> Predictor | None:
-    """Return a GPU with its completed model; None without a rate for the element type, or without any donor."""
-    if dtype not in vendor.peak_gflops or not vendor.multiprocessors:
-        return None
-    model = transfer.gpu_model(vendor, dtype, files, reader)
-    return Predictor(vendor.id, dtype, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
 
 
 def has_cpu(dtype: str) -> bool:
@@ -333,39 +327,79 @@ def has_cpu(dtype: str) -> bool:
     return bool(_files_of_this_cpu(dtype, model_files()) or reference_cpus(dtype))
 
 
-def _predictor(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
-               reader: Callable[[Path], CostModel]) -> Predictor | None:
-    gpu = vendors.get(device)
-    return _cpu(dtype, files) if device == "cpu" else _gpu(gpu, dtype, files, reader) if gpu else None
+class _Models:
+    """The devices that can be predicted in an element type, see ``for_devices``."""
 
+    def __init__(self, dtype: str, shipped: bool = False, reader: Callable[[Path], CostModel] = load):
+        self.dtype, self.shipped, self.reader = dtype, shipped, reader
+        self.files, self.vendors = model_files(shipped), load_devices()
+        self.measured = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
 
-def _of_machine(device: str, dtype: str, files: transfer.Files, vendors: Mapping[str, VendorDevice],
-                reader: Callable[[Path], CostModel]) -> list[Predictor]:
-    """Return the devices of a reference machine with a model of an element type: all (NAME), or one device type (cpu@NAME).
+    @property
+    def usual(self) -> list[str]:
+        """Return the devices that are measured: this CPU, and GPUs with a model."""
+        return ["cpu", *sorted(({device for device, _ in self.files} | self.measured) & set(self.vendors))]
 
-    Raises InputError if the machine has no such model.
-    """
-    wanted, at, name = device.rpartition("@")
-    folder = archive.machine_folder(name)
-    models, predictors = machine_files(folder), []
-    for (device_type, model_dtype), path in models.items():
-        if model_dtype != dtype or (at and device_type != wanted):
-            continue
-        if device_type == "cpu":
-            memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
-            predictors.append(Predictor(f"cpu@{name}", dtype, reader(path), memory_mb=memory_mb))
-        elif device_type in vendors and \
-                (gpu := _gpu(vendors[device_type], dtype, {**files, (device_type, dtype): path}, reader)):
-            predictors.append(replace(gpu, device=f"{device_type}@{name}"))
-    if not predictors:
-        raise InputError(f"no {dtype} model of {device}; the machine {name} has: {choices(map(' '.join, models)) or 'none'}; "
-                         f"train them on what was measured there: python -m lib models --train {name}")
-    return predictors
+    def device(self, name: str) -> Predictor | None:
+        """Return a device, None without a model."""
+        if name != "cpu":
+            return self._gpu(name, self.files) if name in self.vendors else None
+        return self._shipped_cpu() if self.shipped else self._cpu()
+
+    def _shipped_cpu(self) -> Predictor | None:
+        """Return the CPU as the shipped model predicts it, unscaled."""
+        model = next(map(load, shipped_cpus(self.dtype)), None)
+        return self._predictor("cpu", model, model.device, psutil.virtual_memory().total / 1e6) if model else None
+
+    def _cpu(self) -> Predictor | None:
+        """Return this machine's CPU with its own model, or else zero-shot with the model of the nearest CPU.
+
+        Each thread count counts as its own machine, nearest to the same CPU at another count.
+        """
+        of_this_cpu = [load(path) for path in _files_of_this_cpu(self.dtype, self.files)]
+        model, origin = next((model for model in of_this_cpu if model.is_of(**transfer_cpu.identity())), None), ""
+        if not model:
+            references = of_this_cpu or reference_cpus(self.dtype)
+            if not references:
+                return None
+            model = transfer_cpu.nearest(references, transfer_cpu.host())
+            origin = model.device
+        return self._predictor("cpu", model, origin, psutil.virtual_memory().total / 1e6)
+
+    def _gpu(self, name: str, files: transfer.Files) -> Predictor | None:
+        """Return a GPU with its completed model; None without a rate for the element type, or without any donor."""
+        vendor = self.vendors[name]
+        if self.dtype not in vendor.peak_gflops or not vendor.multiprocessors:
+            return None
+        model = transfer.gpu_model(vendor, self.dtype, files, self.reader)
+        return self._predictor(name, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
+
+    def _predictor(self, device: str, *facts: Any) -> Predictor:
+        return Predictor(device, self.dtype, *facts, shipped=self.shipped)
+
+    def machine(self, device: str) -> list[Predictor]:
+        """Return the devices of a reference machine: all (NAME), or one device type (cpu@NAME); InputError without a model."""
+        wanted, at, name = device.rpartition("@")
+        folder = archive.machine_folder(name)
+        models, predictors = machine_files(folder), []
+        for (kind, dtype), path in models.items():
+            if dtype != self.dtype or (at and kind != wanted):
+                continue
+            if kind == "cpu":
+                memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
+                predictors.append(Predictor(f"cpu@{name}", dtype, self.reader(path), memory_mb=memory_mb))
+            elif kind in self.vendors and (gpu := self._gpu(kind, {**self.files, (kind, dtype): path})):
+                predictors.append(replace(gpu, device=f"{kind}@{name}", shipped=False))
+        if not predictors:
+            raise InputError(f"no {self.dtype} model of {device}; the machine {name} has: "
+                             f"{choices(map(' '.join, models)) or 'none'}; train them on what was measured there: "
+                             f"python -m lib models --train {name}")
+        return predictors
 
 
 def predictor(device: str, dtype: str) -> Predictor | None:
     """Return a device that can be predicted, None without a model; InputError for a damaged file."""
-    return _predictor(device, dtype, model_files(), load_devices(), load)
+    return _Models(dtype).device(device)
 
 
 def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
@@ -379,21 +413,16 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
     devices = [_listed(device) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    files, vendors, reader = model_files(shipped), load_devices(), reader or cache(load)  # one donor serves many GPUs
-    measured = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
-    usual = ["cpu", *sorted(({device for device, _ in files} | measured) & set(vendors))]
-    predictors = []
+    models, predictors = _Models(dtype, shipped, reader or cache(load)), []  # one donor serves many GPUs
+    usual, machines = models.usual, archive.machines(imported=True)
     for device in devices or usual:
-        if device not in usual and device not in vendors and device.rpartition("@")[2] in archive.machines(imported=True):
-            predictors += _of_machine(device, dtype, files, vendors, reader)
-            continue
-        of_reference = shipped and device == "cpu"
-        known = _of_the_reference(dtype) if of_reference else _predictor(device, dtype, files, vendors, reader)
-        if known:
-            predictors.append(replace(known, shipped=shipped))
+        if device not in usual and device not in models.vendors and device.rpartition("@")[2] in machines:
+            predictors += models.machine(device)
+        elif known := models.device(device):
+            predictors.append(known)
         elif devices:
             raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
-                             f"machines: {choices(archive.machines(imported=True))}; any GPU of "
+                             f"machines: {choices(machines)}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")
     if not predictors:

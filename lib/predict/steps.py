@@ -22,7 +22,7 @@ from lib.predict import registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import SUM, Estimate
 from lib.predict.networks.step import Costs, Part, Step
-from lib.predict.networks.step_file import StepModel
+from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
 from lib.work import dtypes, medmnist_files
@@ -35,32 +35,17 @@ _PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolut
           "augment": False, "random_crop": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
-@dataclass(frozen=True)
-class Loading:
-    """What the loader of a step does: samples, their MB as tensors, and the MB that it resizes."""
-
-    samples: int
-    mb: float
-    resized_mb: float = 0.0
-
-    @property
-    def terms(self) -> dict[str, float]:
-        """Return the terms of the loader and of the copy."""
-        return {"batches": 1.0, "samples": float(self.samples), "mb": self.mb, "resized_mb": self.resized_mb}
-
-
-def loading(model: str, work: Work) -> Loading:
-    """Return the loading of a batch: from the dataset of a workload, or images of the network's size."""
+def loading(model: str, work: Work) -> dict[str, float]:
+    """Return the terms of the loader and of the copy of a batch, of a workload's dataset or of images of the network's size."""
     workload = definitions.workloads().get(model)
     resized = workload is not None and workload.dataset != "imagefolder" and \
         medmnist_files.native_size(workload.dataset, workload.size, "native") != workload.size
-    return of_samples(work, resized)
+    return _loading(work, resized)
 
 
-def of_samples(work: Work, resized: bool = False) -> Loading:
-    """Return the loading of a captured batch; loaders make 32-bit tensors whatever the network computes in."""
-    mb = work.input_values * 4 / 1e6
-    return Loading(work.batch_size, mb, mb if resized else 0.0)
+def _loading(work: Work, resized: bool) -> dict[str, float]:
+    mb = work.input_values * 4 / 1e6  # loaders make 32-bit tensors whatever the network computes in
+    return {"batches": 1.0, "samples": float(work.batch_size), "mb": mb, "resized_mb": mb * resized}
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class Loop:
     def step(self, predictor: Predictor, mode: str = "train", shipped: bool = False) -> Step:
         """Predict its training step, or its evaluated batch (``infer``), on a device, see ``predict``."""
         item = self.works[mode]
-        return predict(predictor, item, of_samples(item, self.resized), self.recipe, shipped=shipped)
+        return predict(predictor, item, _loading(item, self.resized), self.recipe, shipped)
 
 
 def path_of(device: str, folder: Path | None = None) -> Path:
@@ -109,30 +94,13 @@ def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
     return [] if shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(shipped)]
 
 
+def _folders(shipped: bool) -> list[Path]:
+    return [registry.SHIPPED] if shipped else [paths.MODELS, registry.SHIPPED]
+
+
 def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
     """Return costs learned from a device's own profiles, or None."""
     return _first(own_files(predictor, shipped))
-
-
-def of_device(predictor: Predictor, shipped: bool = False) -> StepModel | None:
-    """Return costs learned from a device's profiles, for a CPU without any from the reference's; None for other GPUs."""
-    own = of_itself(predictor, shipped)
-    if own or predictor.device_type != "cpu":
-        return own
-    return _first([path_of(predictor.model.device, registry.SHIPPED), *_shipped_cpus()])
-
-
-def of_host(predictor: Predictor, shipped: bool = False) -> StepModel | None:
-    """Return costs of the CPU of a device's machine, or else of the reference: the CPU loads for every device."""
-    return _first([*_own_cpu(predictor, shipped), *_shipped_cpus()])
-
-
-def _shipped_cpus() -> list[Path]:
-    return sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
-
-
-def _folders(shipped: bool) -> list[Path]:
-    return [registry.SHIPPED] if shipped else [paths.MODELS, registry.SHIPPED]
 
 
 def _first(candidates: Iterable[Path]) -> StepModel | None:
@@ -144,12 +112,45 @@ def _read(path: Path, _: int) -> StepModel:
     return StepModel.load(path)
 
 
-def predict(predictor: Predictor, work: Work, load: Loading, recipe: Recipe = BASELINE, shipped: bool = False) -> Step:
+def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
+    """Return the costs of each part on a device; the loader's are the host's. InputError without costs of any CPU.
+
+    A CPU without profiles takes those of the reference, a GPU assumed ones.
+    """
+    of_reference = sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
+    host = _first([*_own_cpu(predictor, shipped), *of_reference])
+    if host is None:
+        raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
+                         "profiles")
+    others = [path_of(predictor.model.device, registry.SHIPPED), *of_reference] if predictor.device_type == "cpu" else []
+    if own := _first([*own_files(predictor, shipped), *others]):
+        return own.costs
+    return {"loader_wait": replace(host.costs["loader_wait"], source=f"as on {host.device}"),
+            "h2d": Costs({"batches": predictor.model.facts["launch_ms"], "mb": 1 / LINK_GBPS}, _ASSUMED, 0,
+                         f"a link of {LINK_GBPS:g} GB/s, assumed"),
+            "optimizer": Costs({"operators_ms": 1.0, "calls": 0.0}, _ASSUMED, 0, "the sum of its operators")}
+
+
+def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe: Recipe = BASELINE, shipped: bool = False,
+            passes: Estimate | None = None, costs: Mapping[str, Costs] | None = None) -> Step:
     """Predict a training step (work of mode train) or an evaluated batch, with all of its parts.
 
-    ``shipped``: use only files of the reference. Raises InputError without a profile of any CPU.
+    ``load``: see ``loading``; ``shipped``: use only files of the reference; ``passes``, ``costs``: those of the device by
+    default. Raises InputError without a profile of any CPU.
     """
-    return assembled(predictor, work, load, passes_in_a_loop(predictor, work), costs_of(predictor, shipped), recipe)
+    passes, costs = passes or passes_in_a_loop(predictor, work), costs or costs_of(predictor, shipped)
+    parts = {name: costs[name].predict(load) for name in ("loader_wait", "h2d")} | split(passes)
+    if work.mode == "train":
+        update, half = optimizer_terms(predictor, work, recipe.optimizer)
+        parts["optimizer"] = costs["optimizer"].predict(update, half).times(1 / recipe.grad_accum_steps)
+    else:
+        del parts["backward"]
+    if recipe.num_workers:
+        wait, rest_ms = parts.pop("loader_wait"), sum(part.predicted_ms for part in parts.values())
+        hidden = (max(0.0, ms / recipe.num_workers - rest_ms) for ms in (wait.predicted_ms, wait.low_ms, wait.high_ms))
+        parts["loader_wait"] = Part(*hidden, wait.source)
+    state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
+    return Step({name: parts[name] for name in step.PARTS if name in parts}, passes, work.memory_mb + state_mb)
 
 
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
@@ -160,36 +161,6 @@ def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
     """
     retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
     return replace(retained, high_ms=max(retained.high_ms, default.high_ms))
-
-
-def assembled(predictor: Predictor, work: Work, load: Loading, passes: Estimate, costs: Mapping[str, Costs],
-              recipe: Recipe = BASELINE) -> Step:
-    """Return the step made of its passes and the costs of its other parts."""
-    parts = {name: costs[name].predict(load.terms) for name in ("loader_wait", "h2d")} | split(passes)
-    if work.mode == "train":
-        update, half = optimizer_terms(predictor, work, recipe.optimizer)
-        parts["optimizer"] = costs["optimizer"].predict(update, half).times(1 / recipe.grad_accum_steps)
-    else:
-        del parts["backward"]
-    if recipe.num_workers:
-        rest_ms = sum(part.predicted_ms for name, part in parts.items() if name != "loader_wait")
-        parts["loader_wait"] = _hidden(parts["loader_wait"], recipe.num_workers, rest_ms)
-    state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
-    return Step({name: parts[name] for name in step.PARTS if name in parts}, passes, work.memory_mb + state_mb)
-
-
-def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
-    """Return the costs of each part on a device; the loader's are the host's. InputError without costs of any CPU."""
-    own, host = of_device(predictor, shipped), of_host(predictor, shipped)
-    if host is None:
-        raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
-                         "profiles")
-    if own:
-        return own.costs
-    launch_ms = predictor.model.facts["launch_ms"]
-    return {"loader_wait": replace(host.costs["loader_wait"], source=f"as on {host.device}"),
-            "h2d": Costs({"batches": launch_ms, "mb": 1 / LINK_GBPS}, _ASSUMED, 0, f"a link of {LINK_GBPS:g} GB/s, assumed"),
-            "optimizer": Costs({"operators_ms": 1.0, "calls": 0.0}, _ASSUMED, 0, "the sum of its operators")}
 
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
@@ -206,11 +177,6 @@ def split(passes: Estimate) -> dict[str, Part]:
     share = float((cost * passes.operators["backward_calls"] / passes.operators["calls"]).sum() / cost.sum())
     whole = Part(passes.predicted_ms, passes.low_ms, passes.high_ms)
     return {"forward": whole.times(1 - share), "backward": whole.times(share)}
-
-
-def _hidden(part: Part, workers: int, rest_ms: float) -> Part:
-    """Return the loader wait that remains while workers load the next batches."""
-    return Part(*(max(0.0, ms / workers - rest_ms) for ms in (part.predicted_ms, part.low_ms, part.high_ms)), part.source)
 
 
 def plain(runs: pd.DataFrame) -> pd.DataFrame:
@@ -235,8 +201,9 @@ def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped:
 
     ``shipped``: use only profiles of the reference.
     """
-    hardware_id = predictor.model.facts.get("hardware_id", "")
-    sources = ("replay",) if shipped else ("replay", "measure")
-    runs = pd.concat([archive.runs(source) for source in sources], ignore_index=True)
-    same = runs[(runs["hardware_id"] == hardware_id) & (runs["threads"] == predictor.model.facts.get("threads"))]
-    return measured_ms(same).get((model, batch_size), math.nan) if hardware_id and predictor.device_type == "cpu" else math.nan
+    facts = predictor.model.facts
+    if predictor.device_type != "cpu" or not facts.get("hardware_id"):
+        return math.nan
+    runs = pd.concat(map(archive.runs, ("replay",) if shipped else ("replay", "measure")), ignore_index=True)
+    same = runs[(runs["hardware_id"] == facts["hardware_id"]) & (runs["threads"] == facts.get("threads"))]
+    return measured_ms(same).get((model, batch_size), math.nan)

@@ -27,11 +27,11 @@ _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
 _THROTTLED = {"p4": ("linear", "bmm", "conv2d")}  # while they were measured: a median of 20 % of the peak, 74 % in a second run
 _LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA graphs
+_LAUNCH_MS |= {"end_to_end": _LAUNCH_MS["neusight"], "kernel": _LAUNCH_MS["aiconfigurator"]}
 GRIDS = ("aiconfigurator",)  # sources that measured each N and K at each M: no fold splits those
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
            True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
-_LABELS = ["hardware_id", "device", "dtype", "cache", "latency_type", "threads", "status", "verdict", "gpu"]
 _CARRIED = ("sgemm", "memory")  # groups of which rates alone carry over to other devices: trees learn what is each one's own
 _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
@@ -88,7 +88,8 @@ def targets(folder: Path) -> list[Target]:
     Of several ways of timing and numbers of threads that is what has the most rows, of as many the first of _STATES. Raises
     InputError where none has enough.
     """
-    rows = pd.concat([_labelled(path) for path in sweep_files(folder)] or [pd.DataFrame(columns=_LABELS)])
+    tables = [_labelled(path) for path in sweep_files(folder)]
+    rows = pd.concat(tables) if tables else pd.DataFrame(columns=["status", "verdict", "hardware_id", "gpu", "dtype"])
     good = rows[(rows["status"] == "ok") & (rows["verdict"] != VERDICTS[-1])]
     chosen = []
     for (hardware_id, name, dtype), part in good.groupby(["hardware_id", "gpu", "dtype"]):
@@ -105,21 +106,15 @@ def targets(folder: Path) -> list[Target]:
 
 
 def _labelled(path: Path) -> pd.DataFrame:
-    """Return which device each row of a sweep was measured on, by the names of GPUs that its provenance has."""
+    """Return a sweep with the GPU's name, by its provenance (its device id where none is known), empty for a CPU's rows."""
     table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
-    names = {device: _gpu_name(device, identity) for device, identity in
-             mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items()}
+    names = {}
+    for device, identity in mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items():
+        device_type, _, index = device.partition(":")
+        known = dict(enumerate(identity.get("hardware", {}).get("gpus", []))) if device_type == "cuda" else {}
+        names[device] = str(known[int(index or 0)]["name"]) if int(index or 0) in known else device.removeprefix("cpu")
     gpu = table["device"].map(names).fillna("")
-    return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))[_LABELS]  # a GPU's are its host's
-
-
-def _gpu_name(device: str, identity: Mapping[str, Any]) -> str:
-    """Return the name of a GPU as its driver gave it, or its device id where none is known; empty for the CPU."""
-    kind, _, index = device.partition(":")
-    gpus = identity.get("hardware", {}).get("gpus", [])
-    if kind == "cuda" and int(index or 0) < len(gpus):
-        return str(gpus[int(index or 0)]["name"])
-    return "" if kind == "cpu" else device
+    return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))  # a GPU's are its host's
 
 
 def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:
@@ -127,19 +122,14 @@ def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, 
 
     Like devices count as the first of them, a GPU's host as one without threads. Raises InputError where there is none.
     """
-    tables, names = [], []
-    for path in sweep_files(folder):
-        table = target.of(store.read(path, "sweep"))
-        if len(table):
-            tables.append(table)
-            names.append(path.parent.relative_to(folder.parent).as_posix())
+    tables = {path.parent.relative_to(folder.parent).as_posix(): target.of(store.read(path, "sweep"))
+              for path in sweep_files(folder)}
+    tables = {name: table for name, table in tables.items() if len(table)}
     if not tables:
         raise InputError(f"{folder} has no {target.cache} {target.latency_type} sweep of {choices(target.devices)} in "
                          f"{target.dtype}")
-    joined = pd.concat(tables, ignore_index=True).assign(device=target.devices[0])
-    joined = joined.assign(threads=0) if target.name else joined
-    last = joined.drop_duplicates(["config", "threads"], keep="last", ignore_index=True)
-    return usable(last).reset_index(drop=True), names
+    joined = pd.concat(tables.values()).assign(device=target.devices[0], **({"threads": 0} if target.name else {}))
+    return usable(joined.drop_duplicates(["config", "threads"], keep="last")).reset_index(drop=True), list(tables)
 
 
 def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
@@ -148,21 +138,13 @@ def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
     Raises InputError for a CPU without measured ceilings of the element type.
     """
     table, _ = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id, target.threads)
-    tables = [table.assign(device=target.devices[0])] if len(table) else []
+    tables = [table.assign(device=target.devices[0])]
     if target.name:
         tables.append(roofline.vendor_ceilings(load_devices()[registry.vendor_of(target.name)]))
-    for roof in (roof for ceiling in tables for roof in roofline.roofs(ceiling)):
+    for roof in (roof for table in tables if len(table) for roof in roofline.roofs(table)):
         if roof.dtype == target.dtype:
             return roof
     raise InputError(f"{folder} has no measured {target.dtype} ceilings of {target.devices[0]}; measure them with 01_machine")
-
-
-def _own_facts(folder: Path, target: Target, table: pd.DataFrame, names: list[str]) -> dict[str, Any]:
-    """Return what is known of a model of a machine's own sweeps."""
-    return {"hardware_id": str(table["hardware_id"].iloc[0]), "software_id": str(table["software_id"].iloc[0]),
-            "threads": int(table["threads"].iloc[0]), "machine": folder.name, "sweeps": names, "rows": len(table),
-            "cache": target.cache, "latency_type": target.latency_type, "dtype": target.dtype,
-            "source": "measured by this project", "licence": "MIT", "trained_utc": store.utc_now()}
 
 
 def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostModel:
@@ -171,24 +153,28 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     Raises InputError for a GPU that params/devices.yaml does not know.
     """
     table, names = reference_sweeps(folder, target)
-    facts = _own_facts(folder, target, table, names)
+    facts = {**table[["hardware_id", "software_id", "threads", "cache", "latency_type", "dtype"]].to_dict("records")[0],
+             "machine": folder.name, "sweeps": names, "rows": len(table), "source": "measured by this project",
+             "licence": "MIT", "trained_utc": store.utc_now()}
     if target.name:
-        return _own_gpu(folder, target, table, facts, quick)
-    roof = roof_of(folder, target)
-    measured = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
-    facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
-              **transfer_cpu.rates(*measured)}
-    model = _scored(fitting.fit(table, facts, quick=quick))
-    model.device = registry.cpu_name(folder.name, facts["hardware_id"])
-    return _completed(model, folder, target)
-
-
-def _scored(model: CostModel) -> CostModel:
-    """Add the mean error of all parts on shapes that a fold left out to what is known of a model."""
-    rows = np.array([part.rows for part in model.parts.values()])
-    errors = np.array([part.scores["mape"] for part in model.parts.values()])
+        vendor = load_devices()[registry.vendor_of(target.name)]
+        _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
+        launch_us = float(overheads.loc[overheads["what"] == "launch", "median_us"].min())
+        facts |= {"peak_gflops": vendor.peak_gflops.get(target.dtype), "peak_gbps": vendor.peak_gbps,
+                  "launch_ms": launch_us / 1e3 if launch_us > 0 else _LAUNCH_MS[target.latency_type],
+                  "devices": list(target.devices)}
+        device, chip = vendor.id, Chip.of(vendor, target.dtype)
+    else:
+        roof = roof_of(folder, target)
+        measured = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
+        facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
+                  **transfer_cpu.rates(*measured)}
+        device, chip = registry.cpu_name(folder.name, facts["hardware_id"]), None
+    model = fitting.fit(table, facts, chip, quick)
+    model.device = device
+    rows, errors = np.array([(part.rows, part.scores["mape"]) for part in model.parts.values()]).T
     model.facts["held_out"] = {"mape": float(errors @ rows / rows.sum()), "n": int(rows.sum())}
-    return model
+    return model if target.name else _completed(model, folder, target)
 
 
 def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
@@ -200,24 +186,9 @@ def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
         return model  # the shipped one itself is trained anew
     if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
         base = transfer_cpu.scaled(base, Host.of(model.facts))
-    for name, part in base.parts.items():
-        model.parts.setdefault(name, part)
+    model.parts = {**base.parts, **model.parts}
     for name in LEARNED:
         setattr(model, name, dict(getattr(base, name)))
-    return model
-
-
-def _own_gpu(folder: Path, target: Target, table: pd.DataFrame, facts: dict[str, Any], quick: bool) -> CostModel:
-    vendor = load_devices()[registry.vendor_of(target.name)]
-    chip = Chip.of(vendor, target.dtype)
-    _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
-    launch_us = overheads.loc[overheads["what"] == "launch", "median_us"].min()
-    launch_ms = float(launch_us) / 1e3 if launch_us > 0 else \
-        _LAUNCH_MS["aiconfigurator" if target.latency_type == "kernel" else "neusight"]
-    facts |= {"peak_gflops": vendor.peak_gflops[target.dtype], "peak_gbps": vendor.peak_gbps, "launch_ms": launch_ms,
-              "devices": list(target.devices)}
-    model = _scored(fitting.fit(table, facts, chip, quick))
-    model.device = vendor.id
     return model
 
 
@@ -236,28 +207,27 @@ def _in_order(table: pd.DataFrame) -> pd.DataFrame:
     The smallest take 0.09 ms at the beginning of the V100's and 0.35 ms at its end (0.13 and 0.82 on the P100), whatever their
     shapes, as if calls measured before cost time. Who asks for a convolution asks for one in a fresh process: for none before.
     """
-    convolves = table["op"] == "conv2d"
-    return table.assign(before=table.groupby("op").cumcount().where(convolves, 0))
+    return table.assign(before=table.groupby("op").cumcount().where(table["op"] == "conv2d", 0))
 
 
 def balanced(table: pd.DataFrame, dtype: str) -> pd.DataFrame:
     """Return the usable rows of an element type with no more than _MOST_BATCHED batched GEMMs, drawn at random."""
     rows = usable(table[table["dtype"] == dtype])
-    batched = rows[rows["op"] == "bmm"]
-    extra = batched.index[np.random.default_rng(0).permutation(len(batched))[_MOST_BATCHED:]]
+    batched = rows.index[rows["op"] == "bmm"]
+    extra = batched[np.random.default_rng(0).permutation(len(batched))[_MOST_BATCHED:]]
     return rows.drop(index=extra).reset_index(drop=True)
 
 
-def _facts(kind: str, rows: pd.DataFrame, dtype: str) -> dict[str, Any]:
-    return {"cache": "warm", "latency_type": str(rows["latency_type"].iloc[0]), "dtype": dtype, "launch_ms": _LAUNCH_MS[kind],
-            "source": kind, "licence": _LICENCES[kind], "trained_utc": store.utc_now()}
+def _facts(kind: str, table: pd.DataFrame, dtype: str, **facts: Any) -> dict[str, Any]:
+    return {"cache": "warm", "latency_type": str(table["latency_type"].iloc[0]), "dtype": dtype, "launch_ms": _LAUNCH_MS[kind],
+            "source": kind, "licence": _LICENCES[kind], "trained_utc": store.utc_now(), **facts}
 
 
 def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bool = False) -> CostModel:
     """Train the model of one GPU on a published table, for one element type."""
     vendor, rows = load_devices()[device], balanced(table, dtype)
-    facts = {**_facts(kind, rows, dtype), "hardware_id": f"published:{device}", "software_id": str(rows["software_id"].iloc[0]),
-             "rows": len(rows), "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
+    facts = _facts(kind, rows, dtype, hardware_id=f"published:{device}", software_id=str(rows["software_id"].iloc[0]),
+                   rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps)
     model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else shapes_of)
     model.device = device
     return model
@@ -265,20 +235,19 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
 
 def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool = False) -> pd.DataFrame:
     """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
-    parts = []
-    for device, table in tables.items():
-        rows = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
-        parts.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
-    return pd.concat(parts, ignore_index=True)
+    parts = {device: balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+             for device, table in tables.items()}
+    return pd.concat([rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device)
+                      for device, rows in parts.items()], ignore_index=True)
 
 
 def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:
     """Return what gives terms and features of rows of several GPUs, ``hardware_id`` the device, each by its own chip."""
     chips = {device: Chip.of(load_devices()[device], dtype) for device in devices}
 
-    def frames(part: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def frames(part: pd.DataFrame) -> list[pd.DataFrame]:
         pairs = [inputs.frames(rows, chips[device]) for device, rows in part.groupby("hardware_id", sort=False)]
-        return tuple(pd.concat(tables).reindex(part.index) for tables in zip(*pairs, strict=True))
+        return [pd.concat(tables).reindex(part.index) for tables in zip(*pairs, strict=True)]
 
     return frames
 
@@ -291,7 +260,7 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     if len(tables) < _LEAST_GPUS:
         raise InputError(f"a model of any GPU is trained on three or more, not on {choices(tables)}")
     rows, frames = of_several(tables, dtype), frames_of(tables, dtype)
-    model = CostModel(ANY_GPU, {**_facts(kind, rows, dtype), "devices": list(tables)})
+    model = CostModel(ANY_GPU, _facts(kind, rows, dtype, devices=list(tables)))
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if len(part) >= fitting.LEAST_ROWS:
             form = "rates" if name.partition(" ")[0] in _CARRIED else "boosted"

@@ -31,9 +31,8 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
     if not donors:
         return None
     first = donors[0]
-    model = replace(first, parts=dict(first.parts))
-    if (first.device, first.facts["dtype"]) != (vendor.id, dtype):
-        model = replace(first.on(vendor, dtype), parts=_borrowed(first, vendor, dtype, donors))
+    is_own = (first.device, first.facts["dtype"]) == (vendor.id, dtype)
+    model = replace(first if is_own else first.on(vendor, dtype), parts=dict(first.parts) if is_own else {})
     for donor in donors:
         if donor.facts["latency_type"] == model.facts["latency_type"]:
             for name, part in _borrowed(donor, vendor, dtype, donors).items():
@@ -84,8 +83,8 @@ def _rates(part: Part, launch_ms: float) -> Part:
     No byte is faster than full bandwidth: isolated kernels read part of their bytes from a cache.
     """
     cost = _cost(part)
-    costs = {name: cost[name] if name.endswith(("_rows", "_blocks")) else 0.0 for name in cost} | {"call": launch_ms}
-    costs |= {f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}
+    costs = {name: value * name.endswith(("_rows", "_blocks")) for name, value in cost.items()}
+    costs |= {"call": launch_ms, **{f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}}
     return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
                    halves=[max(part.halves)], families={})
 
@@ -98,7 +97,7 @@ def _window(memory: Part) -> Part:
     cost = _cost(memory)
     moving = max(1.0, _rate(cost, "move"))
     rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
-    return Part(rates, [], {}, [], [], [max(_UNMEASURED, *memory.halves)], 0, origin=ANALYTIC)
+    return Part(rates, [], {}, [], 0, halves=[max(_UNMEASURED, *memory.halves)], origin=ANALYTIC)
 
 
 def _rate(cost: Mapping[str, float], name: str) -> float:

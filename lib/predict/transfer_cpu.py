@@ -1,10 +1,10 @@
 """Models for a CPU that nobody measured: the nearest reference CPU's, scaled by ceilings measured here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -44,7 +44,7 @@ class Host:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Host":
         """Read the CPU of a model from its facts."""
-        return cls(**{one.name: facts[one.name] for one in fields(cls) if one.name in facts})
+        return cls(**{name: facts[name] for name in cls.__dataclass_fields__ if name in facts})
 
 
 def identity() -> dict[str, Any]:
@@ -64,24 +64,18 @@ def host() -> Host | None:
 
 
 def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
-    """Return the fields of a ``Host`` besides its peaks from rows of ceilings and overheads; None or empty if unknown."""
+    """Return the fields of a ``Host`` besides its peaks from rows of ceilings and overheads; None or empty if unknown.
+
+    Of first-touch page faults that is the least ms per MB, of a core the geometric mean of a launch and a clock reading in us.
+    """
     gemms = rows[(rows["dtype"] == "fp32") & rows["method"].str.startswith("torch.mm")]["peak_gflops"]
     moving = rows[rows["peak_gbps"].notna()]
     by_mb = moving.groupby(moving["working_set_mb"].map("{:.3g}".format))["peak_gbps"].max()
-    return {"first_touch_ms_per_mb": first_touch_ms_per_mb(overheads), "gbps_by_mb": by_mb.to_dict(),
-            "gemm_gflops": float(gemms.max()) if len(gemms) else None, "core_us": core_us(overheads)}
-
-
-def first_touch_ms_per_mb(overheads: pd.DataFrame) -> float | None:
-    """Return the least ms per MB of first-touch page faults; None if not measured."""
-    touch_us = overheads.loc[(overheads["what"] == "first_touch") & (overheads["median_us"] > 0), "median_us"].min()
-    return float(touch_us) / 1e3 / _PAGE_MB if touch_us > 0 else None
-
-
-def core_us(overheads: pd.DataFrame) -> float | None:
-    """Return the scalar time of a core in us: the geometric mean of a launch and a clock reading; None without both."""
-    best = overheads[overheads["median_us"] > 0].groupby("what")["median_us"].min().reindex(_SCALAR)
-    return float(np.exp(np.log(best).mean())) if best.notna().all() else None
+    best_us = overheads[overheads["median_us"] > 0].groupby("what")["median_us"].min().to_dict()
+    touch_us, core_us = best_us.get("first_touch"), [best_us[what] for what in _SCALAR if what in best_us]
+    return {"first_touch_ms_per_mb": touch_us and touch_us / 1e3 / _PAGE_MB, "gbps_by_mb": by_mb.to_dict(),
+            "gemm_gflops": float(gemms.max()) if len(gemms) else None,
+            "core_us": geometric_mean(core_us) if len(core_us) == len(_SCALAR) else None}
 
 
 def measure_ceilings(wait_s: float = locks.PATIENCE_S) -> Host | None:
@@ -101,8 +95,8 @@ def scaling(model: CostModel, here: Host, of: str = "peak_gflops") -> Scaling:
     """
     there = model.facts
     by_mb = there.get("gbps_by_mb") or {}
-    both = sorted(set(by_mb) & set(here.gbps_by_mb))
-    gbps, gbps_here = (float(np.exp(np.log([rates[size] for size in both]).mean())) if both else peak
+    both = by_mb.keys() & here.gbps_by_mb
+    gbps, gbps_here = (geometric_mean(rates[size] for size in both) if both else peak
                        for rates, peak in ((by_mb, there["peak_gbps"]), (here.gbps_by_mb, here.peak_gbps)))
     core = there["core_us"] / here.core_us if there.get("core_us") and here.core_us else 1.0
     cores = here.threads / (there.get("threads") or here.threads)

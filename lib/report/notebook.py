@@ -10,7 +10,7 @@ from lib.config import notebooks
 from lib.errors import InputError, choices
 from lib.missing import Missing
 from lib.report import markup, style
-from lib.report.sentences import Numbers, Sentence, write
+from lib.report.sentences import KeyNumbers, Numbers, Sentence, write
 
 UNKNOWN = "not measured"
 BANNER = '<p class="banner '
@@ -102,7 +102,7 @@ class Notebook:
             return
         display(HTML(style.table_html(frame, caption, digits)))
 
-    def record(self, numbers: Mapping[str, tuple[float | str, str, float | None]]) -> None:
+    def record(self, numbers: KeyNumbers) -> None:
         """Record key numbers of this notebook: name to value, unit and tolerance.
 
         A replay must find a number again within its relative tolerance; numbers without one, and all that were measured

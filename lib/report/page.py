@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,14 @@ def assemble(folder: Path) -> Report:
     plan = definitions.load_report_plan()
     sections = [_section(number, section, [o for o in outcomes if o.notebook == section.notebook], folder)
                 for number, section in enumerate(plan.sections, 1)]
-    numbers = {outcome.stem: runner.keys(folder / f"{outcome.stem}.ipynb") for outcome in outcomes
-               if (folder / f"{outcome.stem}.ipynb").is_file()}
+    executed = {outcome.stem: path for outcome in outcomes if (path := folder / f"{outcome.stem}.ipynb").is_file()}
+    numbers = {stem: runner.keys(path) for stem, path in executed.items()}
+    banners = [_banners(path) for path in executed.values()]
     problems = [line for section in sections for line in section["problems"]]
     facts = {"plan": plan, "problems": problems, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers),
              "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
-             "built_utc": store.utc_now(), "synthetic": _banners(folder, outcomes, "SYNTHETIC"),
-             "replayed": _banners(folder, outcomes, "REPLAY")}
+             "built_utc": store.utc_now(), "synthetic": sum("SYNTHETIC" in text for text in banners),
+             "replayed": sum("REPLAY" in text for text in banners)}
     style.use_style()
     description = summary.description(numbers)
     figure = style.svg(summary.draw(numbers), description)
@@ -87,27 +87,21 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
     """Return a function that gives a key number as text with its unit, or None; a name that starts with a space or colon is
     the end of one."""
     def find(wanted: str) -> str | None:
-        for recorded in reversed(numbers.values()):
-            for name, item in recorded.items():
-                if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
-                    if item["value"] == UNKNOWN:
-                        return _GAP
-                    return item["value"] if isinstance(item["value"], str) else f"{_number(item['value'])} {item['unit']}".strip()
+        for name, item in ((name, item) for recorded in reversed(numbers.values()) for name, item in recorded.items()):
+            if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
+                value = item["value"]
+                if isinstance(value, str):
+                    return _GAP if value == UNKNOWN else value
+                whole = math.isfinite(value) and value == int(value)
+                return f"{value:,{'.0f' if whole else '.3g'}} {item['unit']}".strip()
         return None
     return find
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:,.3g}"
-
-
-def _banners(folder: Path, outcomes: Iterable[runner.Outcome], word: str) -> int:
-    """Count the executed notebooks that have ``word`` in a banner."""
-    def shown(path: Path) -> bool:
-        html = ("".join(output.get("data", {}).get("text/html", "")) for output in runner.outputs(path))
-        return any(text.startswith(BANNER) and word in text for text in html)
-
-    return sum(shown(path) for path in (folder / f"{outcome.stem}.ipynb" for outcome in outcomes) if path.is_file())
+def _banners(path: Path) -> str:
+    """Return the text of the banners of an executed notebook."""
+    html = ("".join(output.get("data", {}).get("text/html", "")) for output in runner.outputs(path))
+    return " ".join(text for text in html if text.startswith(BANNER))
 
 
 def _section(number: int, section: definitions.Section, outcomes: list[runner.Outcome], folder: Path) -> dict[str, Any]:

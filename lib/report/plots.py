@@ -21,6 +21,22 @@ def axes(columns: int = 1, width: float = 8, height: float = 3.6, rows: int = 1,
     return figure, list(panels.flat)
 
 
+def facets(table: pd.DataFrame, by: Any, width: float, height: float, columns: int = 0, **options: Any):
+    """Return a figure with a panel for each group of a table, titled by it, and the panel, name and rows of each.
+
+    ``width`` and ``height`` are a panel's, in inches.
+    """
+    parts = list(table.groupby(by, sort=False))
+    columns = min(columns or len(parts), len(parts))
+    rows = -(-len(parts) // columns)
+    figure, panels = axes(columns, width * columns, height * rows, rows, **options)
+    for axis in panels[len(parts):]:
+        axis.set_visible(False)
+    for axis, (name, _) in zip(panels, parts, strict=False):
+        axis.set_title(name, fontsize=10)
+    return figure, [(axis, name, part) for axis, (name, part) in zip(panels, parts, strict=False)]
+
+
 def legend(figure, columns: int = 4, where: str = "lower", **options: Any) -> None:
     """Put one legend below (or above: ``upper``) all panels, an entry a label."""
     entries = {label: handle for axis in figure.axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -42,13 +58,29 @@ def groups(table: pd.DataFrame, by: Any, colours: Mapping[Any, str] | None = Non
         yield name, part, {"label": name, "color": colour, "marker": _MARKERS[number % len(_MARKERS)]}
 
 
-def intervals(axis, low: pd.Series, high: pd.Series, label: str | None = None) -> None:
-    """Draw a pale bar from low to high in each row of a panel."""
-    axis.hlines(range(len(low)), low, high, color=PALE, linewidth=5, zorder=1, label=label)
+def points(axis, table: pd.DataFrame, x: str, y: str, by: Any, colours: Mapping[Any, str] | None = None, **options: Any) -> None:
+    """Draw a point a row of a table, a colour and marker each group."""
+    for _, part, style in groups(table, by, colours):
+        axis.scatter(part[x], part[y], **(style | options))
 
 
-def equality(axis, values: np.ndarray, scale: str = "log") -> None:
-    """Draw the line of equality over all ``values``, and the band of 10 % around it."""
+def interval_rows(table: pd.DataFrame, label: str, xlabel: str, low: str = "low_ms", high: str = "high_ms", span: str | None = None,
+                  **marks: Mapping[str, Any]):
+    """Return a row each row of a table, logarithmic: a pale bar from low to high, named ``span``, and a mark a column."""
+    figure, (axis,) = axes(width=9, height=1.3 + 0.34 * len(table))
+    rows = range(len(table))
+    axis.hlines(rows, table[low], table[high], color=PALE, linewidth=5, zorder=1, label=span)
+    for column, options in marks.items():
+        axis.scatter(table[column], rows, **({"zorder": 3} | options))
+    axis.set(xscale="log", xlabel=xlabel)
+    label_rows(axis, table[label], 11)
+    legend(figure)
+    return figure
+
+
+def equality(axis, table: pd.DataFrame, measured: str, predicted: str, scale: str = "log") -> None:
+    """Draw the line of equality over all values of two columns, and the band of 10 % around it."""
+    values = table[[measured, predicted]].to_numpy(float)
     line = np.array([np.nanmin(values) * 0.9, np.nanmax(values) * 1.1])
     axis.plot(line, line, color="#555555", linewidth=1)
     axis.fill_between(line, line * (1 - _BAND), line * (1 + _BAND), color="#dddddd", alpha=0.6, linewidth=0)

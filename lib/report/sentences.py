@@ -8,13 +8,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.errors import choices
+
 Numbers = dict[str, Any]
+KeyNumbers = dict[str, tuple[float | str, str, float | None]]  # name -> value, unit, relative tolerance
 Sentence = str | Mapping[str, str]
 _OTHERWISE = "else"
 
 
+class _Template(Formatter):
+    def get_field(self, field_name: str, _args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        value = lookup(kwargs, field_name)
+        return choices(value) if isinstance(value, tuple | list) else value, field_name
+
+
 def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: Any) -> str:
-    """Return the sentences, a line each, with ``numbers`` put into their templates (those of ``str.format``).
+    """Return the sentences, a line each, with ``numbers`` put into their templates (those of ``str.format``, see ``lookup``).
 
     A sentence is left out where a number in it is missing: None, not finite, or a table without rows. A dict of templates is a choice:
     the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of one row
@@ -27,7 +36,40 @@ def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: An
             numbers = numbers | {name: ("\n" if lines and lines[0].startswith("- ") else "; ").join(lines)}
     every = [sentences] if isinstance(sentences, str | Mapping) else sentences
     chosen = [_chosen(sentence, numbers) for sentence in every]
-    return "\n".join(text.format_map(numbers) for text in chosen if text and not _lacks(text, numbers))
+    return "\n".join(_Template().vformat(text, (), numbers) for text in chosen if text and not _lacks(text, numbers))
+
+
+def lookup(numbers: Mapping[str, Any], name: str) -> Any:
+    """Return the number of a dotted name: of a table its size, a column's statistic, or a row's value; else an item or attribute.
+
+    ``runs.size``, ``runs.step_ms.median``, ``runs.first.arch``, ``runs.most_step_ms.arch`` (of the row with the most ms; also
+    ``last`` and ``least_``). None where the table has no rows.
+    """
+    first, *rest = name.split(".")
+    value = numbers[first]
+    for part in rest:
+        if value is None or isinstance(value, str):
+            return value
+        value = _row(value, part) if isinstance(value, pd.DataFrame) else _item(value, part)
+    return value
+
+
+def _row(table: pd.DataFrame, part: str) -> Any:
+    extreme, _, column = part.partition("_")
+    if part == "size":
+        return len(table)
+    if extreme in ("least", "most"):
+        table = table[table[column].notna()].sort_values(column, kind="stable")
+    elif part not in ("first", "last"):
+        return table[part]
+    return table.iloc[0 if extreme in ("first", "least") else -1] if len(table) else None
+
+
+def _item(value: Any, part: str) -> Any:
+    if isinstance(value, Mapping) or (isinstance(value, pd.Series) and part in value.index):
+        return value[part]
+    attribute = getattr(value, part)
+    return attribute() if callable(attribute) else attribute
 
 
 def _records(table: Any) -> list[Mapping[str, Any]]:
@@ -37,22 +79,10 @@ def _records(table: Any) -> list[Mapping[str, Any]]:
 def _chosen(sentence: Sentence, numbers: Mapping[str, Any]) -> str:
     if isinstance(sentence, str):
         return sentence
-    return next((text for name, text in sentence.items() if name == _OTHERWISE or numbers[name]), "")
+    return next((text for name, text in sentence.items() if name == _OTHERWISE or lookup(numbers, name)), "")
 
 
 def _lacks(text: str, numbers: Mapping[str, Any]) -> bool:
-    values = [numbers[name] for _, name, _, _ in Formatter().parse(text) if name]
-    return any(value is None or value == "" or (isinstance(value, float | np.floating) and not math.isfinite(value))
-               for value in values)
-
-
-def first(table: pd.DataFrame, prefix: str = "") -> Numbers:
-    """Return the first row of a table as numbers, a name a column after ``prefix``; all are None where it has no rows."""
-    values = table.iloc[0] if len(table) else dict.fromkeys(table)
-    return {f"{prefix}{name}": values[name] for name in table}
-
-
-def extremes(table: pd.DataFrame, column: str, least: str = "least_", most: str = "most_") -> Numbers:
-    """Return the rows with the smallest and the largest value of a column as numbers, see ``first``."""
-    table = table[table[column].notna()].sort_values(column, kind="stable")
-    return first(table, least) | first(table.iloc[::-1], most)
+    values = [lookup(numbers, name) for _, name, _, _ in Formatter().parse(text) if name]
+    return any(value is None or (isinstance(value, str | tuple | list) and not value)
+               or (isinstance(value, float | np.floating) and not math.isfinite(value)) for value in values)

@@ -11,7 +11,7 @@ From the ground up; a file imports only from its own line and those above it:
     policies/                         queues, colocation, greedy, baselines
       hybrid/                         estimator, planner, late_binding, local_search, stragglers; policy
       registry                        every policy by name
-    simulation/                       events; compiled (compiled_loop): the same schedules, faster; metrics, trace
+    simulation/                       events; compiled: the same schedules, faster; metrics, trace
     durations                         how long notebooks should take
     runtime/                          workers (worker_process, output, ray_workers), journal, executor (a fixed list), service
                                       (an open list), interference, tasks, local_site, run_record, jobs_file

@@ -1,6 +1,7 @@
 """Lower bounds of any schedule: the makespan by an LP relaxation, the mean completion time by a matching."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -114,30 +115,38 @@ def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
     return np.multiply(times, price[None], out=np.full(times.shape, np.inf), where=np.isfinite(times))
 
 
-def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float,
-            host: Host | None = None) -> Relaxation:
-    """Return the relaxation of jobs, all of which enter the programme; the makespan is at least ``longest_s``."""
+def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, least_s: float, host: Host | None = None,
+               **options: Any) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Solve for the least makespan, in ``least_s`` and at least one (HiGHS); return it with the cells (jobs, types) of jobs.
+
+    Variables are the shares of jobs on types, and the makespan.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import csr_matrix, vstack
 
-    jobs, types = np.nonzero(np.isfinite(times))
-    cells = np.arange(len(jobs))
-    count, width = len(times), times.shape[1]
-    busy, seconds = busy_s / longest_s, times[jobs, types] / longest_s  # the solver's tolerances are absolute
+    jobs, types = np.nonzero(np.isfinite(seconds))
+    cells, (count, width) = np.arange(len(jobs)), seconds.shape
+    busy, relative = busy_s / least_s, seconds[jobs, types] / least_s  # the solver's tolerances are absolute
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    load = csr_matrix((np.append(seconds, -counts.astype(float)),
+    load = csr_matrix((np.append(relative, -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
                       shape=(width, len(jobs) + 1))
     if host is not None:
-        load = vstack([load, csr_matrix(np.append(host.taken[jobs, types] * seconds, -host.cores)[None])])
+        load = vstack([load, csr_matrix(np.append(host.taken[jobs, types] * relative, -host.cores)[None])])
         busy = np.append(busy, 0.0)
-    solved = linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
-                    bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs")
+    return linprog(np.append(np.zeros(len(jobs)), 1.0), A_ub=load, b_ub=-busy, A_eq=whole, b_eq=np.ones(count),
+                   bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs", **options), jobs, types
+
+
+def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float,
+            host: Host | None = None) -> Relaxation:
+    """Return the relaxation of jobs, all of which enter the programme; the makespan is at least ``longest_s``."""
+    solved, jobs, types = _programme(times, counts, busy_s, longest_s, host)
     if solved.status != 0:
         raise InputError(f"no bound was found: {solved.message}")
     share = np.zeros(times.shape)
     share[jobs, types] = solved.x[:-1]
-    return Relaxation(float(solved.x[-1]) * longest_s, share, np.maximum(-solved.ineqlin.marginals[:width], 0.0))
+    return Relaxation(float(solved.x[-1]) * longest_s, share, np.maximum(-solved.ineqlin.marginals[:times.shape[1]], 0.0))
 
 
 def makespan_bound(problem: Problem) -> float:
@@ -158,22 +167,14 @@ def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
     An integer programme over jobs and devices (HiGHS), stopped after ``seconds``; 0 where it has more than _MOST_PLACED
     variables or found no bound.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_matrix
-
     times = able_times(problem)[:, problem.fleet.type_of]  # jobs, devices
-    longest_s = float(times.min(axis=1).max())
-    jobs, devices = np.nonzero(np.isfinite(times))
-    if len(jobs) > _MOST_PLACED:
+    longest_s, places = float(times.min(axis=1).max()), int(np.isfinite(times).sum())
+    if places > _MOST_PLACED:
         return 0.0
-    cells, (count, width) = np.arange(len(jobs)), times.shape
-    once = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
-    load = csr_matrix((np.append(times[jobs, devices] / longest_s, -np.ones(width)),
-                       (np.append(devices, np.arange(width)), np.append(cells, np.full(width, len(jobs))))))
-    solved = milp(np.append(np.zeros(len(jobs)), 1.0), integrality=np.append(np.ones(len(jobs)), 0),
-                  bounds=Bounds(0, np.append(np.ones(len(jobs)), np.inf)), options={"time_limit": seconds, "mip_rel_gap": 0.0},
-                  constraints=[LinearConstraint(once, 1, 1), LinearConstraint(load, -np.inf, 0)])
-    return max(0.0, solved.mip_dual_bound or 0.0) * longest_s * (1 - _TOLERANCE)
+    devices = np.ones(times.shape[1])
+    solved, _, _ = _programme(times, devices, 0 * devices, longest_s, integrality=np.append(np.ones(places), 0),
+                              options={"time_limit": seconds, "mip_rel_gap": 0.0})
+    return max(0.0, getattr(solved, "mip_dual_bound", None) or 0.0) * longest_s * (1 - _TOLERANCE)
 
 
 def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:

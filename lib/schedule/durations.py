@@ -16,7 +16,7 @@ _LEAST_S = 1e-3
 
 
 class Duration(NamedTuple):
-    """Predicted seconds, and their source in words."""
+    """Predicted seconds, and their source in words, or why there are none (inf)."""
 
     seconds: float
     source: str

@@ -66,13 +66,6 @@ class Fleet:
         """Return whether each type is a CPU: its name starts with ``cpu``, in small letters or capitals."""
         return np.array([name.lower().startswith("cpu") for name in self.types], bool)
 
-    def subset(self, devices: Sequence[int]) -> tuple["Fleet", np.ndarray]:
-        """Return the fleet of some of the devices, and the numbers of its types in this fleet."""
-        types, type_of = np.unique(self.type_of[devices], return_inverse=True)
-        numbers = {name: getattr(self, name)[types] for name in PER_TYPE}
-        return replace(self, names=tuple(self.names[device] for device in devices), type_of=type_of,
-                       types=tuple(self.types[device_type] for device_type in types), **numbers), types
-
     @classmethod
     def from_counts(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
         """Return a fleet of ``{type: count}``; ``numbers`` are per type, in that order."""
@@ -142,23 +135,21 @@ def feasible(problem: Problem) -> np.ndarray:
 def _check(problem: Problem) -> None:
     jobs, fleet, energy = problem.jobs, problem.fleet, problem.energy
     count, width = len(jobs), len(fleet.types)
-    if not len(fleet):
-        raise InputError("there is no device: devices need a count of at least 1")
-    if not count:
-        raise InputError("there is no job")
-    columns = {name: getattr(jobs, name) for name in PER_JOB}
-    times = {"predicted": problem.predicted_s, "actual": problem.actual_s}
-    shapes = [*((name, column, (count,)) for name, column in {**columns, "job_class": jobs.job_class}.items()),
-              *((f"{name} times", table, (count, width)) for name, table in times.items()),
-              *([("energy", energy.joules, (count, width)), ("energy sources", energy.sources, (count,))] if energy else [])]
-    for name, values, shape in shapes:  # a compiled loop would read beyond columns that are not aligned
-        if np.shape(values) != shape:
+    if not (len(fleet) and count):
+        raise InputError(f"there is no {'job' if len(fleet) else 'device: devices need a count of at least 1'}")
+    columns = {name: getattr(jobs, name) for name in (*PER_JOB, "job_class")}
+    tables = {"predicted times": problem.predicted_s, "actual times": problem.actual_s}
+    if energy:
+        columns["energy sources"], tables["energy"] = energy.sources, energy.joules
+    for name, values in {**columns, **tables}.items():  # a compiled loop would read beyond columns that are not aligned
+        if np.shape(values) != ((count, width) if name in tables else (count,)):
             raise InputError(f"{name} is {np.shape(values)}, there are {count} jobs and {width} device types")
     if len(fleet.type_of) != len(fleet) or not ((fleet.type_of >= 0) & (fleet.type_of < width)).all():
         raise InputError(f"type_of gives each of the {len(fleet)} devices the number of its type, 0 to {width - 1}")
     if len(set(jobs.ids)) < count:
         raise InputError(f"job {next(name for name in jobs.ids if jobs.ids.count(name) > 1)!r} is there twice")
-    for name, table in times.items():
+    for name in ("predicted", "actual"):
+        table = tables[f"{name} times"]
         for job, device_type in np.argwhere(~(table > 0)):
             raise InputError(f"the {name} time of job {jobs.ids[job]!r} on {fleet.types[device_type]!r} is "
                              f"{table[job, device_type]}: it is a positive number of seconds, or empty where it cannot run")
@@ -166,7 +157,6 @@ def _check(problem: Problem) -> None:
         timed = [name for name, time in zip(fleet.types, problem.actual_s[job], strict=True) if np.isfinite(time)]
         raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {choices(timed) or 'none'} and needs "
                          f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores")
-    for name in PER_JOB:
-        column = columns[name]
-        for job in np.flatnonzero(~(column >= 0) | np.isinf(column)) if name != "deadline_s" else ():
-            raise InputError(f"{name} of job {jobs.ids[job]!r} is {column[job]}: it is a number, 0 or more")
+    for name in ("arrival_s", "memory_mb", "cpu_cores"):
+        for job in np.flatnonzero(~(columns[name] >= 0) | np.isinf(columns[name])):
+            raise InputError(f"{name} of job {jobs.ids[job]!r} is {columns[name][job]}: it is a number, 0 or more")

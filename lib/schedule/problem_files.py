@@ -25,48 +25,42 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     Raises InputError in one line that names the file.
     """
     fleet = read_fleet(devices)
-    ids, predicted_s = _read_times(times, fleet)
-    actual_s, joules, columns = predicted_s, None, replace(Jobs.plain(len(ids)), ids=tuple(ids))
+    table = _read_times(times, fleet)
+    ids, predicted_s = list(table.index), table.to_numpy(float)
+    actual_s, columns = predicted_s, replace(Jobs.plain(len(ids)), ids=tuple(ids))
     if actual is not None:
-        actual_ids, actual_s = _read_times(actual, fleet)
-        actual_s = actual_s[rows_of(ids, actual_ids, actual, times)]
-    if energy is not None:
-        energy_ids, table = read_energy(energy, fleet.types)
-        rows = rows_of(ids, energy_ids, energy, times)
-        joules = JobEnergy(table.joules[rows], tuple(table.sources[row] for row in rows))
+        actual_s = _in_order(_read_times(actual, fleet), ids, actual, times).to_numpy(float)
+    joules = energy and read_energy(energy, fleet.types, ids, times)
     if jobs is not None:
         job_table = read_jobs(jobs)
-        unmatched = sorted(set(ids) ^ set(job_table["job_id"]))
-        if unmatched:
+        if unmatched := sorted(set(ids) ^ set(job_table["job_id"])):
             raise InputError(f"{jobs} and {times} do not name the same jobs: {choices(unmatched[:5])}")
         columns = jobs_of(job_table.set_index("job_id", drop=False).loc[ids])
     return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
 
 
-def rows_of(ids: Sequence[str], table_ids: Sequence[str], path: Path, source: Path | str) -> list[int]:
-    """Return the row of each id of ``source`` in the table of ``path``; InputError names the ids that are missing there."""
-    row = {name: number for number, name in enumerate(table_ids)}
-    missing = [name for name in ids if name not in row]
-    if missing:
+def _in_order(table: pd.DataFrame, ids: Sequence[str], path: Path, source: Path | str) -> pd.DataFrame:
+    """Return the rows of the ids of ``source`` from the table of ``path``; InputError names the ids that are missing there."""
+    if missing := [name for name in ids if name not in table.index]:
         raise InputError(f"{path} lacks jobs of {source}: {choices(missing[:5])}")
-    return [row[name] for name in ids]
+    return table.loc[ids]
 
 
-def read_energy(path: Path, types: Sequence[str]) -> tuple[list[str], JobEnergy]:
+def read_energy(path: Path, types: Sequence[str], ids: Sequence[str], of: Path | str) -> JobEnergy:
     """Read ``energy.csv``: ``job_id``, one column of joules per device type, and how they are known (``source``, or measured).
 
-    Returns ids and energy, NaN where a cell is empty. Raises InputError naming the wrong row.
+    Returns those of the ids of ``of``, NaN where a cell is empty. Raises InputError naming the wrong row or the missing ids.
     """
     if "source" in types:
         raise InputError(f"{path}: source is the column that says how energy is known; no device type can have that name")
     joules = tuple(Column(name, "float", "joules on this device type; empty: not known", 0, empty=True) for name in types)
     source = Column("source", "text", "how the joules are known", of=SOURCES, default=SOURCES[0])
-    table = input_tables.read(path, (TABLES["jobs"][0], *joules, source), others=True)
-    sources = table["source"].where(table["source"] != "", SOURCES[0])
-    for row in np.flatnonzero(~sources.isin(SOURCES)):
-        raise InputError(f"{path}: source of {table['job_id'].iloc[row]!r} is {sources.iloc[row]!r}: it is one of "
-                         f"{choices(SOURCES)}")
-    return table["job_id"].tolist(), JobEnergy(table[list(types)].to_numpy(float), tuple(sources))
+    table = input_tables.read(path, (TABLES["jobs"][0], *joules, source), others=True).set_index("job_id")
+    table["source"] = table["source"].replace("", SOURCES[0])
+    for name, word in table["source"][~table["source"].isin(SOURCES)].items():
+        raise InputError(f"{path}: source of {name!r} is {word!r}: it is one of {choices(SOURCES)}")
+    rows = _in_order(table, ids, path, of)
+    return JobEnergy(rows[list(types)].to_numpy(float), tuple(rows["source"]))
 
 
 def read_jobs(path: Path) -> pd.DataFrame:
@@ -109,9 +103,9 @@ def read_fleet(path: Path) -> Fleet:
     return replace(fleet, host_cores=float(cpu_cores.sum())) if len(cpu_cores) and np.isfinite(cpu_cores).all() else fleet
 
 
-def _read_times(path: Path, fleet: Fleet) -> tuple[list[str], np.ndarray]:
-    """Return the ids in a file of times, and the times (jobs, types), inf where a cell is empty."""
+def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
+    """Return the times by job and device type, inf where a cell is empty."""
     seconds = tuple(Column(name, "float", "seconds on this device type; empty: cannot run", _SHORTEST_S, empty=True)
                     for name in fleet.types)
     table = input_tables.read(path, (TABLES["jobs"][0], *seconds), others=True)
-    return table["job_id"].tolist(), table[list(fleet.types)].fillna(np.inf).to_numpy(float)
+    return table.set_index("job_id")[list(fleet.types)].fillna(np.inf)

@@ -142,6 +142,14 @@ class State:
 
     # ------------------------------------------------------------------------------------------ for engines
 
+    def obstacle(self, job: int, device: int, predict: Predict) -> str:
+        """Return why a job cannot start on a device now; empty if it can."""
+        device_type = self.type_of[device]
+        possible = {"it is not waiting": job in self.waiting, "the device is not free": device in self.free[device_type],
+                    "it cannot run there": predict(job, device_type) < np.inf,
+                    "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
+        return next((reason for reason, holds in possible.items() if not holds), "")
+
     def start(self, job: int, device: int, attempt: int) -> None:
         """Move a job from waiting to running."""
         device_type = self.type_of[device]
@@ -149,15 +157,13 @@ class State:
         del self.free[device_type][device]
         self.running[device] = Running(job, device, self.now_s, attempt)
         self.started.append(device)
-        if self.free_cores != np.inf:
-            self.free_cores -= self.cores(job, device_type)
+        self.free_cores -= self.cores(job, device_type)
 
     def stop(self, device: int) -> Running:
         """Free a device; return what ran there."""
         ran, device_type = self.running.pop(device), self.type_of[device]
         self.enable(device)
-        if self.free_cores != np.inf:
-            self.free_cores += self.cores(ran.job, device_type)
+        self.free_cores += self.cores(ran.job, device_type)
         return ran
 
     def arrive(self, job: int) -> None:
@@ -199,12 +205,11 @@ class CoreBudget:
 
     def has(self, job: int, device_type: int) -> bool:
         """Return whether enough cores are left for a job on a device type."""
-        return self.left == np.inf or self.fits(self._state.cores(job, device_type))
+        return self.fits(self._state.cores(job, device_type))
 
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""
-        enough = self.has(job, device_type)
-        if enough and self.left != np.inf:
+        if enough := self.has(job, device_type):
             self.left -= self._state.cores(job, device_type)
         return enough
 

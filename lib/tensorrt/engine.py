@@ -1,15 +1,18 @@
 """What a TensorRT engine says of its layers (engine information, trtexec's graph): shapes, kernels, types, exact work."""
 
+from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
-from math import isnan, prod
+from math import isnan, nan, prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_pascal
 
 from lib import store
+from lib.config.base import build, mapping
 from lib.errors import InputError, choices, printable
+from lib.predict.model_file import require
 
 KINDS = {"CaskConvolution": "convolutional", "CaskPooling": "pooling", "CaskGemmConvolution": "dense"}
 OTHER = "other"
@@ -24,63 +27,83 @@ Pair = Annotated[tuple[int, ...], Field(max_length=3)]
 class _Read(BaseModel):
     """What TensorRT writes: names of its own, of which versions have more and fewer."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, alias_generator=to_pascal)
+
+
+def _element_type(text: str) -> str:
+    """Return FP16, FP32, ...; empty where a format does not say it."""
+    words = [_NAMES.get(word, word) for word in text.upper().split()]
+    return next((word for word in words if word in _BYTES), "")
 
 
 class Tensor(_Read):
     """An input or output of a layer: its dimensions, batch first, and format."""
 
-    name: Annotated[str, Field(alias="Name")] = ""
-    dimensions: Annotated[tuple[Size, ...], Field(alias="Dimensions", max_length=8)] = ()
+    dimensions: Annotated[tuple[Size, ...], Field(max_length=8)] = ()
     format: Annotated[str, Field(validation_alias=AliasChoices("Format/Datatype", "Datatype", "Format"))] = ""
-
-    @property
-    def dtype(self) -> str:
-        """Return FP16, FP32, ...; empty where the format does not say it."""
-        words = [_NAMES.get(word, word) for word in self.format.upper().split()]
-        return next((word for word in words if word in _BYTES), "")
 
     @property
     def bytes(self) -> float:
         """Return what the tensor takes, without the padding of its format; NaN where the element type is not known."""
-        return prod(self.dimensions) * _BYTES.get(self.dtype, float("nan"))
+        return prod(self.dimensions) * _BYTES.get(_element_type(self.format), nan)
 
 
 class Constant(_Read):
     """Weights or a bias: element type and count."""
 
-    type: Annotated[str, Field(alias="Type")] = ""
-    count: Annotated[int, Field(alias="Count", ge=0, le=1 << 40)] = 0
+    format: Annotated[str, Field(validation_alias="Type")] = ""
+    count: Annotated[int, Field(ge=0, le=1 << 40)] = 0
 
     @property
     def bytes(self) -> float:
         """Return what they take; 0 for none."""
-        return self.count * _BYTES.get(_NAMES.get(self.type.upper(), self.type.upper()), float("nan")) if self.count else 0.0
+        return self.count * _BYTES.get(_element_type(self.format), nan) if self.count else 0.0
 
 
 class Layer(_Read):
-    """One layer of an engine; ``kernel`` is a convolution's, ``window`` a pooling's. What is missing has TensorRT's default."""
+    """One layer of an engine; ``kernel`` is a convolution's, ``window_size`` a pooling's. Else TensorRT's defaults hold.
 
-    name: Annotated[str, Field(alias="Name", min_length=1)]
-    layer_type: Annotated[str, Field(alias="LayerType", min_length=1)]
-    inputs: Annotated[tuple[Tensor, ...], Field(alias="Inputs")] = ()
-    outputs: Annotated[tuple[Tensor, ...], Field(alias="Outputs")] = ()
-    kernel: Annotated[Pair, Field(alias="Kernel")] = ()
-    window: Annotated[Pair, Field(alias="WindowSize")] = ()
-    stride: Annotated[Pair, Field(alias="Stride")] = ()
-    dilation: Annotated[Pair, Field(alias="Dilation")] = ()
-    padding_before: Annotated[Pair, Field(alias="PrePadding")] = ()
-    padding_after: Annotated[Pair, Field(alias="PostPadding")] = ()
-    out_channels: Annotated[int, Field(alias="OutMaps", ge=0)] = 0
-    groups: Annotated[int, Field(alias="Groups", ge=1)] = 1
-    weights: Annotated[Constant, Field(alias="Weights")] = Constant()
-    bias: Annotated[Constant, Field(alias="Bias")] = Constant()
-    tactic: Annotated[str, Field(alias="TacticName")] = ""
+    A layer of a known kind that lacks something, or contradicts itself, is refused.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    layer_type: Annotated[str, Field(min_length=1)]
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    kernel: Pair = ()
+    window_size: Pair = ()
+    stride: Pair = ()
+    dilation: Pair = ()
+    pre_padding: Pair = ()
+    post_padding: Pair = ()
+    groups: Annotated[int, Field(ge=1)] = 1
+    weights: Constant = Constant()
+    bias: Constant = Constant()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Layer":
+        if self.kind == OTHER:
+            return self
+        for name in ("inputs", "outputs", "stride", "window_size" if self.kind == "pooling" else "kernel"):
+            require(len(getattr(self, name)), f"is a {self.layer_type} without {to_pascal(name)}")
+        into, out = self.inputs[0].dimensions, self.outputs[0].dimensions
+        require(min(len(into), len(out)) >= 4,
+                f"a {self.layer_type} has tensors of 4 dimensions (batch, channels, height, width)")
+        if self.kind != "pooling":
+            require(into[1] % self.groups == 0, f"{into[1]} input channels are not divisible by {self.groups} groups")
+            expected = out[1] * (into[1] // self.groups) * prod(self.kernel)
+            require(self.weights.count in (0, expected), f"{self.weights.count} weights, its shapes make {expected}")
+        return self
 
     @property
     def kind(self) -> str:
         """Return convolutional, pooling, dense, or other."""
         return KINDS.get(self.layer_type, OTHER)
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """Return the size of the window that a pooling or convolution moves."""
+        return self.window_size if self.kind == "pooling" else self.kernel
 
     @property
     def macs(self) -> int:
@@ -90,10 +113,8 @@ class Layer(_Read):
         """
         if self.kind == OTHER:
             return 0
-        out = prod(self.outputs[0].dimensions)
-        if self.kind == "pooling":
-            return out * prod(self.window)
-        return out * (self.inputs[0].dimensions[1] // self.groups) * prod(self.kernel)
+        channels = 1 if self.kind == "pooling" else self.inputs[0].dimensions[1] // self.groups
+        return prod(self.outputs[0].dimensions) * channels * prod(self.window)
 
     @property
     def flops(self) -> int:
@@ -103,19 +124,28 @@ class Layer(_Read):
     @property
     def bytes(self) -> float:
         """Return the compulsory bytes: inputs and weights read once, outputs written once."""
-        return sum(tensor.bytes for tensor in (*self.inputs, *self.outputs)) + self.weights.bytes + self.bias.bytes
+        return sum(part.bytes for part in (*self.inputs, *self.outputs, self.weights, self.bias))
 
     @property
     def unknown_formats(self) -> tuple[str, ...]:
         """Return the formats of tensors and weights whose bytes are not known, as the engine writes them, each once."""
-        named = [*((tensor.format, tensor.bytes) for tensor in (*self.inputs, *self.outputs)),
-                 *((constant.type, constant.bytes) for constant in (self.weights, self.bias))]
-        return tuple(dict.fromkeys(name or "no format" for name, size in named if isnan(size)))
+        return tuple(dict.fromkeys(part.format or "no format" for part in (*self.inputs, *self.outputs, self.weights, self.bias)
+                                   if isnan(part.bytes)))
 
     @property
     def dtype(self) -> str:
         """Return the element type of the first input."""
-        return self.inputs[0].dtype if self.inputs else ""
+        return _element_type(self.inputs[0].format) if self.inputs else ""
+
+
+class _File(_Read):
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _named_once(self) -> "_File":
+        name, count = Counter(layer.name for layer in self.layers).most_common(1)[0]
+        require(count == 1, f"layer {name!r} is there twice")
+        return self
 
 
 @dataclass(frozen=True)
@@ -124,12 +154,6 @@ class Engine:
 
     path: Path
     layers: tuple[Layer, ...]
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """Give how many layers there are of each kind, and of each type among the others."""
-        names = [layer.kind if layer.kind != OTHER else layer.layer_type for layer in self.layers]
-        return {name: names.count(name) for name in dict.fromkeys(names)}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -147,48 +171,8 @@ def read(path: Path) -> Engine:
 
     Raises InputError for another file, an engine without details of its layers, and a layer that contradicts itself.
     """
-    content = store.read_json(path)
-    layers = content.get("Layers") if isinstance(content, dict) else None
-    if not isinstance(layers, list) or not layers:
-        raise InputError(f"{path} is no engine information of TensorRT: it has no list 'Layers'")
-    if all(isinstance(layer, str) for layer in layers):
+    content = mapping(store.read_json(path), path)
+    layers = content.get("Layers")
+    if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")
-    read_layers = tuple(_layer(path, number, layer) for number, layer in enumerate(layers))
-    names = [layer.name for layer in read_layers]
-    if len(set(names)) < len(names):
-        raise InputError(f"{path}: layer {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return Engine(path, read_layers)
-
-
-def _layer(path: Path, number: int, content: Any) -> Layer:
-    try:
-        layer = Layer.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{path}: layer {number}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}") from None
-    reason = _contradiction(layer)
-    if reason:
-        raise InputError(f"{path}: layer {number} ({layer.name[:60]}): {reason}")
-    return layer
-
-
-def _contradiction(layer: Layer) -> str:
-    """Return what a layer of a known kind lacks or says twice in different ways; empty where all is well."""
-    if layer.kind == OTHER:
-        return ""
-    needed = ("inputs", "outputs", "stride", *(("window",) if layer.kind == "pooling" else ("kernel",)))
-    lacking = [Layer.model_fields[name].alias for name in needed if not getattr(layer, name)]
-    if lacking:
-        return f"a {layer.layer_type} without {choices(lacking)}"
-    sizes = [len(tensor.dimensions) for tensor in (layer.inputs[0], layer.outputs[0])]
-    if min(sizes) < 4:
-        return f"tensors of {choices(sizes)} dimensions, a {layer.layer_type} has 4 (batch, channels, height, width)"
-    channels = layer.inputs[0].dimensions[1]
-    if layer.kind == "pooling":
-        return ""
-    if channels % layer.groups:
-        return f"{channels} input channels are not divisible by {layer.groups} groups"
-    expected = layer.outputs[0].dimensions[1] * (channels // layer.groups) * prod(layer.kernel)
-    if layer.weights.count not in (0, expected):
-        return f"{layer.weights.count} weights, its shapes make {expected}"
-    return ""
+    return Engine(path, build(_File, content, str(path)).layers)

@@ -2,7 +2,7 @@
 
 import torch
 
-from lib.errors import InputError, choices
+from lib.errors import entry
 
 NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
 FLOATS = ("fp64", "fp32", "bf16", "fp16")
@@ -11,10 +11,7 @@ AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
 
 def torch_name(name: str) -> str:
     """Return torch's name of an element type: float32 for fp32, and for tf32, a way to multiply it. InputError lists them."""
-    names = {**NAMES, "tf32": "float32"}
-    if name not in names:
-        raise InputError(f"no element type {name!r}; there are: {choices(names)}")
-    return names[name]
+    return entry({**NAMES, "tf32": "float32"}, name, "element type")
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lib import files, store
-from lib.config.base import Count, PlainName, Positive, Strict, parse
+from lib.config.base import Count, PlainName, Positive, Strict, parse, text, whole
 from lib.errors import InputError, choices
 from lib.work.remote import Remote
 
@@ -20,9 +20,9 @@ _MOST_NUMBER = 999_999  # of a version: its manifest has six digits
 class Entry(Strict):
     """A file of a version; ``rows`` of a table, None of anything else."""
 
-    name: Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME}){{0,9}}$")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    bytes: Annotated[Count, Field(le=FILE_MB * 10**6)]
+    name: text(rf"^{files.NAME}(/{files.NAME}){{0,9}}$")
+    sha256: text(r"^[0-9a-f]{64}$")
+    bytes: whole(0, FILE_MB * 10**6)
     rows: Count | None
 
 

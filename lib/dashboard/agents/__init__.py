@@ -1,1 +1,1 @@
-"""Agents: the process on a machine (``agent``), its calls (``client``); the server's side of them (``workers``, ``fleet``)."""
+"""Agents: the process on a machine (``agent``, ``devices``), the server's side (``fleet``), and their ``messages``."""

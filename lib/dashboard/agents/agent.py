@@ -6,42 +6,102 @@ when the agent ends, for whatever reason, its workers end with it.
 """
 
 import contextlib
-import math
 import os
 import platform
-import queue
 import random
 import secrets
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 import lib
 from lib import paths
-from lib.dashboard.agents.client import Client, NoAnswerError, SessionOverError
+from lib.config.base import parse
 from lib.dashboard.agents.devices import Meter
-from lib.dashboard.agents.messages import (
-    API_VERSION,
-    Device,
-    Exchange,
-    Mailbox,
-    Registered,
-    Registration,
-)
-from lib.errors import InputError
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
+from lib.errors import InputError, one_line
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
-_LOOK_S, _LOAD_S = 0.2, 2.0
+_API = "/api/v1/agents"
+_CONNECT_S, _LOAD_S, _PARENT_S = 5.0, 2.0, 0.2
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-_BATCH_S = 0.1  # reports wait so long for others; what ends or begins a job does not
+_PACE_S = 0.05  # between two calls of the server
+_LISTEN_S = 0.25  # a call waits so long for a message while workers run, whose own messages wait for it
 _MOST_WAITING = 5_000  # messages; then workers that write more wait
+
+
+class NoAnswerError(Exception):
+    """The server did not answer; a later call may succeed."""
+
+
+class SessionOverError(Exception):
+    """The server no longer knows the session of this agent."""
+
+
+class Client:
+    """The two calls of the server."""
+
+    def __init__(self, server: str, token: str):
+        try:
+            url = httpx.URL(server)
+        except httpx.InvalidURL:
+            url = httpx.URL("")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
+        self.server = server.rstrip("/")
+        self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+                                  trust_env=False)  # the token goes to the server, to no proxy
+
+    def register(self, registration: Registration) -> Registered:
+        """Begin a session."""
+        return self._post("/register", registration, Registered, _CONNECT_S)
+
+    def exchange(self, agent_id: str, exchange: Exchange, patience_s: float) -> Reply:
+        """Exchange messages."""
+        return self._post(f"/{agent_id}/exchange", exchange, Reply, patience_s + exchange.wait_s)
+
+    def _post(self, path: str, content: Any, answer: type, patience_s: float) -> Any:
+        """Return the answer. Raises InputError where trying again would not help, else NoAnswerError or SessionOverError."""
+        try:
+            response = self._http.post(f"{self.server}{_API}{path}", content=content.model_dump_json(), timeout=patience_s)
+        except httpx.HTTPError as error:
+            raise NoAnswerError(one_line(error)) from None
+        status, where = response.status_code, f"what answers at {self.server}"
+        if status == httpx.codes.OK:
+            return parse(answer, response.content, where)
+        reason = response.text[:300]
+        if status == httpx.codes.GONE:
+            raise SessionOverError(reason)
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
+                             "as --token-file")
+        if status == httpx.codes.CONFLICT:
+            raise InputError(f"{self.server}: {reason}")
+        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+            raise NoAnswerError(f"status {status}: {reason}")
+        raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
+
+
+def read_token(path: Path | None) -> str:
+    """Return the token from a file, from DASHBOARD_TOKEN, or from the dashboard's file on this machine.
+
+    The variable is removed from the environment, so that no job gets the token.
+    """
+    stated = os.environ.pop("DASHBOARD_TOKEN", "")
+    if path is None and stated:
+        return stated
+    path = path or paths.DATA / "dashboard" / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
+                         "dashboard names at its start") from None
 
 
 def _check_inside(folder: Path, path: Any, name: str) -> None:
@@ -71,8 +131,15 @@ ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
     "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
 
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class Agent:
-    """An agent with its slots, each with the device that the server is told of."""
+    """An agent with its slots, each with the device that the server is told of; it does everything in one thread.
+
+    Between one registration and the next it has a session: its workers, and their messages from and to the server.
+    """
 
     def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
                  allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
@@ -82,20 +149,21 @@ class Agent:
             runner_version=lib.__version__, labels={"python": platform.python_version(), "system": platform.system()},
             devices=tuple(device for _, device in slots))
         self._meter = Meter([device.gpu for _, device in slots if device.gpu])
+        self._session: Registered | None = None
+        self._mailbox = Mailbox()
+        self._workers: dict[int, ProcessWorker] = {}
 
     def run(self) -> None:
         """Join the server again and again, until interrupted. Raises InputError where trying again would not help."""
-        pause_s, last, session = _FIRST_PAUSE_S, "", None
+        pause_s, last = _FIRST_PAUSE_S, ""
         while True:
-            registered = None
+            self._session = None
             try:
-                registered = self._client.register(self._registration)
-                _check_data(registered.data)
+                self._session = self._client.register(self._registration)
+                _check_data(self._session.data)
                 _print(f"{self._registration.name} joined {self._client.server} with {', '.join(self._slots)}")
                 pause_s, last = _FIRST_PAUSE_S, ""
-                session = _Session(self._client, registered, self._slots, self._allowed, self._meter,
-                                   session.unwritten() if session else [])
-                session.run()
+                self._serve()
             except (NoAnswerError, SessionOverError) as error:
                 if str(error) != last:
                     _print(f"{self._client.server}: {error}; trying again")
@@ -103,129 +171,65 @@ class Agent:
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             except (KeyboardInterrupt, InputError):
-                if registered:
-                    self._leave(registered)
+                if self._session:
+                    self._leave()
                 raise
 
-    def _leave(self, registered: Registered) -> None:
-        exchange = Exchange(session=registered.session, acknowledged=0, leaving=True)
+    def _leave(self) -> None:
+        exchange = Exchange(session=self._session.session, acknowledged=0, leaving=True)
         with contextlib.suppress(Exception):  # whatever keeps the server from hearing that, it will notice
-            self._client.exchange(registered.agent_id, exchange, registered.silent_s / 4)
+            self._client.exchange(self._session.agent_id, exchange, self._session.silent_s / 4)
 
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-class _Session:
-    """The agent from one registration to the next: its workers, and two threads that talk to the server.
-
-    The main thread leads the workers and sends their messages. The other thread waits for the server's messages to them.
-    """
-
-    def __init__(self, client: Client, registered: Registered, slots: Mapping[str, Slot], allowed: Mapping[str, Callable],
-                 meter: Meter, reports: Sequence[tuple[Any, ...]]):
-        """Begin with the ``reports`` of earlier sessions that the server has not written down."""
-        self._client, self._registered, self._slots, self._allowed, self._meter = client, registered, slots, allowed, meter
-        self._limits = Limits(beat_s=registered.beat_s, silent_s=registered.silent_s)
-        self._mailbox, self._unwritten = Mailbox(), deque()
-        for report in reports:
-            self._mailbox.post(0, *report)
-        self._workers: dict[int, ProcessWorker] = {}
-        self._dead: set[int] = set()
-        self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._alive: set[int] = set()
-        self._lock, self._bell, self._ring = threading.Lock(), *Pipe(duplex=False)
-        self._answered_s, self._failure = time.monotonic(), None
-        self._sent_s, self._load_s, self._urgent, self._pause_s = 0.0, 0.0, False, 0.0
-
-    def run(self) -> None:
+    def _serve(self) -> None:
         """Serve until the session is over, and end the workers. Raises what ended it."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        unwritten = [report for _, *report in self._mailbox.kept() if report[0] == "report"]  # of earlier sessions
+        self._mailbox = Mailbox()
+        for report in unwritten:
+            self._mailbox.post(0, *report)
+        self._dead, self._alive = set(), set()
+        self._answered_s, self._load_s, self._pause_s = time.monotonic(), 0.0, _PACE_S
         try:
-            while not self._failure:
-                self._turn()
-            raise self._failure
+            while True:
+                self._collect()
+                self._exchange()
+                time.sleep(self._pause_s)
         finally:
-            self._failure = self._failure or SessionOverError("ended")
-            self._end_workers()
+            while self._workers:
+                self._workers.popitem()[1].shut_down()
 
-    def _end_workers(self) -> None:
-        for worker in self._workers.values():
-            worker.shut_down()
-        self._workers.clear()
-
-    # ------------------------------------------------------------------------------------------ with the server
-
-    def _exchange(self, **content: Any) -> None:
-        """Call the server once. Raises NoAnswerError, SessionOverError or InputError."""
-        began_s = time.monotonic()
-        alive, self._alive = tuple(self._alive), set()
+    def _exchange(self) -> None:
+        """Call the server once. Raises SessionOverError or InputError, and NoAnswerError after half of ``silent_s``."""
+        began_s, silent_s, load = time.monotonic(), self._session.silent_s, None
         if began_s - self._load_s > _LOAD_S:
-            self._load_s, content["load"] = began_s, self._meter.load()
-        exchange = Exchange(session=self._registered.session, acknowledged=self._mailbox.received, alive=alive, **content)
-        reply = self._client.exchange(self._registered.agent_id, exchange, self._registered.silent_s / 4)
-        with self._lock:
-            self._answered_s = max(self._answered_s, began_s)  # when it was sent: the server counts from later on
-            self._unwritten.extend(self._mailbox.acknowledge(reply.acknowledged))
-            while self._unwritten and self._unwritten[0][0] <= reply.written:
-                self._unwritten.popleft()
-            for message in self._mailbox.take(reply.messages):
-                self._commands.put(message)
-        if not self._commands.empty():
-            self._ring.send_bytes(b".")
+            self._load_s, load = began_s, self._meter.load()
+        messages = tuple(self._mailbox.outgoing())
+        wait_s = 0.0 if messages else min(_LISTEN_S if self._workers else 1.0, silent_s / 8)
+        exchange = Exchange(session=self._session.session, acknowledged=self._mailbox.received, alive=tuple(self._alive),
+                            load=load, messages=messages, wait_s=wait_s)
+        left_s = self._answered_s + silent_s / 2 - began_s
+        try:
+            reply = self._client.exchange(self._session.agent_id, exchange, max(_PACE_S, min(silent_s / 4, left_s)))
+        except NoAnswerError:
+            unheard_s = time.monotonic() - self._answered_s
+            if unheard_s > silent_s / 2:
+                raise NoAnswerError(f"no answer for {unheard_s:.0f} s: what ran here is ended") from None
+            self._pause_s = min(2 * self._pause_s, silent_s / 8)
+            return
+        self._alive.clear()
+        self._answered_s, self._pause_s = began_s, _PACE_S  # when it was sent: the server counts from later on
+        self._mailbox.acknowledge(reply.acknowledged, reply.written)
+        for message in self._mailbox.take(reply.messages):
+            self._obey(*message)
 
-    def unwritten(self) -> list[tuple[Any, ...]]:
-        """Return the reports that the server may not have written down, once the session is over."""
-        with self._lock:
-            self._unwritten.extend(self._mailbox.acknowledge(math.inf))
-            return [report for _, (_, *report) in self._unwritten if report[0] == "report"]
-
-    def _listen(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while not self._failure:
-            try:
-                self._exchange(wait_s=min(1.0, self._registered.silent_s / 8))
-                pause_s = _FIRST_PAUSE_S
-            except NoAnswerError:
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._registered.silent_s / 8)
-            except Exception as error:  # the main thread raises it
-                self._failure = self._failure or error
-                self._ring.send_bytes(b".")
-
-    def _deliver(self) -> None:
-        """Send the workers' messages: urgent ones at once, reports in batches."""
-        now = time.monotonic()
-        if self._mailbox and now - self._sent_s > (self._pause_s or (0 if self._urgent else _BATCH_S)):
-            self._sent_s, self._urgent = now, False
-            try:
-                self._exchange(messages=tuple(self._mailbox.outgoing()))
-                self._pause_s, self._urgent = 0.0, bool(self._mailbox)
-            except NoAnswerError:
-                self._pause_s = min(2 * (self._pause_s or _FIRST_PAUSE_S), self._registered.silent_s / 8)
-        silent_s = time.monotonic() - self._answered_s
-        if silent_s > self._registered.silent_s / 2:
-            self._failure = NoAnswerError(f"no answer for {silent_s:.0f} s: what ran here is ended")
-
-    # ------------------------------------------------------------------------------------------ with the workers
-
-    def _turn(self) -> None:
-        """Handle new messages of the server and of the workers."""
-        alive = {number: worker for number, worker in self._workers.items() if number not in self._dead}
-        is_full = len(self._mailbox) > _MOST_WAITING
-        wait([self._bell, *(end for worker in alive.values() for end in (worker.pipe, worker.log) if not is_full)],
-             _BATCH_S if self._mailbox else _LOOK_S)
-        while self._bell.poll():
-            self._bell.recv_bytes()
-        while not self._commands.empty():
-            self._obey(*self._commands.get())
-        if is_full:
-            self._alive |= set(alive)  # they wait until they can be heard
-        for number in [] if is_full else self._workers.keys() & alive:
+    def _collect(self) -> None:
+        """Take the workers' messages; while too many wait for the server, the workers wait too."""
+        living = self._workers.keys() - self._dead
+        if len(self._mailbox) > _MOST_WAITING:
+            self._alive |= living
+            return
+        for number in living:
             for message in self._workers[number].messages():
                 self._post(number, message)
-        self._deliver()
 
     def _post(self, number: int, message: tuple[Any, ...]) -> None:
         if message[0] == "heartbeat":
@@ -233,7 +237,6 @@ class _Session:
             return
         if message[0] == "died":
             self._dead.add(number)
-        self._urgent |= message[0] != "report"
         try:
             self._mailbox.post(number, *message)
         except ValueError as error:  # larger than a message may be
@@ -244,7 +247,8 @@ class _Session:
 
     def _obey(self, number: int, command: str, *content: Any) -> None:
         if command == "spawn":
-            self._workers[number] = logged(self._slots[content[0]], self._limits)
+            limits = Limits(beat_s=self._session.beat_s, silent_s=self._session.silent_s)
+            self._workers[number] = logged(self._slots[content[0]], limits)
         elif number not in self._workers:
             return
         elif command == "shut_down":
@@ -271,7 +275,7 @@ def end_with_parent(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOK_S)
+            time.sleep(_PARENT_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

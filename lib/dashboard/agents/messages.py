@@ -122,17 +122,19 @@ class Reply(Strict):
 
 
 class Mailbox:
-    """The messages of one side: an outgoing message is sent until acknowledged, an incoming one is taken once.
+    """The messages of one side: an outgoing message is kept until the other side has dealt with it, an incoming one taken once.
 
-    So calls that fail or are repeated neither lose nor double a message.
+    So calls that fail or are repeated neither lose nor double a message. Its length is the number of messages that the other
+    side does not have.
     """
 
     def __init__(self) -> None:
-        self._lock, self._outgoing, self._number = threading.Lock(), deque(), 0
+        self._lock, self._outgoing = threading.Lock(), deque()
+        self._number = self._arrived = 0  # of the last message that was posted, and that the other side has
         self.received = 0
 
     def __len__(self) -> int:
-        return len(self._outgoing)
+        return self._number - self._arrived
 
     def post(self, *message: Any) -> None:
         """Add an outgoing message; ValueError for one of more than MOST_BYTES."""
@@ -144,30 +146,33 @@ class Mailbox:
             self._outgoing.append((self._number, message, size))
 
     def outgoing(self) -> list[tuple[Any, ...]]:
-        """Return the first of the messages that are not acknowledged: one, or as many as MOST_BYTES hold."""
+        """Return the first of the messages that the other side does not have: one, or as many as MOST_BYTES hold."""
         batch, left = [], MOST_BYTES
         with self._lock:
             for number, message, size in self._outgoing:
-                left -= size
-                if batch and left < 0:
-                    break
-                batch.append((number, *message))
+                if number > self._arrived:
+                    left -= size
+                    if batch and left < 0:
+                        break
+                    batch.append((number, *message))
         return batch
 
-    def acknowledge(self, number: float) -> list[tuple[int, tuple[Any, ...]]]:
-        """Forget the messages up to a number, which the other side has; return them with their numbers."""
-        acknowledged = []
+    def acknowledge(self, arrived: int, done: int) -> None:
+        """Note the last message that the other side has; forget those up to ``done``."""
         with self._lock:
-            while self._outgoing and self._outgoing[0][0] <= number:
-                acknowledged.append(self._outgoing.popleft()[:2])
-        return acknowledged
+            self._arrived = max(self._arrived, arrived)
+            while self._outgoing and self._outgoing[0][0] <= done:
+                self._outgoing.popleft()
+
+    def kept(self) -> list[tuple[Any, ...]]:
+        """Return the outgoing messages that the other side may not have dealt with."""
+        return [message for _, message, _ in self._outgoing]
 
     def take(self, messages: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
         """Return those incoming messages that are new, in order and without their numbers."""
         new = []
-        with self._lock:
-            for number, *message in messages:
-                if number == self.received + 1:
-                    self.received = number
-                    new.append(tuple(message))
+        for number, *message in messages:
+            if number == self.received + 1:
+                self.received = number
+                new.append(tuple(message))
         return new

@@ -1,44 +1,81 @@
-"""The pages of many rows, with their forms: projects, configurations, runs, agents."""
+"""All pages together: those of many rows with their forms (projects, configurations, runs, agents), schedule and login."""
 
 import math
-from typing import Any, Literal
+import re
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
-from fastapi import APIRouter
+import numpy as np
+import pandas as pd
+from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse
 from sqlalchemy import func, select
+from sse_starlette.sse import EventSourceResponse
 
 from lib.config import notebooks
-from lib.dashboard import configurations, schemas
+from lib.dashboard import configurations, events, schemas, security
 from lib.dashboard import database as db
-from lib.dashboard.api import Offset
-from lib.dashboard.operations import Operations
-from lib.dashboard.pages.rendering import add_page
-from lib.dashboard.schemas import RowId, checked
+from lib.dashboard.fields import Index, RowId, checked
+from lib.dashboard.operations import Offset, Operations
+from lib.dashboard.pages import run
+from lib.dashboard.pages.rendering import Form, add_page, render
+from lib.errors import choices
 
 _MOST_ROWS, _MOST_CHOICES = 100, 500
 _PROJECT = "/web/projects/{project_id}"
+_TICKS, _PAST_S = 4, 3600.0
 
 
-def add_projects(pages: APIRouter, operations: Operations) -> None:
-    """Add the list of projects, and the form of a new one."""
-    def facts() -> dict[str, Any]:
+def add_lists(pages: APIRouter, operations: Operations) -> None:
+    """Add the lists and their forms."""
+    def adding(table: type[db.Base], wanted: type[schemas.BaseModel], target: str) -> Callable[..., str]:
+        """Return the change of a form that brings a new row."""
+        return lambda form: target.format(row=operations.add(table, checked(wanted, form).model_dump()))
+
+    def projects() -> dict[str, Any]:
         with operations.database.reading() as session:
             counts = dict(session.execute(select(db.Run.project_id, func.count()).group_by(db.Run.project_id)).all())
         return {"projects": operations.page(db.Project, _MOST_CHOICES), "counts": counts}
 
-    def new_project(form: dict[str, str]) -> str:
-        return f"/web/projects/{operations.add(db.Project, checked(schemas.ProjectIn, form).model_dump()).id}/configs"
+    def agents() -> dict[str, Any]:
+        return {"agents": operations.page(db.Agent, _MOST_CHOICES),
+                "running": operations.page(db.Run, _MOST_CHOICES, state=db.RUNNING)}
 
-    add_page(pages, "/web/projects", "projects.html", facts, ("/web/projects", new_project, "name"))
+    def schedule() -> dict[str, Any]:
+        planned = operations.schedule()
+        past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
+        waiting = operations.page(db.Run, _MOST_CHOICES, state=db.QUEUED)
+        with operations.database.reading() as session:
+            count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
+        return {"chart": chart(planned, past, db.now()), "past": past, "planned": planned, "waiting": count,
+                "names": {run.id: run.name for run in (*past, *waiting)}}
+
+    add_page(pages, "/web/projects", "projects.html", projects,
+             ("/web/projects", adding(db.Project, schemas.ProjectIn, "/web/projects/{row.id}/configs"), "name"))
+    add_page(pages, "/web/agents", "agents.html", agents,
+             ("/web/agents", adding(db.Agent, schemas.AgentIn, "/web/agents"), "name"),
+             ("/web/agents/gpus", adding(db.Gpu, schemas.GpuIn, "/web/agents"), "index"))
+    add_page(pages, "/web/schedule", "schedule.html", schedule)
+    _add_project(pages, operations)
+    for word, reserved in (("reserve", True), ("release", False)):
+        def allocate(agent_id: RowId, index: Index, reserved: bool = reserved):
+            operations.allocate(reserved, agent_id, index)
+            return RedirectResponse("/web/agents", 303)
+
+        pages.post(f"/web/agents/{{agent_id}}/gpus/{{index}}/{word}")(allocate)
 
 
-def add_configs(pages: APIRouter, operations: Operations) -> None:
-    """Add the configurations of a project, and the forms of new ones."""
-    def facts(project_id: RowId) -> dict[str, Any]:
-        return {"project": operations.get(db.Project, project_id), "fields": configurations.form_fields(),
-                "notebooks": [f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS],
+def _add_project(pages: APIRouter, operations: Operations) -> None:
+    """Add the pages of a project: its configurations and its runs, with the forms of new ones."""
+    def facts(project_id: str, **rest: Any) -> dict[str, Any]:
+        return {"project": operations.get(db.Project, project_id), **rest,
                 "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
-                "configs": operations.page(db.TrainConfig, 200, project_id=project_id)}
+                "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id)}
+
+    def configs(project_id: RowId) -> dict[str, Any]:
+        return facts(project_id, fields=configurations.form_fields(),
+                     notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS])
 
     def new_config(form: dict[str, str], project_id: str) -> str:
         values = {"project_id": project_id, "name": form.get("name", ""), "group_id": form.get("group_id", ""),
@@ -51,48 +88,87 @@ def add_configs(pages: APIRouter, operations: Operations) -> None:
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
 
-    add_page(pages, f"{_PROJECT}/configs", "configs.html", facts, (f"{_PROJECT}/configs", new_config, "name"),
-             (f"{_PROJECT}/groups", new_group, "group"))
-
-
-def add_runs(pages: APIRouter, operations: Operations) -> None:
-    """Add the runs of a project, and the form of a new one."""
-    def facts(project_id: RowId, offset: Offset = 0, group_id: RowId | None = None) -> dict[str, Any]:
+    def runs(project_id: RowId, offset: Offset = 0, group_id: RowId | None = None) -> dict[str, Any]:
         rows = operations.page(db.Run, _MOST_ROWS, offset, project_id=project_id, group_id=group_id)
         if group_id:  # its runs are compared: the best first
             rows.sort(key=lambda run: math.inf if run.best_value is None else
                       -run.best_value if run.monitor_mode == "max" else run.best_value)
-        return {"project": operations.get(db.Project, project_id), "runs": rows, "group_id": group_id,
-                "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
-                "older": offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None,
-                "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id),
-                "agents": operations.page(db.Agent, _MOST_CHOICES)}
+        return facts(project_id, runs=rows, group_id=group_id, agents=operations.page(db.Agent, _MOST_CHOICES),
+                     older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None)
 
     def new_run(form: dict[str, str], project_id: str) -> str:
-        config_id = form.get("config_id", "")
         wanted = checked(schemas.RunIn, {name: value for name, value in form.items() if name != "config_id"})
-        return f"/web/runs/{operations.queue_run(config_id, wanted).id}"
+        return f"/web/runs/{operations.queue_run(form.get('config_id', ''), wanted).id}"
 
-    add_page(pages, f"{_PROJECT}/runs", "runs.html", facts, (f"{_PROJECT}/runs", new_run, "config_id"))
+    add_page(pages, f"{_PROJECT}/configs", "configs.html", configs, (f"{_PROJECT}/configs", new_config, "name"),
+             (f"{_PROJECT}/groups", new_group, "group"))
+    add_page(pages, f"{_PROJECT}/runs", "runs.html", runs, (f"{_PROJECT}/runs", new_run, "config_id"))
 
 
-def add_agents(pages: APIRouter, operations: Operations) -> None:
-    """Add the agents, the forms of those entered by hand, and the buttons of cards."""
-    def facts() -> dict[str, Any]:
-        return {"agents": operations.page(db.Agent, _MOST_CHOICES),
-                "running": operations.page(db.Run, _MOST_CHOICES, state=db.RUNNING)}
+def chart(planned: list[dict[str, Any]], past: list[db.Run], now: datetime) -> dict[str, Any]:
+    """Return the bars of the last hour, as measured, and of a plan in seconds from now, as predicted.
 
-    def new(table: type[db.Base], wanted: type[schemas.BaseModel]):
-        def change(form: dict[str, str]) -> str:
-            operations.add(table, checked(wanted, form).model_dump())
-            return "/web/agents"
+    A bar is a row of a plan with its number of a lane, its ``left`` end and its ``width``, in percent of the chart. Beside the
+    ``bars`` are the names of the ``lanes``, where ``now`` is (percent), and ``ticks`` (percent, seconds from now).
+    """
+    ran = [{"job_id": run.id, "device": f"{run.agent.name}/{run.device}" if run.agent else run.device, "status": run.state,
+            "start_s": (run.started_at - now).total_seconds(), "end_s": (run.finished_at - now).total_seconds(),
+            "reason": run.placement} for run in past if run.finished_at]
+    bars = pd.DataFrame([*planned, *ran], columns=list(schemas.PlannedOut.model_fields))
+    bars = bars.astype({"start_s": float, "end_s": float}).dropna(subset="start_s")
+    bars["end_s"] = bars["end_s"].fillna(bars["start_s"].clip(lower=0.0))
+    bars = bars[bars["end_s"] > -_PAST_S].assign(start_s=lambda rows: rows["start_s"].clip(lower=-_PAST_S))
+    first = min(0.0, bars["start_s"].min()) if len(bars) else 0.0
+    last = max(0.0, first + 1.0, bars["end_s"].max()) if len(bars) else 1.0
 
-        return change
+    def percent(at_s: Any) -> Any:
+        return round(100 * (at_s - first) / (last - first), 3)
 
-    add_page(pages, "/web/agents", "agents.html", facts, ("/web/agents", new(db.Agent, schemas.AgentIn), "name"),
-             ("/web/agents/gpus", new(db.Gpu, schemas.GpuIn), "index"))
+    lanes = sorted(set(bars["device"]))
+    left = percent(bars["start_s"])
+    bars = bars.assign(lane=bars["device"].map(lanes.index), left=left, width=(percent(bars["end_s"]) - left).clip(lower=0.3))
+    ticks = [(percent(at_s), at_s) for at_s in np.linspace(first, last, _TICKS + 1)]
+    return {"bars": bars.to_dict("records"), "lanes": lanes, "now": percent(0.0), "ticks": ticks}
 
-    @pages.post("/web/agents/{agent_id}/gpus/{index}/{change}")
-    def allocate(agent_id: RowId, index: schemas.Index, change: Literal["reserve", "release"]):
-        {"reserve": operations.reserve, "release": operations.release}[change](agent_id, index)
-        return RedirectResponse("/web/agents", 303)
+
+def router(operations: Operations, token: str) -> APIRouter:
+    """Return all pages."""
+    pages = APIRouter()
+    add_lists(pages, operations)
+    run.add_run(pages, operations)
+    run.add_files(pages, operations)
+    _add_login(pages, token)
+
+    @pages.get("/")
+    def home():
+        return RedirectResponse("/web/projects", 303)
+
+    @pages.get("/web/changes/{topic}")
+    def changes(topic: str):
+        if topic not in events.TOPICS:
+            raise db.NotFoundError(f"there is no topic {topic}; there are: {choices(events.TOPICS)}")
+        return EventSourceResponse(events.changes(operations.database, topic))
+
+    return pages
+
+
+def _add_login(pages: APIRouter, token: str) -> None:
+    @pages.get("/login")
+    def login(request: Request, next: str = "/"):
+        return render(request, "login.html", next=next, error="")
+
+    @pages.post("/login")
+    def enter(request: Request, form: Form):
+        target = form.get("next", "/")
+        if not security.same(form.get("token", "").strip(), token):
+            return render(request, "login.html", 401, next=target, error="this is not the token")
+        is_page = re.fullmatch(r"/(web/[\w/.-]*)?", target, re.ASCII)
+        response = RedirectResponse(target if is_page else "/", 303)
+        security.set_cookie(response, token, request.url.scheme == "https")
+        return response
+
+    @pages.post("/logout")
+    def leave():
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(security.COOKIE)
+        return response

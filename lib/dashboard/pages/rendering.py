@@ -13,18 +13,10 @@ from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lib.dashboard import database as db
-from lib.dashboard.schemas import FieldsError
+from lib.dashboard.fields import FieldsError
 from lib.errors import InputError
 
 FOLDER = Path(__file__).parent.parent
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
 
 
 def _seconds(value: float | None) -> str:
@@ -39,7 +31,7 @@ def _taken(run: db.Run) -> float | None:
 
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined, autoescape=True,
                            trim_blocks=True, lstrip_blocks=True)
-_environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "size": _size, "seconds": _seconds,
+_environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "seconds": _seconds,
                          "taken": _taken, "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
 _templates = Jinja2Templates(env=_environment)
 

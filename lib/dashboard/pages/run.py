@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,14 +16,14 @@ from sqlalchemy import select
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard import events, schemas
-from lib.dashboard.engine import Database
+from lib.dashboard.fields import RowId, checked
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages.rendering import Form, add_page, render
-from lib.dashboard.schemas import RowId
 
 _RUN, _ADDRESS = "/web/runs/{run_id}", "/web/runs/{run.id}"
 _TAIL, _MOST_FILES = 2000, 500
 _SHOWN_INLINE = {".png": "image/png"}
+_GROUPS = {".pt": "checkpoints", ".png": "figures", ".ipynb": "notebooks"}
 
 
 def add_run(pages: APIRouter, operations: Operations) -> None:
@@ -38,25 +39,24 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, _RUN, "run.html", facts)
     events.add_stream(pages, f"{_RUN}/events", operations.database)
 
-    def changed(address: str, operation: Callable[..., db.Run], wanted: list[type], run_id: RowId, form: Form):
-        run = operation(run_id, *(schemas.checked(model, form) for model in wanted))
+    def changed(address: str, operation: Callable[..., db.Run], wanted: type | None, run_id: RowId, form: Form):
+        run = operation(run_id, *([checked(wanted, form)] if wanted else []))
         return RedirectResponse(address.format(run=run), 303)
 
-    for name, *change in (("cancel", _ADDRESS, operations.cancel, []), ("start", _ADDRESS, operations.start, []),
-                          ("finish", _ADDRESS, operations.finish, [schemas.EndIn]),
-                          ("priority", "/web/projects/{run.project_id}/runs", operations.reorder, [schemas.PriorityIn])):
+    for name, *change in (("cancel", _ADDRESS, operations.cancel, None), ("start", _ADDRESS, operations.start, None),
+                          ("finish", _ADDRESS, operations.finish, schemas.EndIn),
+                          ("priority", "/web/projects/{run.project_id}/runs", operations.reorder, schemas.PriorityIn)):
         pages.post(f"{_RUN}/{name}")(partial(changed, *change))
 
 
 def _files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
     """Return the files of a run by their kind, each as its path within the run's folder and its size."""
-    folder, groups = paths.DATA / run.folder, {".pt": [], ".png": [], ".ipynb": [], "": []}
+    folder, groups = paths.DATA / run.folder, defaultdict(list)
     for path in itertools.islice(sorted(folder.rglob("*")), _MOST_FILES):
         with contextlib.suppress(OSError):  # gone meanwhile
             if path.is_file() and not path.name.startswith("."):
-                group = groups.get(path.suffix, groups[""])
-                group.append((str(path.relative_to(folder)), path.stat().st_size))
-    return {"checkpoints": groups[".pt"], "figures": groups[".png"], "notebooks": groups[".ipynb"], "others": groups[""]}
+                groups[_GROUPS.get(path.suffix, "others")].append((str(path.relative_to(folder)), path.stat().st_size))
+    return groups
 
 
 def file_of(run: db.Run, name: str) -> Path:
@@ -84,10 +84,16 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
         run = operations.get(db.Run, run_id)
         return render(request, "notebook.html", run=run, name=name, body=Markup(_notebook(file_of(run, name))))
 
+    def lines(run_id: str) -> Iterator[str]:
+        last = 0
+        while rows := operations.database.rows_after(db.RunLog, run_id, last, 5000):
+            last = rows[-1].id
+            yield "".join(f"{row.line}\n" for row in rows)
+
     @pages.get(f"{_RUN}/log")
     def whole_log(run_id: RowId):
         operations.get(db.Run, run_id)
-        return StreamingResponse(_lines(operations.database, run_id), media_type="text/plain; charset=utf-8")
+        return StreamingResponse(lines(run_id), media_type="text/plain; charset=utf-8")
 
 
 def _notebook(path: Path) -> str:
@@ -97,10 +103,3 @@ def _notebook(path: Path) -> str:
     from lib.report import markup, runner
 
     return markup.clean(HTMLExporter(template_name="basic").from_notebook_node(runner.read(path))[0])
-
-
-def _lines(database: Database, run_id: str) -> Iterator[str]:
-    last = 0
-    while rows := database.rows_after(db.RunLog, run_id, last, 5000):
-        last = rows[-1].id
-        yield "".join(f"{row.line}\n" for row in rows)

@@ -3,8 +3,9 @@
 import math
 import os
 import time
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ import numpy as np
 from lib.errors import InputError, choices, one_line
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
-from lib.measure.gpus.card import Card
+from lib.measure.gpus.card import Card, number_of
 
 PERIOD_S = 0.05
-_DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
+DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
 CHOICE = "LIB_METER"  # the environment variable that names another meter than that of the device
 _POWERCAP = Path("/sys/class/powercap")
 _HWMON = Path("/sys/class/hwmon")
@@ -23,158 +24,129 @@ _WHOLE_BOARD = "VDD_IN"  # the label of the channel that feeds the whole board, 
 _NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labelled ones
 
 
+def _or_nan(read: Callable[[], float]) -> Callable[[], float]:
+    """Return a reader that gives NaN where the sensor does not answer."""
+    @wraps(read)
+    def reading() -> float:
+        try:
+            return read()
+        except (OSError, ValueError):
+            return math.nan
+    return reading
+
+
+def _no_number() -> float:
+    return math.nan
+
+
+@dataclass
 class Meter:
-    """A meter of power, of energy, or of both: ``name``, and how often reading it makes sense."""
+    """A meter: how often reading it makes sense, the power now in W, and the energy since any moment in J (NaN: not told).
+
+    ``reason`` says why there is no meter, and is empty for one that reads; ``replayed`` whether it plays a recorded log again.
+    """
 
     name: str
     period_s: float
-
-    def power_w(self) -> float:
-        """Return the power now, in W; NaN without such a reading."""
-        return math.nan
-
-    def counter_j(self) -> float:
-        """Return the energy since any moment, in J; NaN without such a counter."""
-        return math.nan
+    power_w: Callable[[], float] = _no_number
+    counter_j: Callable[[], float] = _no_number
+    reason: str = ""
+    replayed: bool = False
 
 
-class Nvml(Meter):
-    """One NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), and its energy counter."""
+def nvml(index: int) -> Meter:
+    """Return the meter of an NVIDIA GPU: instantaneous power where the driver gives it (else a mean of about a second), energy.
 
-    period_s = _DRIVER_PERIOD_S
+    GPUs before Volta have no energy counter.
+    """
+    try:
+        card = Card(index)
+    except InputError as error:
+        raise InputError(f"no power of GPU {index}: {error}") from None
 
-    def __init__(self, index: int):
-        try:
-            card = Card(index)
-        except InputError as error:
-            raise InputError(f"no power of GPU {index}: {error}") from None
-        self._nvml, self._handle, self.name = card.nvml, card.handle, f"nvml:{index}"
-        if math.isnan(self.power_w()) and math.isnan(self.counter_j()):
-            raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
+    def thousandths(name: str) -> float:
+        return (card.value(name) or math.nan) / 1e3
 
-    def power_w(self) -> float:
-        """Return the power now, in W; NaN where the driver does not tell."""
-        try:
-            value = self._nvml.nvmlDeviceGetFieldValues(self._handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
-            if value.nvmlReturn == self._nvml.NVML_SUCCESS:
-                return value.value.uiVal / 1e3
-            return self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3
-        except self._nvml.NVMLError:
-            return math.nan
+    def power_w() -> float:
+        instant = card.value("nvmlDeviceGetFieldValues", arguments=([card.nvml.NVML_FI_DEV_POWER_INSTANT],))
+        if instant and instant[0].nvmlReturn == card.nvml.NVML_SUCCESS:
+            return instant[0].value.uiVal / 1e3
+        return thousandths("nvmlDeviceGetPowerUsage")
 
-    def counter_j(self) -> float:
-        """Return the GPU's energy counter, in J; NaN where it has none (before Volta)."""
-        try:
-            return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3
-        except self._nvml.NVMLError:
-            return math.nan
+    def counter_j() -> float:
+        return thousandths("nvmlDeviceGetTotalEnergyConsumption")
+
+    if math.isnan(power_w()) and math.isnan(counter_j()):
+        raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
+    return Meter(f"nvml:{index}", DRIVER_PERIOD_S, power_w, counter_j)
 
 
-class _Number:
-    """A number that the kernel shows as a file, opened once: to open it each time costs many times the reading."""
+def rapl(folder: Path) -> Meter:
+    """Return the meter of the processor packages, by the counters of Linux's powercap; they may be read by root alone."""
+    zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1
+             and _text(zone / "name").startswith("package-")]  # psys counts the packages again
+    if not zones:
+        raise InputError(f"no energy counters of the processor in {folder}")
 
-    def __init__(self, path: Path):
-        self._file = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self._file)
+    def numbers(name: str) -> np.ndarray:
+        return np.array([float((zone / name).read_text()) for zone in zones])
 
-    def __call__(self) -> float:
-        return float(os.pread(self._file, 64, 0))
+    try:
+        ranges, last_uj, total_j = numbers("max_energy_range_uj"), numbers("energy_uj"), 0.0
+    except (OSError, ValueError) as error:
+        raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
 
+    @_or_nan
+    def counter_j() -> float:
+        nonlocal last_uj, total_j
+        before, last_uj = last_uj, numbers("energy_uj")
+        total_j += float((last_uj - before + ranges * (last_uj < before)).sum()) / 1e6  # one that begins anew is followed
+        return total_j
 
-class Rapl(Meter):
-    """The processor packages of this machine, by the counters of Linux's powercap; they may be read by root alone."""
-
-    name, period_s = "rapl", PERIOD_S
-
-    def __init__(self, folder: Path = _POWERCAP):
-        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1
-                 and _text(zone / "name").startswith("package-")]  # psys counts the packages again
-        if not zones:
-            raise InputError(f"no energy counters of the processor in {folder}")
-        try:
-            self._ranges = [_Number(zone / "max_energy_range_uj")() for zone in zones]
-            self._counters = [_Number(zone / "energy_uj") for zone in zones]
-            self._last = [counter() for counter in self._counters]
-        except (OSError, ValueError) as error:
-            raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
-        self._total = 0.0
-
-    def counter_j(self) -> float:
-        """Return the energy since the meter was opened, in J, NaN if unreadable; a counter that begins anew is followed."""
-        try:
-            values = [counter() for counter in self._counters]
-        except (OSError, ValueError):
-            return math.nan
-        steps = [value - last + (size if value < last else 0.0)
-                 for value, last, size in zip(values, self._last, self._ranges, strict=True)]
-        self._last, self._total = values, self._total + sum(steps) / 1e6
-        return self._total
+    return Meter("rapl", PERIOD_S, counter_j=counter_j)
 
 
-class Ina3221(Meter):
-    """The sensors of a board such as NVIDIA's Jetson, by Linux's hwmon: the channel of the whole board, else the sum of all.
+def ina3221(folder: Path, whole: bool = False) -> Meter:
+    """Return the meter of a board such as a Jetson, by Linux's hwmon: the channel of the whole board, else the sum of all.
 
     Boards without that channel (AGX Orin) are summed as jetson_stats does; ``whole`` refuses them.
     """
+    channels = [path for sensor in sorted(folder.glob("hwmon*")) if _text(sensor / "name") == "ina3221"
+                for path in sorted(sensor.glob("in[1-3]_input")) if _current(path).exists()]
+    if not channels:
+        raise InputError(f"no INA3221 sensor in {folder}")
+    labels = {path: _text(path.with_name(path.name.replace("input", "label"))) for path in channels}
+    board = [path for path in channels if labels[path] == _WHOLE_BOARD][:1]
+    if whole and not board:
+        raise InputError(f"no INA3221 channel {_WHOLE_BOARD} of the whole board in {folder}; there are: "
+                         f"{choices(filter(None, labels.values())) or 'channels without a label'}")
+    used = board or [path for path in channels if labels[path] not in _NOT_CONNECTED] or channels
 
-    period_s = PERIOD_S
+    def power_w() -> float:
+        return sum(float(path.read_text()) * float(_current(path).read_text()) for path in used) / 1e6  # mV and mA
 
-    def __init__(self, folder: Path = _HWMON, *, whole: bool = False):
-        channels = [path for sensor in sorted(folder.glob("hwmon*")) if _text(sensor / "name") == "ina3221"
-                    for path in sorted(sensor.glob("in[1-3]_input")) if (sensor / _current(path)).exists()]
-        if not channels:
-            raise InputError(f"no INA3221 sensor in {folder}")
-        labels = {path: _text(path.with_name(path.name.replace("input", "label"))) for path in channels}
-        board = [path for path in channels if labels[path] == _WHOLE_BOARD][:1]
-        if whole and not board:
-            raise InputError(f"no INA3221 channel {_WHOLE_BOARD} of the whole board in {folder}; there are: "
-                             f"{choices(filter(None, labels.values())) or 'channels without a label'}")
-        used = board or [path for path in channels if labels[path] not in _NOT_CONNECTED] or channels
-        self.name = "ina3221 " + " + ".join(labels[path] or f"channel {path.name[2]}" for path in used)
-        try:
-            self._rails = [(_Number(path), _Number(path.with_name(_current(path)))) for path in used]
-            [volts() * amperes() for volts, amperes in self._rails]
-        except (OSError, ValueError) as error:
-            raise InputError(f"the INA3221 sensor in {folder} cannot be read: {one_line(error)}") from None
-
-    def power_w(self) -> float:
-        """Return the power now, in W, from mV and mA; NaN where the sensor does not answer."""
-        try:
-            return sum(volts() * amperes() for volts, amperes in self._rails) / 1e6
-        except (OSError, ValueError):
-            return math.nan
+    try:
+        power_w()
+    except (OSError, ValueError) as error:
+        raise InputError(f"the INA3221 sensor in {folder} cannot be read: {one_line(error)}") from None
+    name = "ina3221 " + " + ".join(labels[path] or f"channel {path.name[2]}" for path in used)
+    return Meter(name, PERIOD_S, _or_nan(power_w))
 
 
-class Replay(Meter):
-    """A recorded trace played again from the moment it is opened, by any clock in s; NaN once it is over."""
+def replay(trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter) -> Meter:
+    """Return a meter that plays a recorded trace again from now on, by any clock in s; NaN once it is over."""
+    begin, passed_s = clock(), trace.at_s - trace.at_s[0]
 
-    def __init__(self, trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter):
-        self._trace, self.name, self._clock = trace, f"replay of {name}", clock
-        self._begin, self._length = clock(), float(trace.at_s[-1] - trace.at_s[0])
-        self.period_s = max(PERIOD_S, float(np.median(np.diff(trace.at_s))))
+    def reader(values: np.ndarray) -> Callable[[], float]:
+        return lambda: float(np.interp(clock() - begin, passed_s, values, right=math.nan))
 
-    def _at(self, values: np.ndarray) -> float:
-        passed_s = self._clock() - self._begin
-        if passed_s > self._length:
-            return math.nan
-        return float(np.interp(self._trace.at_s[0] + passed_s, self._trace.at_s, values))
-
-    def power_w(self) -> float:
-        """Return the power that was recorded at this moment, in W."""
-        return self._at(self._trace.power_w)
-
-    def counter_j(self) -> float:
-        """Return the counter that was recorded at this moment, in J."""
-        return self._at(self._trace.counter_j)
+    return Meter(f"replay of {name}", max(PERIOD_S, float(np.median(np.diff(passed_s)))), reader(trace.power_w),
+                 reader(trace.counter_j), replayed=True)
 
 
-class Absent(Meter):
-    """No meter; ``reason`` says why."""
-
-    name, period_s = NOT_MEASURED, math.inf
-
-    def __init__(self, reason: str):
-        self.reason = reason
+def absent(reason: str) -> Meter:
+    """Return what stands for no meter."""
+    return Meter(NOT_MEASURED, math.inf, reason=reason)
 
 
 def _text(path: Path) -> str:
@@ -184,24 +156,25 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _current(path: Path) -> str:
-    return path.name.replace("in", "curr", 1)
+def _current(path: Path) -> Path:
+    return path.with_name(path.name.replace("in", "curr", 1))
 
 
 def open_meter(device: str) -> Meter:
-    """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read gives ``Absent`` with the reason.
+    """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read is ``absent`` with the reason.
 
     LIB_METER in the environment chooses instead: ``none``, or a recorded log of an INA3221, which is played again.
     Raises InputError for a log that is none.
     """
     if choice := os.environ.get(CHOICE):
         path = Path(choice)
-        return Absent(f"{CHOICE} is none") if choice == "none" else Replay(power_log.read(path).trace, path.name)
-    kind, _, index = device.partition(":")
-    reasons, ways = [], {"cuda": (lambda: Nvml(int(index or 0)), Ina3221), "cpu": (Rapl, lambda: Ina3221(whole=True))}
-    for way in ways.get(kind, ()):
+        return absent(f"{CHOICE} is none") if choice == "none" else replay(power_log.read(path).trace, path.name)
+    ways = {"cuda": (lambda: nvml(number_of(device)), lambda: ina3221(_HWMON)),
+            "cpu": (lambda: rapl(_POWERCAP), lambda: ina3221(_HWMON, whole=True))}
+    reasons = []
+    for way in ways.get(device.partition(":")[0], ()):
         try:
             return way()
         except InputError as error:
             reasons.append(str(error))
-    return Absent("; ".join(reasons) or f"no meter of {device} is known")
+    return absent("; ".join(reasons) or f"no meter of {device} is known")

@@ -1,7 +1,7 @@
 """Readings of a meter over time, and the energy of a window of them."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,15 +25,17 @@ class Trace:
 
 @dataclass(frozen=True)
 class Energy:
-    """The energy of one window: in all, mean power, how it was got, by both ways, samples; idle power; why it is NaN."""
+    """The energy of one window: in all, how it was got, samples, idle power, integral / counter - 1, and why it is NaN.
+
+    ``disagreement`` is NaN unless both were read.
+    """
 
     seconds: float
     energy_j: float = math.nan
     method: str = NOT_MEASURED
-    counter_j: float = math.nan
-    integrated_j: float = math.nan
     samples: int = 0
     idle_w: float = math.nan
+    disagreement: float = math.nan
     reason: str = ""
 
     @property
@@ -47,65 +49,42 @@ class Energy:
         return self.energy_j - self.idle_w * self.seconds
 
     @property
-    def disagreement(self) -> float:
-        """Return integral / counter - 1; NaN where one of them is missing."""
-        return self.integrated_j / self.counter_j - 1 if self.counter_j > 0 else math.nan
-
-    def by(self, meter: str) -> "Energy":
-        """Return the same, the method with the meter's name."""
-        return self if self.method == NOT_MEASURED else replace(self, method=f"{meter} {self.method}")
-
-    @property
     def columns(self) -> dict[str, float | int | str]:
         """Return the columns of a table that say how an energy was got (``ENERGY`` in lib.tables)."""
         return {"power_w": self.power_w, "idle_w": self.idle_w, "energy_method": self.method, "energy_n": self.samples,
                 "energy_disagreement": self.disagreement, "energy_reason": self.reason}
 
 
-def of_window(trace: Trace, start_s: float, end_s: float, idle_w: float = math.nan) -> Energy:
+def of_window(trace: Trace, start_s: float, end_s: float, idle_w: float = math.nan, meter: str = "") -> Energy:
     """Return the energy of a window of a trace; NaN with a reason where fewer than LEAST_SAMPLES samples lie within it.
 
     By the counter where the meter has one, else by integration, which must not bridge a gap of half the window.
     """
     seconds = end_s - start_s
-    counter, power = (_known(trace.at_s, values) for values in (trace.counter_j, trace.power_w))
-    samples = [int(((at_s >= start_s) & (at_s <= end_s)).sum()) for at_s, _ in (counter, power)]
-    reasons = [_why_not(at_s, start_s, end_s, n) for (at_s, _), n in zip((counter, power), samples, strict=True)]
-    reasons[1] = reasons[1] or _gap(power[0], start_s, end_s)
-    if all(reasons):
-        most = samples.index(max(samples)) if any(samples) else 1
-        return Energy(seconds, samples=samples[most], idle_w=idle_w, reason=reasons[most])
-    counter_j = math.nan if reasons[0] else float(np.diff(np.interp([start_s, end_s], *counter))[0])
-    integrated_j = math.nan if reasons[1] else _integrated(*power, start_s, end_s)
-    method = "integration" if reasons[0] else "counter"
-    energy_j = integrated_j if reasons[0] else counter_j
-    return Energy(seconds, energy_j, method, counter_j, integrated_j, samples[bool(reasons[0])], idle_w)
+    counter_n, no_counter, _, counter_j = _window(trace.at_s, trace.counter_j, start_s, end_s)
+    power_n, no_power, at_s, power_w = _window(trace.at_s, trace.power_w, start_s, end_s)
+    longest_s = np.diff(at_s).max()
+    if not no_power and longest_s > seconds / 2:
+        no_power = f"no power for {longest_s:.3g} s of {seconds:.3g} s"
+    if no_counter and no_power:
+        samples, reason = max((power_n, no_power), (counter_n, no_counter), key=lambda side: side[0])
+        return Energy(seconds, samples=samples, idle_w=idle_w, reason=reason)
+    integrated_j = math.nan if no_power else float(np.trapezoid(power_w, at_s))
+    if no_counter:
+        return Energy(seconds, integrated_j, f"{meter} integration".strip(), power_n, idle_w)
+    counted_j = float(counter_j[-1] - counter_j[0])
+    disagreement = integrated_j / counted_j - 1 if counted_j > 0 else math.nan
+    return Energy(seconds, counted_j, f"{meter} counter".strip(), counter_n, idle_w, disagreement)
 
 
-def _known(at_s: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    good = np.isfinite(values)
-    return at_s[good], values[good]
-
-
-def _why_not(at_s: np.ndarray, start_s: float, end_s: float, samples: int) -> str:
+def _window(at_s: np.ndarray, values: np.ndarray, start_s: float, end_s: float) -> tuple[int, str, np.ndarray, np.ndarray]:
+    """Return the samples of a window, why they are too few (or nothing), its moments and the values then, ends interpolated."""
+    known = np.isfinite(values)
+    at_s, values = at_s[known], values[known]
+    within = (at_s >= start_s) & (at_s <= end_s)
+    samples, moments = int(within.sum()), np.concatenate([[start_s], at_s[within], [end_s]])
     if not len(at_s):
-        return "the meter gave no sample"
-    if start_s < at_s[0] or end_s > at_s[-1]:
-        return "the window is not within the trace"
-    if samples < LEAST_SAMPLES:
-        return f"{samples} samples within {end_s - start_s:.3g} s; {LEAST_SAMPLES} are needed"
-    return ""
-
-
-def _gap(at_s: np.ndarray, start_s: float, end_s: float) -> str:
-    within = at_s[(at_s >= start_s) & (at_s <= end_s)]
-    longest_s = float(np.diff(np.concatenate([[start_s], within, [end_s]])).max())
-    return f"no power for {longest_s:.3g} s of {end_s - start_s:.3g} s" if longest_s > (end_s - start_s) / 2 else ""
-
-
-def _integrated(at_s: np.ndarray, power_w: np.ndarray, start_s: float, end_s: float) -> float:
-    """Return the integral of the power by trapezoids, the ends interpolated."""
-    within = (at_s > start_s) & (at_s < end_s)
-    ends_w = np.interp([start_s, end_s], at_s, power_w)
-    return float(np.trapezoid(np.concatenate([ends_w[:1], power_w[within], ends_w[1:]]),
-                              np.concatenate([[start_s], at_s[within], [end_s]])))
+        return 0, "the meter gave no sample", moments, moments
+    outside = start_s < at_s[0] or end_s > at_s[-1]
+    few = f"{samples} samples within {end_s - start_s:.3g} s; {LEAST_SAMPLES} are needed" if samples < LEAST_SAMPLES else ""
+    return samples, "the window is not within the trace" if outside else few, moments, np.interp(moments, at_s, values)

@@ -9,13 +9,14 @@ log the idle power of the same run, and take no number from too few samples.
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 
-from lib.measure.energy.meters import Absent, Meter
+from lib.measure.energy.meters import Meter
 from lib.measure.energy.trace import LEAST_SAMPLES, Energy, Trace, of_window
 
 _IDLE_PERIODS, _IDLE_S = 12, 0.25  # idle power is logged for so many sampling periods (LEAST_SAMPLES and two), and so long
@@ -29,18 +30,17 @@ def idle_seconds(meter: Meter) -> float:
 
 @dataclass
 class Recorder(AbstractContextManager):
-    """Samples a meter beside the work, from entering to leaving; windows are named while it runs, energies asked afterwards.
+    """Samples a meter beside the work, from entering to leaving; energies of windows are asked then or afterwards.
 
     The clock is ``time.perf_counter``. ``idle_w`` is the mean power while it last rested, or that of an earlier recorder.
     """
 
     meter: Meter
     idle_w: float = math.nan
-    windows: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def __post_init__(self):
         self._samples: list[tuple[float, float, float]] = []
-        self._over, self._one = threading.Event(), threading.Lock()
+        self._over, self._lock = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Recorder":
@@ -58,40 +58,32 @@ class Recorder(AbstractContextManager):
     @property
     def present(self) -> bool:
         """Return whether there is a meter."""
-        return not isinstance(self.meter, Absent)
+        return not self.meter.reason
 
     def _run(self) -> None:
         while not self._over.wait(self.meter.period_s):
             self._sample()
 
     def _sample(self) -> None:
-        with self._one:  # meters with a state are read by one thread at a time, and samples stay in order
+        with self._lock:  # meters with a state are read by one thread at a time, and samples stay in order
             self._samples.append((time.perf_counter(), self.meter.power_w(), self.meter.counter_j()))
-
-    @contextmanager
-    def window(self, name: str) -> Iterator[None]:
-        """Name what runs meanwhile; one name may be given several times."""
-        start_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.windows.setdefault(name, []).append((start_s, time.perf_counter()))
 
     def rest(self, seconds: float) -> None:
         """Log the idle power of this run; without a meter there is nothing to wait for."""
         if self.present:
-            with self.window("idle"):
-                time.sleep(seconds)
-            self.idle_w = self.energies("idle")[-1].power_w
+            start_s = time.perf_counter()
+            time.sleep(seconds)
+            self.idle_w = self.energy(start_s, time.perf_counter()).power_w
 
     @property
     def trace(self) -> Trace:
         """Return what the meter gave until now."""
-        return Trace(*np.array(list(self._samples), float).reshape(-1, 3).T)
+        return self._since(-math.inf)
 
-    def energies(self, name: str) -> list[Energy]:
-        """Return the energy of each window of a name, in order; without a meter they say why there is none."""
-        return [self.energy(*window) for window in self.windows.get(name, [])]
+    def _since(self, start_s: float) -> Trace:
+        """Return what the meter gave from the last sample before ``start_s`` on."""
+        newest = self._samples[max(0, bisect_left(self._samples, (start_s,)) - 1):]
+        return Trace(*np.array(newest, float).reshape(-1, 3).T)
 
     def energy(self, start_s: float, end_s: float) -> Energy:
         """Return the energy between two moments of its clock; without a meter it says why there is none."""
@@ -99,7 +91,7 @@ class Recorder(AbstractContextManager):
             return Energy(end_s - start_s, reason=self.meter.reason)
         if self._thread.is_alive():
             self._sample()
-        return of_window(self.trace, start_s, end_s, self.idle_w).by(self.meter.name)
+        return of_window(self.trace, start_s, end_s, self.idle_w, self.meter.name)
 
     def energy_j(self, start_s: float, end_s: float) -> float:
         """Return the energy of a window that has just ended, in J; NaN where it is too short for enough samples.
@@ -109,9 +101,7 @@ class Recorder(AbstractContextManager):
         if end_s - start_s < LEAST_SAMPLES * self.meter.period_s:
             return math.nan
         self._sample()
-        newest = next((number for number in range(len(self._samples) - 1, -1, -1) if self._samples[number][0] <= start_s), 0)
-        recent = Trace(*np.array(self._samples[newest:], float).reshape(-1, 3).T)
-        return of_window(recent, start_s, end_s).energy_j
+        return of_window(self._since(start_s), start_s, end_s).energy_j
 
 
 def of_calls(chunk: Callable[[], object], calls: int, seconds: float, meter: Meter, idle_w: float) -> tuple[Energy, int]:

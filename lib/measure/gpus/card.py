@@ -2,7 +2,6 @@
 
 import sys
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from lib import locks
@@ -56,14 +55,6 @@ def _name(number: int) -> str:
     return (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process on a card: its id as the host counts, and the share of the card's time that it used (None: not told)."""
-
-    pid: int
-    share: float | None
-
-
 class Card:
     """The card ``cuda:<number>`` of this process, as NVML sees it.
 
@@ -104,24 +95,21 @@ class Card:
         """Return in which mode the card takes less than everybody; empty where it takes all."""
         return _MODES.get(self.value("nvmlDeviceGetComputeMode") or 0, "")
 
-    def processes(self) -> list[Process] | None:
-        """Return the processes that compute on the card; None where the driver does not tell."""
+    def processes(self) -> dict[int, float | None] | None:
+        """Return the share of the card's time that each process used in the last second, by the ids that the host counts.
+
+        None where the driver does not tell who computes on the card, or of a process how much.
+        """
         running = self.value("nvmlDeviceGetComputeRunningProcesses")
         if running is None:
             return None
-        shares, pids = self._shares(), dict.fromkeys([int(process.pid) for process in running])
-        return [Process(pid, None if shares is None else shares.get(pid, 0.0)) for pid in pids]
-
-    def _shares(self) -> dict[int, float] | None:
-        """Return the mean share of each process that was at work in the last second; None where the driver does not tell."""
-        since_us = int((time.time() - _SHARE_S) * 1e6)
+        pids, used = [int(process.pid) for process in running], {}
         try:
-            samples = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, since_us)
+            for sample in self.nvml.nvmlDeviceGetProcessUtilization(self.handle, int((time.time() - _SHARE_S) * 1e6)):
+                used.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
         except AttributeError:
-            return None
+            return dict.fromkeys(pids)
         except self.nvml.NVMLError as error:
-            return {} if getattr(error, "value", None) in _NOBODY else None
-        used: dict[int, list[float]] = {}
-        for sample in samples:
-            used.setdefault(int(sample.pid), []).append(sample.smUtil / 100)
-        return {pid: sum(parts) / len(parts) for pid, parts in used.items()}
+            if getattr(error, "value", None) not in _NOBODY:
+                return dict.fromkeys(pids)
+        return {pid: sum(used[pid]) / len(used[pid]) if pid in used else 0.0 for pid in pids}

@@ -4,7 +4,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from lib.errors import InputError
-from lib.measure.gpus.card import Card, Process
+from lib.measure.gpus.card import Card
 from lib.measure.statistics import VERDICTS, crowd_verdict, worst
 
 
@@ -54,27 +54,20 @@ class GpuWatch:
         self._throttled = self._card.throttled if self._card else ""
 
     def reading(self) -> GpuUse:
-        """Return what happened since ``begin``."""
-        if not self._card:
-            return GpuUse(unknown=self._unknown)
-        clock_mhz, throttled = self._card.clock_mhz, self._card.throttled or self._throttled
-        strangers = self._strangers()
-        if strangers is None:
-            return GpuUse(None, clock_mhz, throttled, "the driver does not tell who uses the GPU")
-        untold = [process.pid for process in strangers if process.share is None]
-        if untold:
-            return GpuUse(None, clock_mhz, throttled, f"process {untold[0]} is on the GPU too, its share is not told")
-        return GpuUse(min(1.0, sum(process.share for process in strangers)), clock_mhz, throttled, "")
-
-    def _strangers(self) -> list[Process] | None:
-        """Return the processes on the GPU that are not ours.
+        """Return what happened since ``begin``.
 
         In a container NVML counts processes as its host does: none is ours by its id, and the busiest is taken for this one.
         """
+        if not self._card:
+            return GpuUse(unknown=self._unknown)
+        clock_mhz, throttled = self._card.clock_mhz, self._card.throttled or self._throttled
         running = self._card.processes()
         if running is None:
-            return None
-        others = [process for process in running if process.pid not in self._pids]
-        if len(others) < len(running):
-            return others
-        return sorted(others, key=lambda process: process.share or 0.0)[:-1]
+            return GpuUse(None, clock_mhz, throttled, "the driver does not tell who uses the GPU")
+        strangers = {pid: share for pid, share in running.items() if pid not in self._pids}
+        if strangers and len(strangers) == len(running):
+            del strangers[max(strangers, key=lambda pid: strangers[pid] or 0.0)]
+        for pid, share in strangers.items():
+            if share is None:
+                return GpuUse(None, clock_mhz, throttled, f"process {pid} is on the GPU too, its share is not told")
+        return GpuUse(min(1.0, sum(strangers.values())), clock_mhz, throttled)

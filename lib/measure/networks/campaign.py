@@ -17,7 +17,7 @@ from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
-from lib.measure.networks.visits_file import PassEnergy, Result, Visit
+from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, Timing, worst
 from lib.progress import track
@@ -77,17 +77,20 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     return summarise(visits.values(), identity or {**machine.identity(), "threads": 0}, device_id), identity
 
 
-def _by_case(visits: Iterable[Visit]) -> dict[tuple[Case, str], list[Result]]:
-    results: dict[tuple[Case, str], list[Result]] = {}
-    for visit in visits:
-        for result in visit.results:
-            results.setdefault((result.case, visit.memory), []).append(result)
-    return results
+_CASE = ["case", "memory"]
 
 
-def _kernel_ms(results: Iterable[Result]) -> np.ndarray:
-    """Return the times of the reference kernel beside all passes (n,), in ms."""
-    return np.array([ms for result in results if not result.reason for ms in result.reference_kernel_ms])
+def _passes(visits: Iterable[Visit]) -> pd.DataFrame:
+    """Return all passes of some visits: case, memory, its time and that of the reference kernel in ms, and how it counts.
+
+    ``usual`` are those at usual processor speed, or all where it is unknown. Those count where a case has LEAST of them.
+    """
+    table = pd.DataFrame([(result.case, visit.memory, *times) for visit in visits for result in visit.results
+                          for times in zip(result.samples_ms, result.reference_kernel_ms, strict=True)],
+                         columns=[*_CASE, "samples_ms", "kernel_ms"])
+    usual = ~(table["kernel_ms"] > SLOW * table["kernel_ms"].quantile(USUAL / 100))
+    enough = usual.groupby([table[name] for name in _CASE], sort=False).transform("sum") >= LEAST
+    return table.assign(usual=usual, counts=usual | ~enough)
 
 
 def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
@@ -95,65 +98,51 @@ def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
 
     The median is over the passes that count for the row's latency.
     """
-    times = {key: _kernel_ms(results) for key, results in _by_case(visits_file.recorded(raw)).items()}
-    usual_ms = _usual_limit_ms(np.concatenate([*times.values(), []]))
-    medians = {(*vars(case).values(), memory): np.median(ms[_counting(ms, usual_ms)])
-               for (case, memory), ms in times.items() if len(ms)}
+    passes = _passes(visits_file.recorded(raw))
+    medians = {(*vars(case).values(), memory): value
+               for (case, memory), value in passes[passes["counts"]].groupby(_CASE, sort=False)["kernel_ms"].median().items()}
     names = [*Case.__dataclass_fields__, "memory"]
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 
 
-def _usual_limit_ms(kernel_ms: np.ndarray) -> float:
-    """Return the longest time of the reference kernel at usual processor speed, from its times beside all passes."""
-    return SLOW * float(np.percentile(kernel_ms, USUAL)) if len(kernel_ms) and np.isfinite(kernel_ms).all() else np.inf
-
-
-def _usual(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
-    """Return which passes ran at usual processor speed; all of them where that is unknown."""
-    return kernel_ms <= usual_ms if np.isfinite(usual_ms) else np.ones(len(kernel_ms), bool)
-
-
-def _counting(kernel_ms: np.ndarray, usual_ms: float) -> np.ndarray:
-    """Return which passes count: those at usual processor speed where there are LEAST of them, else all."""
-    usual = _usual(kernel_ms, usual_ms)
-    return usual if usual.sum() >= LEAST else np.ones(len(kernel_ms), bool)
-
-
 def summarise(visits: Collection[Visit], identity: dict[str, Any], device_id: str) -> pd.DataFrame:
     """Return the table ``networks`` from the visits of all rounds."""
-    usual_ms = _usual_limit_ms(_kernel_ms(result for visit in visits for result in visit.results))
+    passes = dict(list(_passes(visits).groupby(_CASE, sort=False)))
     shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
               "tf32": bool(identity.get("tf32"))}
-    rows = [{**vars(case), "memory": memory, **shared, **_row(results, usual_ms)}
-            for (case, memory), results in _by_case(visits).items()]
+    results: dict[tuple[Case, str], list[Result]] = {}
+    for visit in visits:
+        for result in visit.results:
+            results.setdefault((result.case, visit.memory), []).append(result)
+    rows = [{**vars(key[0]), "memory": key[1], **shared, **_row(results[key], passes.get(key))} for key in results]
     return pd.DataFrame(rows, columns=columns("networks"))
 
 
-def _row(results: list[Result], usual_ms: float) -> dict[str, Any]:
+def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
     """Return latency, spread, memory, status and verdict of one case from its visits."""
-    good = [result for result in results if not result.reason]
-    if not good:
+    if passes is None:
         return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": VERDICTS[-1],
                 **Energy(0.0, reason=results[0].reason).columns}
-    kernel_ms = _kernel_ms(good)
-    usual = _usual(kernel_ms, usual_ms)
-    timing = Timing(np.concatenate([result.samples_ms for result in good])[_counting(kernel_ms, usual_ms)])
-    findings = [] if usual.sum() >= LEAST else [(VERDICTS[1], "fewer than five passes on a processor as fast as usual")]
+    good = [result for result in results if not result.reason]
+    timing = Timing(passes.loc[passes["counts"], "samples_ms"].to_numpy())
+    slow = (VERDICTS[1], "fewer than five passes on a processor as fast as usual")
+    findings = [slow] if passes["usual"].sum() < LEAST else []
     findings += [(result.gpu.verdict(), result.gpu.words()) for result in good
                  if result.gpu and result.gpu.verdict() != VERDICTS[0]]
-    return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n, "usual_share": float(usual.mean()),
+    return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n,
+            "usual_share": passes["usual"].mean(),
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
             "status": "ok", "reason": "; ".join(dict.fromkeys(why for _, why in findings)),
             "verdict": worst(timing.verdict, *(verdict for verdict, _ in findings)),
             **_energy([result.energy for result in good if result.energy])}
 
 
-def _energy(visits: list[PassEnergy]) -> dict[str, Any]:
+def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the energy columns of one case: the visit of the median energy, or why none has one."""
-    measured = sorted((visit for visit in visits if np.isfinite(visit.energy_j)), key=lambda visit: visit.energy_j)
+    measured = sorted((visit for visit in visits if np.isfinite(visit["energy_j"])), key=lambda visit: visit["energy_j"])
     if measured:
-        return measured[(len(measured) - 1) // 2].model_dump()
-    return visits[0].model_dump() if visits else Energy(0.0, reason=NO_ENERGY).columns
+        return measured[(len(measured) - 1) // 2]
+    return visits[0] if visits else Energy(0.0, reason=NO_ENERGY).columns
 
 
 def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:

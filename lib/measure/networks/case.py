@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.utils._pytree import tree_map
 
-from lib.errors import InputError
 from lib.work import dtypes, networks
-from lib.work.graph import capture, ops
+from lib.work.graph import capture
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,10 @@ class Case:
     channels_last: bool = False
     compiled: bool = False
 
-    def resolved(self) -> networks.Network:
-        """Return the network with the shape of its batch; InputError for a name or shape that is none."""
-        return networks.network(self.network, self.batch_size, self.input_shape)
-
 
 def program(case: Case, device: torch.device) -> Callable[[], object]:
-    """Return one pass (infer), or one forward, loss and backward (train), of a network with random weights.
-
-    Raises InputError for a mode that is none.
-    """
-    if case.mode not in ops.MODES:
-        raise InputError(f"no mode {case.mode!r}; there are: {', '.join(ops.MODES)}")
-    net = case.resolved()
+    """Return one pass (infer), or one forward, loss and backward (train), of a network with random weights."""
+    net = networks.network(case.network, case.batch_size, case.input_shape)
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model, (placed, named) = net.build().to(device), net.made(device)
     if any(one.is_picture for one in net.batch):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lib import locks
-from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, open_meter
@@ -23,7 +23,7 @@ from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
-from lib.measure.networks.visits_file import PassEnergy, Result
+from lib.measure.networks.visits_file import Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
 from lib.measure.worker import WorkerLostError, call
@@ -69,7 +69,7 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
     return float(max(0, allocated.max(initial=0))) / 1e6
 
 
-def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel | None, meter: Meter,
+def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel, meter: Meter,
                   idle_w: float) -> Result:
     _reset_peak()
     before_mb = _status_mb("VmRSS")
@@ -80,13 +80,13 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     samples_ms, kernel_ms, usual, begun = [], [], 0, time.perf_counter()
     with LoadWatch(str(device)) as watch:
         while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
-            before_ms = kernel.wait() if kernel else float("nan")
+            before_ms = kernel.wait()
             begin = time.perf_counter_ns()
             run()
             synchronize(device)
             samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            kernel_ms.append(max(before_ms, kernel.after()) if kernel else float("nan"))
-            usual += not (kernel and kernel.is_slow(kernel_ms[-1]))
+            kernel_ms.append(max(before_ms, kernel.after()))
+            usual += not kernel.is_slow(kernel_ms[-1])
         gpu = watch.reading().gpu
     rss_mb = _status_mb("VmHWM") - before_mb
 
@@ -97,7 +97,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=kernel_ms, rss_mb=rss_mb, gpu=gpu,
-                  tensors_mb=tensor_peak_mb(run, device), energy=PassEnergy(energy_j=pass_j, **energy.columns))
+                  tensors_mb=tensor_peak_mb(run, device), energy={"energy_j": pass_j, **energy.columns})
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[Result], dict[str, Any]]:
@@ -106,9 +106,8 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
     device = machine.device(device_id)
     machine.use(device)
     with locks.device(str(device)):
-        kernel = ReferenceKernel() if device.type == "cpu" else None
-        if kernel:
-            kernel.settle()
+        kernel = ReferenceKernel(device)
+        kernel.settle()
         meter = open_meter(str(device))
         idle_w = windows.idle_w(meter)
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))  # the libraries are there before we count
@@ -133,12 +132,10 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float 
 
     On a disturbed processor a case takes up to three times as long, until five passes ran at its usual speed. Where there is a
     meter, an energy loop of LEAST_S follows. A process that dies, or whose GPU breaks, fails all of its cases and has no
-    identity. Raises InputError for an unknown ``memory``.
+    identity.
     """
-    if memory not in allocator.HEAPS:
-        raise InputError(f"no memory {memory!r}; there are: {choices(allocator.HEAPS)}")
+    heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
     try:
-        heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
         return call(_measure, tuple(cases), device_id, budget_s, environment=heap, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
         return [Result(case=case, reason=str(error)) for case in cases], {}

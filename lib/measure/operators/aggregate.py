@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from lib.measure import load
 from lib.measure.archive import folders
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export
+from lib.measure.operators.points import timings
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, spread_verdict, worst
 from lib.tables import PARAMETERS, columns
 
-BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
 LEAST_ROUNDS = 3
 _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
@@ -111,46 +111,40 @@ def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
 
 
 def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
-    """Return the ``sweep`` rows of one device; a configuration that failed in one of its visits is a failed one."""
+    """Return the ``sweep`` rows of one device; a configuration that failed in one of its visits is a failed one.
+
+    So is one whose visit repeats the result before it. What was entered and never visited has no row.
+    """
     configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
-    visits = _checked(store.read(folder / "repeats.csv", "repeats"), configs)
+    visits = store.read(folder / "repeats.csv", "repeats")
+    work = (configs["flops"] + configs["bytes"]).set_axis(configs["config"])
+    repeated = stale(visits["latency_ms"], visits["config"].map(work))
+    visits = visits.assign(status=visits["status"].mask(repeated, "failed"),
+                           reason=visits["reason"].mask(repeated, "it repeats the result before it to the last digit"))
     failed = visits[visits["status"] != "ok"].drop_duplicates("config").set_index("config")["reason"]
-    frame = configs.merge(summarise(visits, identity.get("spare_cores", 0)), on="config", how="left")
-    values = pd.DataFrame([json.loads(text) for text in frame["parameters"]], index=frame.index)
-    frame = frame.join(values.reindex(columns=[column.name for column in PARAMETERS]))
-    broken = frame["config"].isin(failed.index) | frame["latency_ms"].isna()
-    frame.loc[frame["config"].isin(failed.index), "reason"] = frame["config"].map(failed)
-    frame.loc[broken & (frame["status"] == "ok"), "status"] = "failed"
-    never_visited = (frame["status"] == "failed") & ~frame["config"].isin(failed.index)
-    frame = frame[~never_visited]
+    frame = configs[(configs["status"] != "ok") | configs["config"].isin(visits["config"])]
+    frame = frame.merge(summarise(visits, identity.get("spare_cores", 0)), on="config", how="left")
+    frame["status"] = frame["status"].mask(frame["config"].isin(failed.index), "failed")
     frame = _with_energies(frame, folder / "energies.csv")
     broken = frame["status"] != "ok"
-    frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores"]] = np.nan
-    frame["reason"] = frame["reason"].where(broken, frame["why"])
-    frame["verdict"] = frame["verdict"].where(~broken, VERDICTS[2])
-    frame["n"] = frame["n"].fillna(0).where(~broken, 0).astype(int)
+    frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores", "n"]] = np.nan
+    values = pd.DataFrame(list(map(json.loads, frame["parameters"])), index=frame.index)
     seconds = frame["latency_ms"] / 1e3
-    named = {name: identity[name] for name in ("hardware_id", "software_id", "threads")}
-    return frame.assign(device=device, gflops=frame["flops"] / seconds / 1e9, gbps=frame["bytes"] / seconds / 1e9,
-                        tf32=bool(identity.get("tf32")), **named)[columns("sweep")]
+    return frame.join(values.reindex(columns=[column.name for column in PARAMETERS])).assign(
+        reason=frame["config"].map(failed).fillna(frame["reason"]).where(broken, frame["why"]),
+        n=frame["n"].fillna(0).astype(int),
+        verdict=frame["verdict"].where(~broken, VERDICTS[2]), device=device, gflops=frame["flops"] / seconds / 1e9,
+        gbps=frame["bytes"] / seconds / 1e9, tf32=bool(identity.get("tf32")),
+        **{name: identity[name] for name in ("hardware_id", "software_id", "threads")})[columns("sweep")]
 
 
 def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return the configurations with their energies, or why they have none; a folder of an older version has no such file."""
     loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
     frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left")
-    failed, absent = frame["status"] != "ok", ~frame["config"].isin(loops["config"])
-    frame.loc[absent, "energy_reason"] = _NO_LOOP
-    frame.loc[failed & absent, "energy_reason"] = "it has no time either"
+    why = np.where(frame["status"] == "ok", _NO_LOOP, "it has no time either")
+    frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]), why)
     return frame.fillna({"energy_method": NOT_MEASURED})
-
-
-def _checked(visits: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
-    """Return the visits; those that repeat the result before them have failed."""
-    work = (configs["flops"] + configs["bytes"]).set_axis(configs["config"])
-    repeated = stale(visits["latency_ms"], visits["config"].map(work))
-    return visits.assign(status=visits["status"].mask(repeated, "failed"),
-                         reason=visits["reason"].mask(repeated, "it repeats the result before it to the last digit"))
 
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
@@ -185,11 +179,12 @@ def stale(latency: pd.Series, work: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as a notebook shows it: its table, the raw visits of all devices, its folder, and a note."""
+    """A sweep as a notebook shows it: its table, the raw visits of all devices, its folder, when it began, and a note."""
 
     table: pd.DataFrame
     visits: pd.DataFrame
     folder: Path
+    started_utc: str
     note: str
 
     @property
@@ -198,14 +193,13 @@ class Sweep:
         return self.table[(self.table["status"] == "ok") & (self.table["verdict"] != VERDICTS[2])]
 
 
-def read(folder: Path, note: str = "") -> Sweep:
+def read(folder: Path) -> Sweep:
     """Read a finished sweep back; InputError names what is missing. Reference sweeps carry no raw visits."""
-    table = store.read(folder / "sweep.parquet", "sweep")
-    facts = store.read_json(folder / "sweep.meta.json")
-    raw = sorted(folder.glob("*/repeats.csv"))
-    visits = store.read_all(raw, "repeats")
+    table, facts = store.read(folder / "sweep.parquet", "sweep"), store.read_json(folder / "sweep.meta.json")
+    started_utc = facts.get("started_utc", "?")
     failures = "".join(f" FAILED: {reason}." for reason in facts.get("failures", {}).values())
-    return Sweep(table, visits, folder, note or f"Measured here, {facts.get('started_utc', '?')}, in {folder.name}.{failures}")
+    return Sweep(table, store.read_all(sorted(folder.glob("*/repeats.csv")), "repeats"), folder, started_utc,
+                 f"Measured here, {started_utc}, in {folder.name}.{failures}")
 
 
 def replay(p: SweepParams) -> Sweep:
@@ -213,20 +207,19 @@ def replay(p: SweepParams) -> Sweep:
 
     ``device`` auto is the CPU, all every device that was swept.
     """
-    available, devices = set(), {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
+    available, ways = set(), timings(p.latency_type, p.cache)
+    wanted = {"op": p.ops, **{name: {way[name] for way in ways} for name in ways[0]}}
+    wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
+    if p.device != "all":
+        wanted["device"] = {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
-            sweep = read(path.parent, "")
-            wanted = {name: BOTH[name] if getattr(p, name) == "both" else (getattr(p, name),) for name in BOTH}
-            wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
-            wanted |= {} if p.device == "all" else {"device": devices}
-            fits = np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])
-            chosen = sweep.table[sweep.table["op"].isin(p.ops) & fits]
+            sweep = read(path.parent)
+            chosen = sweep.table[np.logical_and.reduce([sweep.table[name].isin(values) for name, values in wanted.items()])]
             available |= set(sweep.table["op"] + " " + sweep.table["dtype"] + " on " + sweep.table["device"])
             if set(p.ops) <= set(chosen["op"]):
-                facts = store.read_json(path.with_name("sweep.meta.json"))
-                note = f"REPLAY of {path.parent.name}, measured {facts.get('started_utc', '?')} on {folder.name}."
-                return Sweep(chosen.reset_index(drop=True), sweep.visits, path.parent, note)
+                note = f"REPLAY of {path.parent.name}, measured {sweep.started_utc} on {folder.name}."
+                return replace(sweep, table=chosen.reset_index(drop=True), note=note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in {p.dtype} on {p.device}; "
                      f"it has: {choices(sorted(available)) or 'none'}")
 

@@ -47,20 +47,21 @@ def _forward(net: networks.Network, precision: str, device: torch.device) -> Cal
     return call
 
 
-def _shared(precision: str, device: torch.device) -> dict[str, Any]:
+def _item(net: networks.Network, precision: str, device: torch.device, build: Callable, work: list[ops.Op],
+          **row: Any) -> Item:
+    """Return something to time that runs the operators ``work``."""
     ids = machine.ids()
-    return {"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids}
+    return Item({"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids,
+                 "arch": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in work),
+                 "occurrences": 1, "flops": sum(counts.flops(op) for op in work), "level": "", "roof_dtype": precision,
+                 "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
 
 
 def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
     """Return the forward pass of a network as something to time, and its operators."""
     graph = capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device))
-    row = {**_shared(precision, device), "label": f"{net.name} b{net.shape[0]}", "arch": net.name, "kind": "network",
-           "family": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in graph.ops),
-           "occurrences": 1, "flops": sum(counts.flops(op) for op in graph.ops),
-           "bytes": sum(counts.compulsory_bytes(op) for op in graph.ops), "level": "",
-           "roof_dtype": precision}
-    return Item(row, partial(_forward, net, precision, device)), graph
+    return _item(net, precision, device, partial(_forward, net, precision, device), graph.ops, kind="network", family=net.name,
+                 label=f"{net.name} b{net.shape[0]}"), graph
 
 
 def _named(op: ops.Op) -> tuple[str, str]:
@@ -86,11 +87,11 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
 
     ranked = sorted(first.values(), key=cost, reverse=True)
     taken: Counter = Counter()
-    ranks = []
+    beyond_two = []
     for op in ranked:
         taken[_named(op)[0]] += 1
-        ranks.append((taken[_named(op)[0]] > 2, len(ranks)))
-    chosen = sorted(range(len(ranked)), key=lambda index: ranks[index])[:OPERATORS]
+        beyond_two.append(taken[_named(op)[0]] > 2)
+    chosen = sorted(range(len(ranked)), key=beyond_two.__getitem__)[:OPERATORS]
     return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
 
 
@@ -108,10 +109,8 @@ def operator_items(net: networks.Network, graph: ops.Graph, precision: str, devi
     items = []
     for op, occurrences in _costliest(graph):
         family, short = _named(op)
-        row = {**_shared(precision, device), "label": f"{family} {short}", "arch": net.name, "kind": "operator", "calls": 1,
-               "family": family, "batch_size": net.shape[0], "occurrences": occurrences, "flops": counts.flops(op),
-               "bytes": counts.compulsory_bytes(op), "level": "", "roof_dtype": precision, "footprint": footprint(op)}
-        items.append(Item(row, partial(rebuild.runnable, [op], device)))
+        items.append(_item(net, precision, device, partial(rebuild.runnable, [op], device), [op], kind="operator", calls=1,
+                           family=family, label=f"{family} {short}", occurrences=occurrences, footprint=footprint(op)))
     return items
 
 

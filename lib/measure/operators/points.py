@@ -1,34 +1,39 @@
 """The points of a sweep: drawn once, and shared by all devices of one kind that measure side by side."""
 
-import math
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
-from lib.measure.operators.aggregate import BOTH
 from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
 Point = tuple[Config, tuple[Op, ...]]
-INVALID: Point = ()  # a place of a grid without a valid point
+_BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
+
+
+def timings(latency_type: str, cache: str) -> list[dict[str, str]]:
+    """Return the ways of timing a point that two parameters of a sweep ask for, each of which may be ``both``."""
+    chosen = [_BOTH[name] if value == "both" else (value,) for name, value in zip(_BOTH, (latency_type, cache), strict=True)]
+    return [dict(zip(_BOTH, way, strict=True)) for way in product(*chosen)]
 
 
 class Points:
     """The points of a sweep, each of which is given to one device; devices may take them from threads of their own.
 
-    ``assigned`` holds the keys of the configurations that a device has, from this call or an earlier one. A point is a
-    configuration with its operators on ``device``, one of that kind, in each wanted way of timing it.
+    ``rooms`` are the bytes that each of these devices, all of one kind, has room for. ``assigned`` holds the keys of the
+    configurations that a device has, from this call or an earlier one. A point is a configuration with its operators.
     """
 
-    def __init__(self, p: SweepParams, chosen: Sequence[Config] = (), assigned: Iterable[str] = (), device: str = "cpu"):
-        self._p, self._chosen, self._device, self._lock = p, chosen, device, threading.Lock()
-        self._drawn, self._limits = self._all(), {}  # the bytes that each device has room for
-        self._returned, self._too_large = [], []
-        self.assigned = set(assigned)
+    def __init__(self, p: SweepParams, rooms: dict[str, float], chosen: Sequence[Config] = (), assigned: Iterable[str] = ()):
+        self._p, self._chosen, self._device, self._lock = p, chosen, next(iter(rooms)), threading.Lock()
+        self.rooms, self.assigned, self.returned = rooms, set(assigned), []
         self.invalid, self.last_invalid = 0, ""
         self.cut = ""  # why the walk ended before all points of the grid were drawn
+        self._drawn = self._all()
 
     @property
     def families(self) -> set[str]:
@@ -37,98 +42,72 @@ class Points:
             return {config.op for config in self._chosen}
         return {spaces.load_sweeps().grids[self._p.grid].op} if self._p.grid else set(self._p.ops)
 
-    @property
-    def left(self) -> int:
-        """Return how many points were given back and have no device now."""
-        return len(self._returned)
-
-    def join(self, device: str, limit_bytes: float) -> None:
-        """Count a device among those that share the points; it has room for so many bytes."""
-        with self._lock:
-            self._limits[device] = limit_bytes
-            self._returned += [point for point in self._too_large if spaces.footprint(point[1]) <= limit_bytes]
-            self._too_large = [point for point in self._too_large if spaces.footprint(point[1]) > limit_bytes]
-
-    def leave(self, device: str) -> None:
-        """Count a device no more: it is lost, and points that it alone had room for are too large for all others."""
-        with self._lock:
-            self._limits.pop(device, None)
-
-    def take(self, limit_bytes: float, without: Container[str], over: Callable[[], bool]) -> Point | None:
+    def take(self, device: str, without: Container[str], over: Callable[[], bool]) -> Point | None:
         """Return the next point that no device has; None where there is no more or, among invalid ones, it is ``over``.
 
         Points of the families ``without`` are left to others, as are those given back for which only others have room.
         """
         with self._lock:
             while not (self._p.count and len(self.assigned) >= self._p.count):
-                point = self._next(limit_bytes, without)
-                if point is None or (point is INVALID and over()):
+                point = self._given_back(device, without) or next(self._drawn, ())
+                if point == () or (point is None and over()):
                     return None
-                if point is INVALID or point[0].key in self.assigned:
+                if point is None or point[0].key in self.assigned:
                     continue
                 if point[0].op not in without:
                     self.assigned.add(point[0].key)
                     return point
-                self._returned.append(point)
+                self.returned.append(point)
         return None
 
-    def _next(self, limit_bytes: float, without: Container[str]) -> Point | None:
-        for place, (config, ops) in enumerate(self._returned):
-            need = spaces.footprint(ops)
-            if config.op not in without and (need <= limit_bytes or need > self._most):  # too large for all: it is refused then
-                return self._returned.pop(place)
-        return next(self._drawn, None)
+    def _given_back(self, device: str, without: Container[str]) -> Point | None:
+        for place, point in enumerate(self.returned):
+            if point[0].op not in without and (self._fits(point, [device]) or not self._fits(point, self.rooms)):
+                return self.returned.pop(place)  # also one that is too large for all: it is refused then
+        return None
 
-    @property
-    def _most(self) -> float:
-        """Return the bytes that the largest device has room for; inf where none has joined."""
-        return max(self._limits.values(), default=math.inf)
+    def _fits(self, point: Point, devices: Iterable[str]) -> bool:
+        return any(spaces.footprint(point[1]) <= self.rooms[device] for device in devices)
 
     def refuse(self, point: Point) -> bool:
-        """Take back a point that is too large for a device; return whether it is so for all that are there by now."""
+        """Take back a point that is too large for a device; return whether it is so for all."""
         with self._lock:
             self.assigned.discard(point[0].key)
-            others = self._most >= spaces.footprint(point[1])
-            (self._returned if others else self._too_large).append(point)
+            others = self._fits(point, self.rooms)
+            self.returned += [point] if others else []
         return not others
 
-    def give_back(self, points: Iterable[Point]) -> None:
-        """Take back points that a device could not visit before it was lost."""
+    def leave(self, device: str, points: Iterable[Point] = ()) -> None:
+        """Count a device that is lost no more, and take back the points that it could not visit before."""
         with self._lock:
+            self.rooms.pop(device, None)
             for point in points:
                 self.assigned.discard(point[0].key)
-                self._returned.append(point)
+                self.returned.append(point)
 
-    def _all(self) -> Iterator[Point]:
-        p = self._p
+    def _all(self) -> Iterator[Point | None]:
+        """Give the points in each way of timing them, and None for a place of a grid without a valid point."""
+        ways = timings(self._p.latency_type, self._p.cache)
         for point in self._one_way():
-            if point is INVALID:
-                yield point
-                continue
-            config, ops = point
-            for latency_type in BOTH["latency_type"] if p.latency_type == "both" else (p.latency_type,):
-                for cache in BOTH["cache"] if p.cache == "both" else (p.cache,):
-                    yield Config(config.op, config.parameters, config.dtype, config.passes, latency_type, cache), ops
+            yield from ((replace(point[0], **way), point[1]) for way in ways) if point else (None,)
 
-    def _one_way(self) -> Iterator[Point]:
-        sweeps = spaces.load_sweeps()
+    def _one_way(self) -> Iterator[Point | None]:
+        p, sweeps = self._p, spaces.load_sweeps()
         if self._chosen:
             yield from ((config, config.ops(self._device)) for config in self._chosen)
             return
-        if not self._p.grid:
+        if not p.grid:
             try:
-                yield from spaces.sample_families(self._p.ops, sweeps, self._p.seed, self._p.dtype, self._device,
-                                                      self._p.shard_pair)
+                yield from spaces.sample_families(p.ops, sweeps, p.seed, p.dtype, self._device, p.shard_pair)
             except InputError as error:  # a space of few points is drawn to its end
                 if not self.assigned:
                     raise
                 self.last_invalid = str(error)
             return
-        grid = sweeps.grids[self._p.grid]
-        for config in spaces.product(grid, self._p.seed, self._p.shard_pair):
+        for config in spaces.product(sweeps.grids[p.grid], p.seed, p.shard_pair):
             try:
                 yield config, config.ops(self._device)
             except InputError as error:
                 self.invalid, self.last_invalid = self.invalid + 1, str(error)
-                yield INVALID
-        self.cut = spaces.too_large(grid, self._p.shard_pair)
+                yield None
+        self.cut = spaces.too_large(sweeps.grids[p.grid], p.shard_pair)

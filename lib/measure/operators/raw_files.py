@@ -2,7 +2,6 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lib.work.graph import spaces
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
 
+_TABLES = ("configs", "repeats", "energies")
 _MEASURED_ON = "measured_on.json"
 
 
@@ -24,15 +24,14 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
-def measured_on(sweep: Path, device: str) -> dict[str, Any]:
-    """Return the hardware, software and threads of what a device has in a sweep's folder; empty where that is not known."""
-    path = raw_folder(sweep, device) / _MEASURED_ON
+def measured_on(folder: Path) -> dict[str, Any]:
+    """Return the hardware, software and threads of what is in a raw folder; empty where that is not known."""
+    path = folder / _MEASURED_ON
     return mapping(store.read_json(path), path) if path.exists() else {}
 
 
-def entered_configs(sweep: Path, device: str, visited: bool = False) -> set[str]:
-    """Return the configurations that a device has in a sweep's folder; only those that it visited where it is there no more."""
-    folder = raw_folder(sweep, device)
+def entered_configs(folder: Path, visited: bool = False) -> set[str]:
+    """Return the configurations in a raw folder, or only those that were ``visited``."""
     if not (folder / "configs.csv").exists():
         return set()
     entered = store.read(folder / "configs.csv", "configs")
@@ -40,47 +39,35 @@ def entered_configs(sweep: Path, device: str, visited: bool = False) -> set[str]
     return keys & set(store.read(folder / "repeats.csv", "repeats")["config"]) if visited else keys
 
 
-@dataclass
 class RawFiles:
-    """The measurements of one device so far, on disk (``configs.csv``, ``repeats.csv``, ``energies.csv``) and in memory.
+    """The measurements of one device so far, on disk (a CSV of each of _TABLES) and in memory.
 
-    The files are locked from before they are read until ``close``, so that memory and disk agree.
+    ``configs`` are points by key, ``failed`` reasons by key, ``measured`` keys whose energy is there; ``spent_s`` is what
+    earlier calls took. The files are locked from before they are read until ``close``, so that memory and disk agree.
     """
 
-    folder: Path
-    device: str
-    configs: dict[str, tuple[Config, tuple[Op, ...]]] = field(default_factory=dict)
-    visits: set[tuple[str, int]] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)  # the reason of each
-    skipped: set[str] = field(default_factory=set)
-    measured: set[str] = field(default_factory=set)  # whose energy is there
-    spent_s: float = 0.0
-
-    def __post_init__(self):
+    def __init__(self, folder: Path, device: str):
+        self.folder, self.device = folder, device
         with ExitStack() as opened:
-            self._configs, self._repeats, self._energies = (
-                self._appender(opened, name) for name in ("configs", "repeats", "energies"))
+            self._files = {}
+            for table in _TABLES:
+                self._files[table] = store.Appender(folder / f"{table}.csv", table, resume=True)
+                opened.callback(self._files[table].close)
             self._read()
-            self._opened = opened.pop_all()
-
-    def _appender(self, opened: ExitStack, table: str) -> store.Appender:
-        appender = store.Appender(self.folder / f"{table}.csv", table, resume=True)
-        opened.callback(appender.close)
-        return appender
+            self.close = opened.pop_all().close
 
     def _read(self) -> None:
-        entered = store.read(self.folder / "configs.csv", "configs")
-        done, loops = (store.read(self.folder / f"{name}.csv", name) for name in ("repeats", "energies"))
-        foreign = set(done["config"]) - set(entered["config"])
-        if foreign:
+        entered, done, loops = (store.read(self.folder / f"{table}.csv", table) for table in _TABLES)
+        if foreign := set(done["config"]) - set(entered["config"]):
             raise InputError(f"{self.folder}/repeats.csv holds configurations that configs.csv does not: "
                              f"{choices(sorted(foreign)[:3])}; the folder is no sweep of this project")
+        failed = done[done["status"] != "ok"]
         self.skipped = set(entered.loc[entered["status"] == "skipped", "config"])
         self.visits = set(zip(done["config"], done["round"], strict=True))
-        failed = done[done["status"] != "ok"]
         self.failed = dict(zip(failed["config"], failed["reason"], strict=True))
         self.measured = set(loops.loc[loops["energy_j"].notna(), "config"])
-        self.spent_s = float(done["visit_s"].sum() + loops["loop_s"].sum())  # by earlier calls
+        self.spent_s = float(done["visit_s"].sum() + loops["loop_s"].sum())
+        self.configs: dict[str, tuple[Config, tuple[Op, ...]]] = {}
         for row in entered[entered["status"] == "ok"].to_dict("records"):
             config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
@@ -91,37 +78,39 @@ class RawFiles:
 
         Raises InputError where visits are in them that were made on another card, processor, or with other software.
         """
-        path = self.folder / _MEASURED_ON
-        before = mapping(store.read_json(path), path) if self.visits and path.exists() else facts
+        before = self.visits and measured_on(self.folder) or facts
         differing = [f"{name} was {before.get(name)!r} and is {facts.get(name)!r}" for name in sorted({*before, *facts})
                      if before.get(name) != facts.get(name)]
         if differing:
             raise InputError(f"{self.folder} cannot be gone on with, {self.device} is another one now: {choices(differing)}; "
                              "give this sweep another name")
-        store.write_json(facts, path)
+        store.write_json(facts, self.folder / _MEASURED_ON)
 
-    def enter(self, config: Config, ops: tuple[Op, ...], status: str = "ok", reason: str = "") -> None:
-        """Write down a configuration before it is measured, or why it is not."""
-        flops, moved = spaces.work(ops) if ops else (float("nan"), float("nan"))
-        self._configs.append([config.key, config.op, json.dumps(dict(config.parameters)), config.dtype, config.passes,
-                              config.latency_type, config.cache, flops, moved, spaces.footprint(ops) / 1e6, status, reason])
-        if status == "ok":
-            self.configs[config.key] = (config, ops)
-        else:
+    def _append(self, table: str, row: dict[str, Any]) -> None:
+        self._files[table].append([row[name] for name in columns(table)])
+
+    def enter(self, config: Config, ops: tuple[Op, ...], skipped: str = "") -> None:
+        """Write down a configuration before it is measured, or why it is ``skipped``."""
+        flops, moved = spaces.work(ops) if ops else (np.nan, np.nan)
+        self._append("configs", {
+            "config": config.key, "parameters": json.dumps(dict(config.parameters)), "pass": config.passes, "flops": flops,
+            "bytes": moved, "footprint_mb": spaces.footprint(ops) / 1e6, "status": "skipped" if skipped else "ok",
+            "reason": skipped, **{name: getattr(config, name) for name in ("op", "dtype", "latency_type", "cache")}})
+        if skipped:
             self.skipped.add(config.key)
+        else:
+            self.configs[config.key] = (config, ops)
 
     def add(self, key: str, number: int, result: dict[str, Any]) -> None:
         """Write down one visit."""
-        row = {"config": key, "round": number, **result}
-        self._repeats.append([row[name] for name in columns("repeats")])
+        self._append("repeats", {"config": key, "round": number, **result})
         self.visits.add((key, number))
         if result["status"] != "ok":
             self.failed[key] = result["reason"]
 
     def add_energy(self, key: str, result: dict[str, Any]) -> None:
         """Write down one energy loop."""
-        row = {"config": key, **result}
-        self._energies.append([row[name] for name in columns("energies")])
+        self._append("energies", {"config": key, **result})
         if np.isfinite(result["energy_j"]):
             self.measured.add(key)
 
@@ -129,7 +118,3 @@ class RawFiles:
     def promising(self) -> set[str]:
         """Return the configurations of which no visit failed."""
         return self.configs.keys() - self.failed.keys()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._opened.close()

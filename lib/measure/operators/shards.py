@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lib.config import base
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.operators import aggregate
+from lib.measure.operators.points import timings
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
 
@@ -22,25 +23,13 @@ _MOST_CHECKED = 5000  # points that are not there, of each of which it is found 
 
 @dataclass(frozen=True)
 class Shard:
-    """One measured shard: its folder, what it was to measure, its provenance and its table."""
+    """One measured shard: its folder, its plan, which of how many it is, its provenance and its table."""
 
     folder: Path
     plan: dict[str, Any]
+    pair: tuple[int, int]
     facts: dict[str, Any]
     table: pd.DataFrame
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """Return which shard of how many it is."""
-        number, of = str(self.plan.get("shard", "")).split("/")
-        return int(number), int(of)
-
-    def hardware(self, device: str) -> dict[str, Any]:
-        """Return the hardware of the machine that measured a device; InputError where its provenance lacks it."""
-        identity = base.mapping(self.facts.get("devices"), f"{self.folder}/sweep.meta.json: devices").get(device) or {}
-        if not isinstance(identity.get("hardware", {}).get("gpus"), list):
-            raise InputError(f"{self.folder}/sweep.meta.json lacks the hardware of {device}")
-        return identity["hardware"]
 
 
 def _read(folder: Path) -> Shard:
@@ -48,14 +37,12 @@ def _read(folder: Path) -> Shard:
     for name in ("plan.json", "sweep.parquet", "sweep.meta.json"):
         if not (folder / name).is_file():
             raise InputError(f"{folder} has no {name}: it is no sweep that has ended; measure it again by the same line")
-    shard = Shard(folder, base.mapping(store.read_json(folder / "plan.json"), folder / "plan.json"),
-                  base.mapping(store.read_json(folder / "sweep.meta.json"), folder / "sweep.meta.json"),
-                  store.read(folder / "sweep.parquet", "sweep"))
+    plan, facts = (base.mapping(store.read_json(folder / name), folder / name) for name in ("plan.json", "sweep.meta.json"))
     try:
-        shard.pair  # noqa: B018
+        number, of = map(int, str(plan.get("shard", "")).split("/"))
     except ValueError:
-        raise InputError(f"{folder} is no shard of a sweep: its plan says shard = {shard.plan.get('shard')!r}") from None
-    return shard
+        raise InputError(f"{folder} is no shard of a sweep: its plan says shard = {plan.get('shard')!r}") from None
+    return Shard(folder, plan, (number, of), facts, store.read(folder / "sweep.parquet", "sweep"))
 
 
 def _check(shards: Sequence[Shard]) -> None:
@@ -82,12 +69,6 @@ def _check(shards: Sequence[Shard]) -> None:
         raise InputError(f"shards {choices(absent)} are missing; measure them, or name their folders too")
 
 
-def _overlap(table: pd.DataFrame) -> None:
-    twice = table[table.duplicated(["device", "config"])]
-    if len(twice):
-        raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
-
-
 def _missing(shard: Shard) -> int:
     """Return how many valid points of its share of a grid a shard has not measured, on the kind of device that lacks most.
 
@@ -99,20 +80,16 @@ def _missing(shard: Shard) -> int:
     sweeps = spaces.load_sweeps()
     if plan["grid"] not in sweeps.grids:
         raise InputError(f"{shard.folder}: no grid {plan['grid']!r} here; there are: {choices(sweeps.grids)}")
-    ways = [(latency, cache) for latency in _both("latency_type", plan) for cache in _both("cache", plan)]
     points = {point.key: point for config in spaces.product(sweeps.grids[plan["grid"]], plan["seed"], shard.pair)
-              for point in (Config(config.op, config.parameters, config.dtype, config.passes, *way) for way in ways)}
+              for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
     kinds: dict[str, set[str]] = {}
     for device, part in shard.table.groupby("device"):
-        kind = machine.kind(str(device), shard.hardware(str(device)))
-        kinds.setdefault(kind, set()).update(part["config"])
+        hardware = shard.facts.get("devices", {}).get(device, {}).get("hardware", {})
+        if not isinstance(hardware.get("gpus"), list):
+            raise InputError(f"{shard.folder}/sweep.meta.json lacks the hardware of {device}")
+        kinds.setdefault(machine.kind(str(device), hardware), set()).update(part["config"])
     absent = max((points.keys() - keys for keys in kinds.values()), key=len, default=points.keys())
-    checked = sorted(absent)[:_MOST_CHECKED]
-    return len(absent) - sum(not _valid(points[key]) for key in checked)
-
-
-def _both(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
-    return aggregate.BOTH[name] if plan[name] == "both" else (plan[name],)
+    return len(absent) - sum(not _valid(points[key]) for key in sorted(absent)[:_MOST_CHECKED])
 
 
 def _valid(config: Config) -> bool:
@@ -132,7 +109,8 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
     shards = sorted((_read(folder) for folder in folders), key=lambda shard: shard.pair)
     _check(shards)
     table = pd.concat([shard.table for shard in shards], ignore_index=True)
-    _overlap(table)
+    if (twice := table[table.duplicated(["device", "config"])]).size:
+        raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
     missing = {shard.plan["shard"]: count for shard in shards if (count := _missing(shard))}
     target = paths.SWEEPS / name
     with locks.writer(target), files.writing(target):

@@ -1,11 +1,9 @@
 """Budgeted, resumable sweeps: one worker process a device, interleaved rounds in random order, nothing measured is lost."""
 
-import queue
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
 
 from lib import locks, paths, store
 from lib.config import base
@@ -24,30 +22,7 @@ from lib.work.graph.spaces import Config
 
 _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache", "dtype", "shard", "seed", "threads")
 _IN_WORDS = InputError | WorkerLostError | OSError  # one line each
-
-
-@dataclass(frozen=True)
-class _Seconds:
-    """The visits of all devices as they end, counted in seconds: what a progress bar shows, with the time left.
-
-    ``ticks`` gives the seconds of each visit, and None when a device has ended.
-    """
-
-    ticks: queue.Queue
-    total_s: float
-    devices: int
-
-    def __len__(self) -> int:
-        return max(1, int(self.total_s))
-
-    def __iter__(self) -> Iterator[int]:
-        shown, spent, ended = 0, 0.0, 0
-        while ended < self.devices:
-            tick = self.ticks.get()
-            ended, spent = ended + (tick is None), spent + (tick or 0.0)
-            while shown < min(int(spent), len(self)):
-                shown += 1
-                yield shown
+_TICK_S = 0.2  # of the progress bar
 
 
 def _check(p: SweepParams) -> None:
@@ -60,10 +35,12 @@ def _check(p: SweepParams) -> None:
             raise InputError(f"no space for {op!r}; there are: {choices(sweeps.spaces)} (add yours to params/sweeps.yaml)")
     if p.dtype not in dtypes.NAMES:
         raise InputError(f"no element type {p.dtype!r}; there are: {choices(dtypes.NAMES)}")
-    if p.grid and not p.budget_s and not p.count and (reason := spaces.too_large(sweeps.grids[p.grid], p.shard_pair)):
-        raise InputError(f"grid {p.grid}: {reason}")
-    if not p.budget_s and not p.count and not p.grid:
+    if p.budget_s or p.count:
+        return
+    if not p.grid:
         raise InputError("a sampled sweep needs a budget_s or a count: it would never end")
+    if reason := spaces.too_large(sweeps.grids[p.grid], p.shard_pair):
+        raise InputError(f"grid {p.grid}: {reason}")
 
 
 def _folder(p: SweepParams) -> Path:
@@ -101,98 +78,106 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     devices, folder = machine.several(p.device), _folder(p)
     # From before a worker takes a device until the table is derived: the same sweep in another process then goes on with it.
     with locks.writers((raw_folder(folder, device) for device in devices), locks.PATIENCE_S):
-        return _measured(p, devices, folder, chosen)
-
-
-def _measured(p: SweepParams, devices: list[str], folder: Path, chosen: Sequence[Config]) -> Path:
-    started, together = store.utc_now(), _Together(p, folder, chosen)
-    for phase in ([name for name in devices if name == "cpu"], [name for name in devices if name != "cpu"]):
-        together.run(phase)
-    drives, failures = together.drives, together.failures
-    unexpected = [error for error in failures.values() if not (isinstance(error, _IN_WORDS) or is_broken_device(error))]
-    reasons = {device: str(error) if isinstance(error, _IN_WORDS) else one_line(error) for device, error in failures.items()}
-    reasons |= {device: drive.failure for device, drive in drives.items() if drive.failure and device not in reasons}
-    identities = {device: drive.identity for device, drive in drives.items() if drive.files.configs}
-    if identities:
-        _derive(folder, {
-            "started_utc": started, "notebook": "03_sweep", "parameters": p.model_dump(), "devices": identities,
-            "failures": reasons, "invalid": {device: drive.points.invalid for device, drive in drives.items()}})
-    if unexpected:
-        raise unexpected[0]  # what the others measured is kept by now
-    if cut := next((drive.points.cut for drive in drives.values() if drive.points.cut), ""):
-        raise InputError(f"{cut}; what was measured is in {folder}")
-    if len(reasons) == len(devices):
-        raise InputError("; ".join(reasons.values()))
+        started, leader = store.utc_now(), _Leader(p, folder, chosen)
+        for together in ([name for name in devices if name == "cpu"], [name for name in devices if name != "cpu"]):
+            leader.measure(together)
+        leader.derive(started)
+        if len(leader.reasons) == len(devices):
+            raise InputError("; ".join(leader.reasons.values()))
     return folder
 
 
-class _Together:
+def _load_capture() -> None:
+    """Load the parts of torch that capture operators (2 s) while workers start, before anything is timed."""
+    spaces.config("linear", {"gemm_m": 1, "gemm_k": 1, "gemm_n": 1}).ops()
+
+
+class _Leader:
     """Leads devices that measure side by side, each in a thread of its own; those of one kind share the points."""
 
     def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[Config]):
         self._p, self._folder, self._chosen = p, folder, chosen
-        self.drives: dict[str, DeviceSweep] = {}
-        self.failures: dict[str, Exception] = {}
+        self._stop = threading.Event()
+        self._sweeps: dict[str, DeviceSweep] = {}
+        self._points: dict[str, Points] = {}
+        self._failures: dict[str, Exception] = {}
 
-    def _points(self, devices: list[str]) -> dict[str, Points]:
-        """Return the points of each device, one object a kind; what a card of a kind has measured is not drawn for it again.
-
-        So it is where that card is there no more, by what its files were measured on.
-        """
-        kinds = {device: machine.kind(device) for device in devices}
-        here = {raw_folder(self._folder, device).name for device in machine.devices()}
-        removed = [path.parent.name for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
-        shared = {}
-        for kind in dict.fromkeys(kinds.values()):
-            alike = [device for device in devices if kinds[device] == kind]
-            card = machine.own_hardware(alike[0])
-            alike_removed = [name for name in removed if card.items() <= measured_on(self._folder, name).items()]
-            keys = set().union(*(entered_configs(self._folder, device) for device in alike),
-                               *(entered_configs(self._folder, name, visited=True) for name in alike_removed))
-            shared[kind] = Points(self._p, self._chosen, keys, alike[0])
-        return {device: shared[kind] for device, kind in kinds.items()}
-
-    def run(self, devices: list[str]) -> None:
+    def measure(self, devices: list[str]) -> None:
         """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
-        points = self._points(devices)
-        self._lead(devices, points)
-        others = [device for device in devices if device not in self.failures and points[device].left]
-        if others:
-            self._lead(others, points)
+        ready = self._start(devices)
+        kinds: dict[str, list[str]] = {}
+        for device in ready:
+            kinds.setdefault(machine.kind(device), []).append(device)
+        for alike in kinds.values():
+            rooms = {device: self._sweeps[device].room for device in alike}
+            self._points |= dict.fromkeys(alike, Points(self._p, rooms, self._chosen, self._entered(alike)))
+        self._run(ready)
+        self._run(self._start([device for device in ready if device not in self._failures and self._points[device].returned]))
 
-    def _lead(self, devices: list[str], points: dict[str, Points]) -> None:
-        ticks, stop = queue.Queue(), threading.Event()
-
-        def lead(device: str) -> None:
+    def _start(self, devices: list[str]) -> list[str]:
+        """Start the workers of devices, all at once; return those that are ready."""
+        starting = {device: DeviceSweep(device, self._p, self._folder, self._stop) for device in devices}
+        _load_capture()
+        for device, started in starting.items():
             try:
-                self.drives[device] = DeviceSweep(device, self._p, self._folder, ticks, stop, points[device])
-                self.drives[device].run()
+                started.ready()
+                self._sweeps[device] = started
             except Exception as error:  # whatever it is, it is raised where the sweep was started
-                self.failures[device] = error
-                points[device].leave(device)
-            finally:
-                ticks.put(None)
+                self._failures[device] = error
+        return [device for device in devices if device not in self._failures]
 
-        threads = [threading.Thread(target=lead, args=(device,), daemon=True) for device in devices]
-        for thread in threads:
-            thread.start()
-        p = self._p
+    def _entered(self, alike: list[str]) -> set[str]:
+        """Return what cards of a kind have, also those that are there no more, by what their files were measured on."""
+        here = {raw_folder(self._folder, device).name for device in machine.devices()}
+        card = machine.own_hardware(alike[0])
+        removed = [path.parent for path in sorted(self._folder.glob("cuda-*/configs.csv")) if path.parent.name not in here]
+        return set().union(*(entered_configs(raw_folder(self._folder, device)) for device in alike),
+                           *(entered_configs(folder, visited=True) for folder in removed
+                             if card.items() <= measured_on(folder).items()))
+
+    def _run(self, devices: list[str]) -> None:
+        if not devices:
+            return
+        p, sweeps = self._p, [self._sweeps[device] for device in devices]
         total_s = (p.budget_s or p.count * (p.rounds * p.visit_ms * 2e-3 + p.energy_s)) * len(devices)
-        try:
-            for _ in track(_Seconds(ticks, total_s, len(devices)), f"sweep of {choices(devices)}, s"):
-                pass
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+        with ThreadPoolExecutor(len(devices)) as pool:
+            runs = {device: pool.submit(self._sweeps[device].run, self._points[device]) for device in devices}
+            try:
+                for second in track(range(max(1, int(total_s))), f"sweep of {choices(devices)}, s"):
+                    while sum(one.visited_s for one in sweeps) <= second and wait(runs.values(), _TICK_S).not_done:
+                        pass
+                wait(runs.values())
+            finally:
+                self._stop.set()
+        self._stop.clear()
+        self._failures |= {device: error for device, run in runs.items() if (error := run.exception())}
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Return why devices could not measure, or not to the end."""
+        failed = {device: str(error) if isinstance(error, _IN_WORDS) else one_line(error)
+                  for device, error in self._failures.items()}
+        return {device: one.failure for device, one in self._sweeps.items() if one.failure} | failed
 
-def _derive(folder: Path, facts: dict[str, Any]) -> None:
-    """Derive the table from all devices that were measured in this folder, also by other processes meanwhile."""
-    with locks.writer(folder / "sweep.parquet", locks.PATIENCE_S):
-        meta = folder / "sweep.meta.json"
-        earlier = store.read_json(meta)["devices"] if meta.exists() else {}
-        aggregate.derive(folder, {**facts, "devices": {**earlier, **facts["devices"]}})
+    def derive(self, started_utc: str) -> None:
+        """Derive the table from all devices that were measured in this folder, also by other processes meanwhile.
+
+        Raises, when that is done, an error that is none of input, and InputError for a grid that was not walked to its end.
+        """
+        identities = {device: one.identity for device, one in self._sweeps.items() if one.files.configs}
+        if identities:
+            with locks.writer(self._folder / "sweep.parquet", locks.PATIENCE_S):
+                meta = self._folder / "sweep.meta.json"
+                earlier = store.read_json(meta)["devices"] if meta.exists() else {}
+                aggregate.derive(self._folder, {
+                    "started_utc": started_utc, "notebook": "03_sweep", "parameters": self._p.model_dump(),
+                    "devices": {**earlier, **identities}, "failures": self.reasons,
+                    "invalid": {device: self._points[device].invalid for device in self._sweeps}})
+        for error in self._failures.values():
+            if not (isinstance(error, _IN_WORDS) or is_broken_device(error)):
+                raise error
+        if cut := next((points.cut for points in self._points.values() if points.cut), ""):
+            raise InputError(f"{cut}; what was measured is in {self._folder}")
 
 
 def sweep(p: SweepParams) -> aggregate.Sweep:

@@ -19,7 +19,6 @@ from lib.measure.energy.trace import Energy
 from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import visit
-from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.worker import Service, WorkerLostError
 from lib.work.graph.ops import Op
 from lib.work.graph.spaces import Config
@@ -32,8 +31,7 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
             card: str) -> Iterator[tuple[dict[str, Any], Callable]]:
     """Set this process up for visits to a device; give its identity, and the function of a request.
 
-    A request is a configuration, its operators, and for how many seconds to loop it for its energy (0: visit it for its time).
-    ``card`` is the UUID of the GPU that it must be (empty: any).
+    A request is the name of a method of ``Bench`` and its arguments. ``card`` is the UUID that the GPU must have (empty: any).
 
     Raises InputError for a device that is not here or is taken, and for another card under its name.
     """
@@ -44,37 +42,21 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
     if threads:
         torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
-    identity = {**machine.identity(), "tf32": machine.tf32(device)}
+    threads, identity = torch.get_num_threads(), machine.identity()
     with locks.device(device_id):
-        kernel = ReferenceKernel() if device.type == "cpu" else None
-        if kernel:
-            kernel.settle()
-        load.wait_for_quiet(torch.get_num_threads(), patience_s, window_s=0.25, device=str(device))
-        tools, begin = visit.Tools(device), time.perf_counter()
+        bench = visit.Bench(device, visit_ms)
+        bench.settle()
+        load.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
         gc.disable()
 
-        def respond(request: tuple[Config, tuple[Op, ...], float]) -> dict[str, Any]:
+        def respond(request: tuple[str, tuple]) -> dict[str, Any]:
             gc.collect(0)
-            config, ops, energy_s = request
-            if energy_s:
-                return visit.energy(config, ops, device, energy_s, tools)
-            at_s = time.perf_counter() - begin
-            result = _undisturbed(config, ops, device, visit_ms, tools, kernel)
-            return {**result, "at_s": at_s, "visit_s": time.perf_counter() - begin - at_s}
+            name, arguments = request
+            return getattr(bench, name)(*arguments)
 
-        threads = torch.get_num_threads()
-        yield {**identity, "threads": threads, "spare_cores": load.spare_cores(threads), "pid": os.getpid(),
-               "card": machine.card(device), "free_bytes": machine.free_bytes(device), "meter": tools.meter.name}, respond
-
-
-def _undisturbed(config: Config, ops: tuple[Op, ...], device: torch.device, visit_ms: float, tools: visit.Tools,
-                 kernel: ReferenceKernel | None) -> dict[str, Any]:
-    """Wait a moment for the processor to be as fast as usual, then visit; the reference kernel tells whether it stayed so."""
-    if kernel is None:
-        return {**visit.visit(config, ops, device, visit_ms, tools), "yardstick_ms": np.nan}
-    before_ms = kernel.wait()
-    result = visit.visit(config, ops, device, visit_ms, tools)
-    return {**result, "yardstick_ms": max(before_ms, kernel.after())}
+        yield {**identity, "tf32": machine.tf32(device), "threads": threads, "spare_cores": load.spare_cores(threads),
+               "pid": os.getpid(), "card": machine.card(device), "free_bytes": machine.free_bytes(device),
+               "meter": bench.meter.name}, respond
 
 
 class Visitor:
@@ -101,27 +83,22 @@ class Visitor:
 
         Raises DeviceLostError where the device cannot be used any more.
         """
-        begin = time.monotonic()
-        result, reason = self._answer((config, ops, 0.0), self._p.timeout_s)
-        if result:
-            return result
-        nothing = dict.fromkeys(("latency_ms", "spread_ms", "yardstick_ms"), float("nan"))
-        return {**nothing, "n": 0, "calls": 0, "at_s": 0.0, "visit_s": time.monotonic() - begin, "other_cores": 0.0,
-                "stolen_cores": 0.0, "status": "failed", "reason": reason, **GpuUse().columns}
+        return self._answer("visit", (config, ops), lambda reason, seconds: {
+            **visit.NOTHING, "yardstick_ms": np.nan, "at_s": 0.0, "visit_s": seconds, "other_cores": 0.0, "stolen_cores": 0.0,
+            "status": "failed", "reason": reason, **GpuUse().columns})
 
     def energy(self, config: Config, ops: tuple[Op, ...], seconds: float) -> dict[str, Any]:
         """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""
-        begin = time.monotonic()
-        result, reason = self._answer((config, ops, seconds), self._p.timeout_s + seconds)
-        lost = {"energy_j": float("nan"), "calls": 0, "loop_s": time.monotonic() - begin, **Energy(0.0, reason=reason).columns}
-        return result or lost
+        return self._answer("energy", (config, ops, seconds), lambda reason, spent_s: {
+            "energy_j": np.nan, "calls": 0, "loop_s": spent_s, **Energy(0.0, reason=reason).columns}, seconds)
 
-    def _answer(self, request: tuple[Config, tuple[Op, ...], float], timeout_s: float) -> tuple[dict[str, Any], str]:
-        """Return the worker's response; where it hangs, or dies again and again, nothing and why."""
-        reason = ""
+    def _answer(self, name: str, arguments: tuple, lost: Callable[[str, float], dict[str, Any]],
+                seconds: float = 0.0) -> dict[str, Any]:
+        """Return the worker's response, or, where it hangs or dies again and again, ``lost`` of the reason and the time."""
+        begin, reason = time.monotonic(), ""
         for _ in range(_DEATHS):
             try:
-                return self._service.ask(request, timeout_s), ""
+                return self._service.ask((name, arguments), self._p.timeout_s + seconds)
             except WorkerLostError as error:
                 reason, hung = str(error), error.hung
             try:
@@ -131,7 +108,7 @@ class Visitor:
                 raise machine.DeviceLostError(f"{reason}; then {error}") from None
             if hung:
                 break
-        return {}, reason
+        return lost(reason, time.monotonic() - begin)
 
     def shut_down(self) -> None:
         """End the process."""

@@ -1,1 +1,1 @@
-"""Published measurements beyond operators: ``wheel`` where a package's data lie, ``power`` and ``attention_power`` watts."""
+"""Published measurements beyond ``importers``: ``aiconfigurator`` (kernels and their power), ``whole_networks`` (timm)."""

@@ -66,7 +66,7 @@ def _table(path: Path, frame: pd.DataFrame, values: dict[str, pd.Series], named:
     return table[columns("whole_networks")]
 
 
-def bring_in(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
+def bring_in(path: Path | None) -> importers.Written:
     """Turn a file of timm's results, or all in a folder, into ``data/imported/<device>/whole_networks/timm``.
 
     Returns file and table by device. Raises InputError where there is no such file.
@@ -80,5 +80,5 @@ def bring_in(path: Path | None) -> dict[str, tuple[Path, pd.DataFrame]]:
         raise InputError(f"{path} has no benchmark-*.csv; it is the folder results of huggingface/pytorch-image-models")
     table = pd.concat(map(read, files), ignore_index=True)
     tables = {device: rows.reset_index(drop=True) for device, rows in table.groupby("device")}
-    return importers.write(tables, "whole_networks", "timm", path, "whole_networks", "timm",
+    return importers.write(tables, "whole_networks", "timm", path, ("whole_networks", "timm"),
                            licence="Apache-2.0, huggingface/pytorch-image-models")

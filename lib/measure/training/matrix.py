@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
@@ -81,9 +81,8 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
                   "label": label}
         workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
         chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
-    unknown = [name for name in wanted if name not in [cell.name for cell in chosen]]
-    if unknown:
-        raise InputError(f"no cell {choices(unknown)}; there are: {choices(cell.name for cell in chosen)}")
+    if unknown := set(wanted) - {cell.name for cell in chosen}:
+        raise InputError(f"no cell {choices(sorted(unknown))}; there are: {choices(cell.name for cell in chosen)}")
     return [cell for cell in chosen if not wanted or cell.name in wanted]
 
 
@@ -123,19 +122,6 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
     return {**row, "at_utc": store.utc_now()}
 
 
-def _left(chosen: list[Cell], repeats: int) -> Iterator[tuple[Cell, int]]:
-    done = repeats_done(chosen)
-    for number, cell in interleaved(chosen, repeats):
-        if done[cell.label] <= number:
-            yield cell, number + 1
-
-
-def _keep(row: dict[str, Any]) -> None:
-    """Append a row to ``cells.csv``, where other devices add theirs too."""
-    with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
-        file.append(list(row.values()))
-
-
 def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
                report: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
@@ -150,15 +136,17 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
     targets = {paths.MATRIX / f"{here}-{cell.params.device.replace(':', '-')}" for cell in chosen}
     with locks.writers(targets, locks.PATIENCE_S):
         budget = Budget(budget_s)
-        for cell, repeat in _left(chosen, repeats):
-            if cell.label in failed:
+        done = repeats_done(chosen)
+        for number, cell in interleaved(chosen, repeats):
+            if cell.label in failed or done[cell.label] > number:
                 continue
             if budget.spent or longest_s > budget.left_s + budget_s / 2:
                 break
             begin = time.monotonic()
-            rows.append(_outcome(cell, repeat, measure))
+            rows.append(_outcome(cell, number + 1, measure))
             longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
-            _keep(rows[-1])
+            with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
+                file.append(list(rows[-1].values()))  # where other devices add theirs too
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
             report(rows[-1])
     return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)

@@ -71,36 +71,22 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Pipelined:
-    """The result of the unsynchronised, unprofiled pass."""
-
-    batches: int
-    images: int
-    window_s: tuple[float, float]  # of time.perf_counter
-
-    @property
-    def seconds(self) -> float:
-        """Return its length, in seconds."""
-        return self.window_s[1] - self.window_s[0]
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """The results of the passes of one run, beside their rows."""
+    """The results of the passes of one run, beside their rows: ``pipelined`` is the clock of the unsynchronised pass."""
 
-    pipelined: Pipelined
+    pipelined: Stopwatch
     seen: load.Load
     metrics: dict[str, dict[str, float]]
 
 
-def _pipelined(run: Run, iters: int, most_s: float) -> Pipelined:
+def _pipelined(run: Run, iters: int, most_s: float) -> Stopwatch:
     """Train without a profiler and without synchronising inside; full batches after the first are counted, where there are."""
     size, on_cpu = run.task.workload.batch_size, run.device.type == "cpu"  # elsewhere the clock cannot be read in between
     loader = run.loader("train", iters + 1 if iters else 0)
     odd = len(loader.dataset) % size > 0
     clock = Stopwatch(run.device, len(loader) - odd - 1, every=on_cpu)
     run.trainer.train(Limited(loader, len(loader), most_s if on_cpu else math.inf), clock)
-    return Pipelined(clock.batches, clock.batches * size, clock.window_s)
+    return clock
 
 
 def _warm_up(run: Run, observer: Observer | None, budget: Budget) -> float:
@@ -137,7 +123,7 @@ def measure_passes(run: Run, budget: Budget) -> Outcome:
             passes = PassLimits(p, budget, _warm_up(run, observer, budget))
             observer.warmup = False
             pipelined = _pipelined(run, *passes.next(least_s=least_s))
-            passes.step_s = pipelined.seconds / pipelined.batches
+            passes.step_s = pipelined.step_s
             observer.pipelined_ms = passes.step_s * 1000
             for epoch in track(range(p.epochs), "train"):
                 if epoch and budget.spent:

@@ -64,17 +64,16 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
 
 def _check(p: ProfileParams, device: torch.device) -> None:
     """Refuse switches that would have no effect."""
-    if p.nvtx and device.type != "cuda":
-        raise InputError(f"nvtx ranges need a CUDA device, not {device}")
-    if p.prefetch_factor and not p.num_workers:
-        raise InputError("prefetch_factor needs num_workers of 1 or more")
-    if p.pin_memory and device.type != "cuda":
-        raise InputError(f"pin_memory speeds up copies to a CUDA device; the device here is {device}")
-    plain = ProfileParams()
-    if p.optimizer == "adam" and (p.momentum, p.weight_decay) != (plain.momentum, plain.weight_decay):
-        raise InputError("momentum and weight_decay are of optimizer=sgd")
-    if p.cudnn_benchmark and p.deterministic:
-        raise InputError("deterministic and cudnn_benchmark exclude each other: choose one")
+    plain, on_cuda = ProfileParams(), device.type == "cuda"
+    for wrong, why in (
+            (p.nvtx and not on_cuda, f"nvtx ranges need a CUDA device, not {device}"),
+            (p.prefetch_factor and not p.num_workers, "prefetch_factor needs num_workers of 1 or more"),
+            (p.pin_memory and not on_cuda, f"pin_memory speeds up copies to a CUDA device; the device here is {device}"),
+            (p.optimizer == "adam" and (p.momentum, p.weight_decay) != (plain.momentum, plain.weight_decay),
+             "momentum and weight_decay are of optimizer=sgd"),
+            (p.cudnn_benchmark and p.deterministic, "deterministic and cudnn_benchmark exclude each other: choose one")):
+        if wrong:
+            raise InputError(why)
 
 
 def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
@@ -89,21 +88,21 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
     train = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     timing = Timing(train) if len(train) else None
     low, high = timing.interval_ms() if timing else (None, None)
-    energy = run.recorder.energy(*pipelined.window_s)
+    energy, images = run.recorder.energy(*pipelined.window_s), pipelined.batches * workload.batch_size
     row = {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
            "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
            "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
            "warmup_iters": p.warmup_iters, "measured_iters": pipelined.batches, "precision": p.precision,
-           "elapsed_sec": pipelined.seconds, "images_per_sec": pipelined.images / pipelined.seconds,
-           "images_processed": pipelined.images, "workload_id": workload.id, "dataset": workload.dataset,
+           "elapsed_sec": pipelined.seconds, "images_per_sec": images / pipelined.seconds,
+           "images_processed": images, "workload_id": workload.id, "dataset": workload.dataset,
            "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
            "data_root": workload.folder or "medmnist", "torch_version": torch.__version__, "tf32": machine.tf32(run.device),
            "threads": torch.get_num_threads(), "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(),
            "other_cpu_cores": seen.other_cores, "involuntary_switches_per_s": seen.involuntary_per_s,
            "step_median_ms": timing and timing.median_ms,
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
-           **machine.ids(), "image_j": energy.energy_j / pipelined.images, **energy.columns}
-    pipelined_ms = pipelined.seconds / pipelined.batches * 1000 if run.device.type == "cpu" else None
+           **machine.ids(), "image_j": energy.energy_j / images, **energy.columns}
+    pipelined_ms = pipelined.step_s * 1000 if run.device.type == "cpu" else None
     row |= {"momentum": p.momentum, "weight_decay": p.weight_decay} if p.optimizer == "sgd" else {}
     earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())

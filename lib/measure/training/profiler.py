@@ -41,9 +41,7 @@ class BatchProfiler:
     def __init__(self, file: store.Appender, constants: dict, device: torch.device, nvtx: bool = False,
                  recorder: Recorder | None = None, step: int = 0):
         self._file, self._device, self._nvtx, self._recorder = file, device, nvtx, recorder
-        names = columns("profile")
-        self._row = [constants.get(name) for name in names]
-        self._changing = [(index, name) for index, name in enumerate(names) if name not in constants]
+        self._constants = constants
         self._events = ([torch.cuda.Event(enable_timing=True) for _ in PHASES] if device.type == "cuda" else [])
         self.warmup, self.epoch, self.pipelined_ms, self._open = False, 0, None, False
         self._step, self._began = step, time.perf_counter()
@@ -52,9 +50,8 @@ class BatchProfiler:
     def start(self) -> None:
         """Begin a step."""
         self._marks = []
-        if self._nvtx and not self._open:
-            torch.cuda.nvtx.range_push(PHASES[0])
-            self._open = True
+        if not self._open:
+            self._open_range(PHASES[0])
         self._start = time.perf_counter_ns()
 
     def mark(self, phase: str) -> None:
@@ -67,8 +64,12 @@ class BatchProfiler:
         if self._nvtx:
             self.close_range()
             if phase != PHASES[-1]:
-                torch.cuda.nvtx.range_push(PHASES[PHASES.index(phase) + 1])
-                self._open = True
+                self._open_range(PHASES[PHASES.index(phase) + 1])
+
+    def _open_range(self, phase: str) -> None:
+        if self._nvtx:
+            torch.cuda.nvtx.range_push(phase)
+            self._open = True
 
     def close_range(self) -> None:
         """Close the NVTX range that is open, if any; the last pass leaves one when the loader runs dry."""
@@ -107,11 +108,9 @@ class BatchProfiler:
             "wall_time_s": time.perf_counter() - self._began, "loader_wait_ms": loader, "h2d_ms": h2d,
             "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms,
             "energy_j": None if math.isnan(energy_j) else energy_j, "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
-        row = self._row.copy()
-        for index, name in self._changing:
-            value = changing[name]
-            row[index] = f"{value:.5f}" if isinstance(value, float) else value
-        self._file.append(row)
+        texts = {name: f"{value:.5f}" if isinstance(value, float) else value for name, value in changing.items()}
+        row = {**texts, **self._constants}
+        self._file.append([row[name] for name in columns("profile")])
         self._step += 1
 
 

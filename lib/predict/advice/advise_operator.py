@@ -10,6 +10,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict import registry
+from lib.predict.advice.advise_text import NUMBER
 from lib.predict.networks import composition, work
 from lib.predict.registry import Predictor
 from lib.tables import PARAMETERS
@@ -52,8 +53,10 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
     device is left.
     """
     predictors = registry.for_devices(devices, wanted.dtype)
-    described = {kind: _described(wanted, kind) for kind in sorted({one.device_type for one in predictors})}
-    rows, left_out = [], {}
+    described, rows, left_out = {}, [], {}
+    for kind in sorted({one.device_type for one in predictors}):
+        flops, moved = spaces.work(wanted.ops(kind))  # of what the device type runs for it
+        described[kind] = {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
     for predictor in predictors:
         try:
             rows.append(_row(predictor, described[predictor.device_type]))
@@ -62,44 +65,27 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
     if not rows:
         raise InputError("; ".join(left_out.values()))
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
-    table.attrs |= {"left_out": left_out, "work": _work_words(described)}
+    words = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in described.items()}
+    alike = len(set(words.values())) == 1
+    table.attrs |= {"left_out": left_out, "work": next(iter(words.values())) if alike else
+                    "; ".join(f"{kind}: {text}" for kind, text in words.items())}
     return table
-
-
-def _described(wanted: Config, device_type: str) -> dict[str, Any]:
-    """Return the operator as a row of ``sweep``, with the FLOPs and bytes of what a device type runs for it."""
-    flops, moved = spaces.work(wanted.ops(device_type))
-    return {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
-
-
-def _work_words(described: Mapping[str, Mapping[str, Any]]) -> str:
-    """Say what the operator computes and moves, of each device type where they run different kernels for it."""
-    several = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in described.items()}
-    if len(set(several.values())) == 1:
-        return next(iter(several.values()))
-    return "; ".join(f"{kind}: {words}" for kind, words in several.items())
 
 
 def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
-    predicted_ms, origin = float(answer["predicted_ms"]), predictor.origin or str(answer["origin"])
-    compute_ms, move_ms = row["flops"] / roof.peak_gflops / 1e6, row["bytes"] / roof.gbps() / 1e6
-    launch_ms, roof_ms = roof.launch_us / 1e3, max(compute_ms, move_ms)
-    bound = "launch" if launch_ms > roof_ms else predictor.bound_of(np.array([[row["flops"], row["bytes"]]]), launch_ms,
-                                                                    predicted_ms)
-    return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted",
-            **{name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
-            "gflops": row["flops"] / predicted_ms / 1e6, "gbps": row["bytes"] / predicted_ms / 1e6,
-            "pct_of_attainable": roof_ms / predicted_ms * 100, "bound": bound,
-            "out_of_range": bool(answer["out_of_range"] or origin), "measured_ms": _measured(predictor, row),
-            "latency_type": facts["latency_type"], "cache": facts.get("cache", "warm")}
-
-
-def _measured(predictor: Predictor, row: Mapping[str, Any]) -> float:
-    """Return what was measured of this very operator on the device in the state that its model answers for, NaN if nothing."""
+    origin, flops, moved = predictor.origin or str(answer["origin"]), row["flops"], row["bytes"]
+    launch_ms = roof.launch_us / 1e3
+    times = {name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")}
+    predicted_ms, roof_ms = times["predicted_ms"], max(flops / roof.peak_gflops, moved / roof.gbps()) / 1e6
     table = predictor.measured_operators
-    same = table[(table["flops"] == row["flops"]) & (table["bytes"] == row["bytes"])]
-    return composition.lookup(same).get(work.key_of(row), math.nan)
+    measured = composition.lookup(table[(table["flops"] == flops) & (table["bytes"] == moved)])
+    return {"device": predictor.device, "source": f"zero-shot from {origin}" if origin else "predicted", **times,
+            "gflops": flops / predicted_ms / 1e6, "gbps": moved / predicted_ms / 1e6,
+            "pct_of_attainable": roof_ms / predicted_ms * 100, "bound": "launch" if launch_ms > roof_ms else
+            predictor.bound_of(np.array([[flops, moved]]), launch_ms, predicted_ms),
+            "out_of_range": bool(answer["out_of_range"] or origin), "measured_ms": measured.get(work.key_of(row), math.nan),
+            "latency_type": facts["latency_type"], "cache": facts.get("cache", "warm")}
 
 
 def text(wanted: Config, table: pd.DataFrame) -> str:
@@ -111,12 +97,7 @@ def text(wanted: Config, table: pd.DataFrame) -> str:
     for (latency_type, cache), part in table.groupby(["latency_type", "cache"], sort=False):
         shown = part.rename(columns=names).drop(columns=["latency_type", "cache"]).dropna(axis=1, how="all")
         lines += ["", f"{_TIMED[latency_type]}, {cache} caches:",
-                  shown.to_string(index=False, float_format=lambda value: f"{value:,.4g}")]
+                  shown.to_string(index=False, float_format=NUMBER)]
     if table["out_of_range"].any():
         lines.append("outside: beyond the training range of the device's model; its interval is widened, not proven")
     return "\n".join([*lines, *(f"left out: {why}" for why in table.attrs["left_out"].values())])
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the table as plain values for JSON; what is not known is null."""
-    return table.astype(object).where(table.notna(), None).replace({np.nan: None}).to_dict("records")

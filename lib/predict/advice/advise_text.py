@@ -1,6 +1,7 @@
-"""Advice in words and tables, for the command line and the notebook."""
+"""Advice in words and tables, for the command line and the notebook: on one screen, or all of it."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +12,19 @@ import torch
 from lib.errors import choices
 from lib.measure import load
 from lib.predict import steps
-from lib.predict.advice.advise import Advice, advise, without_ceilings
+from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import Change
 from lib.predict.transfer_cpu import DOUBTFUL
 
+WIDTH = 100
+GRADES = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction its 90 % interval reaches at most
+_TRUSTED = ("A", "B")
+_CHANGES = 3
+_WORTH = 1.02  # a smaller gain is no reason to change anything
+_EXPLAIN = ("Confidence: the 90 % interval reaches 1.25 (A), 1.5 (B), 2.5 (C) times the prediction or more (D); C at best for "
+            "what was learned from other devices or lies out of the training range. --explain: where each number comes from.")
+NUMBER = "{:,.4g}".format
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
           "below_roof": "x below roof", "fits": "fits",
@@ -23,35 +32,98 @@ _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms"
           "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
           "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
           "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
-
-
-def table(advice: Advice) -> pd.DataFrame:
-    """Return the devices as people read them; columns that say nothing are left out."""
-    shown = advice.table[list(_SHOWN)].rename(columns=_SHOWN)
-    return shown.dropna(axis=1, how="all")
+Row = dict[str, Any]
 
 
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
-    query = advice.captured.query
+    query, batch_size = advice.captured.query, advice.captured.batch_size
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
-    samples = f"{advice.captured.batch_size} sample{'s' * (advice.captured.batch_size > 1)}"
     how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    given = [one for one in query.network(1).batch if one.name or not one.is_float]
-    inputs = f" of {choices(f'{one.name} {one.sample}'.strip() for one in given)}" if given else ""
-    return f"{query.model}, {what} of {samples}{inputs}, {', '.join(how)}"
+    given = [f"{one.name} {one.sample}".strip() for one in query.network(1).batch if one.name or not one.is_float]
+    return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
+            f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
+
+
+# ---------------------------------------------------------------------------------------------- on one screen
+
+def grade(row: Row) -> str:
+    """Return how far to trust a row of advice, A to D: by the reach of its 90 % interval, which comes from held-out errors.
+
+    What was learned from other devices (zero-shot) or lies out of the training range is C at best.
+    """
+    reach = max(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"])
+    letter = next(letter for letter, most in GRADES.items() if reach <= most)
+    return max(letter, "C") if row["out_of_range"] or row["source"].startswith("zero-shot") else letter
+
+
+def screen(advice: Advice, several: Sequence[Change], note: str = "") -> str:
+    """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
+    rows = [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
+    lines = [heading(advice), *_verdicts(rows), *([note] if note else []), "", *_table(rows), ""]
+    unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
+    lines += [f"Not modelled, others answer for them: {choices(unknown)}"] if unknown else []
+    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in several
+             if change.predicted_gain >= _WORTH][:_CHANGES]
+    lines += ["What to change, and how many times as many images a second:", *worth] if worth else \
+        ["No change is predicted to make it faster."]
+    return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
+                     for line in (*lines, _EXPLAIN))
+
+
+def _verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return the fastest device that the network fits into, and the fastest that can be trusted where that is another."""
+    fitting = [row for row in rows if row["fits"]]
+    if not fitting:
+        return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB."]
+    fastest, trusted = fitting[0], next((row for row in fitting if row["grade"] in _TRUSTED), None)
+    doubt = ", a guess, as little like it was measured there" if fastest["source"].startswith("zero-shot") else \
+        ", out of the range that its model was trained on" * fastest["out_of_range"]
+    lines = [f"Fastest: {_time(fastest)}{doubt}."]
+    if len(fitting) > 1 and trusted is not fastest:
+        lines.append(f"Best that can be trusted: {_time(trusted)}." if trusted else
+                     "None of these predictions can be trusted (A or B): measure before you decide.")
+    return lines
+
+
+def _time(row: Row) -> str:
+    return f"{row['device']}, {row['predicted_ms']:,.3g} ms ({_range(row)}, {row['grade']})"
+
+
+def _range(row: Row) -> str:
+    high = f"to {row['high_ms']:,.3g}" if math.isfinite(row["high_ms"]) else "or more"
+    return f"{row['low_ms']:,.3g} {high}"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    cells = [{"device": row["device"], "ms": f"{row['predicted_ms']:,.3g}", "90 % range": _range(row),
+              "images/s": f"{row['images_per_sec']:,.4g}",
+              "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
+              "confidence": row["grade"], "measured ms": f"{row['measured_ms']:,.3g}" if row["measured_ms"] > 0 else ""}
+             for row in rows]
+    columns = [[name, *(row[name] for row in cells)] for name in cells[0] if any(row[name] for row in cells)]
+    padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
+              for number, column in enumerate(columns)]
+    return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------- all of it
+
+def table(advice: Advice) -> pd.DataFrame:
+    """Return the devices as people read them; columns that say nothing are left out."""
+    return advice.table[list(_SHOWN)].rename(columns=_SHOWN).dropna(axis=1, how="all")
 
 
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
-    body = table(advice).to_string(index=False, float_format=lambda value: f"{value:,.4g}")
+    body = table(advice).to_string(index=False, float_format=NUMBER)
     lines = [heading(advice), "", body, "", f"recommended: {advice.reason}"]
     if len(advice.crossovers) > 1:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():
         lines.append("outside: more than a twentieth of the time lies out of the training range of the device's model; its "
                      "interval is widened, not proven")
-    lines += _notes(advice)
+    lines += [*_notes(advice), *_step_notes(advice)]
     if advice.table["energy_j"].notna().any():
         lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "
                      "idling and the host are not in it")
@@ -60,47 +132,45 @@ def text(advice: Advice) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     """Return what to know of the times: what no model is of, and which are of kernels alone."""
-    works = [advice.captured.work(device_type=kind) for kind in sorted({one.device_type for one in advice.predictors})]
-    unknown = list(dict.fromkeys(name for one in works for name in one.not_modelled))
-    gpus = advice.table[~advice.table["device"].str.match("cpu(@|$)")]
-    kernels = gpus.loc[gpus["latency_type"] == "kernel", "device"]
-    lines = [f"not modelled: {choices(unknown)}; others answer for them, of like work or those of {advice.captured.query.dtype}"
-             ] if unknown else []
-    if uncounted := list(dict.fromkeys(name for one in works for name in one.uncounted)):
-        lines.append(f"FLOPs not known: {choices(uncounted)}; one is counted for each element, which is the least")
-    if np.isinf(advice.table["high_ms"]).any():
-        lines.append("inf: of some operators only the least time is known, so the interval has no upper end")
-    if branches := list(dict.fromkeys(place for one in works for place in one.branches)):
-        lines.append(f"its control flow depends on values ({choices(branches)}): the branch of random inputs was taken")
-    lines += [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
-              f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in advice.table.itertuples() if row.rss_mb > 0]
-    if len(gpus) and advice.captured.query.dtype == "fp32":
-        lines.append("fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in "
-                     "convolutions unless told otherwise, they may be faster")
-    if len(kernels):
-        lines.append(f"kernels alone, as CUDA graphs run them, without launches: {choices(kernels)}")
-    if len(kernels) < len(gpus):
-        launched = choices(gpus.loc[gpus["latency_type"] != "kernel", "device"])
-        lines.append(f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone")
-    lines += [f"{row.device}, errors on what was held out: {row.held_out}" for row in advice.table.itertuples()]
-    return lines + _step_notes(advice)
+    shown, dtype = advice.table, advice.captured.query.dtype
+    works = {answer.predictor.device_type: answer.work for answer in advice.answers}
+
+    def said(name: str) -> str:
+        return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
+
+    gpus = shown[~shown["device"].str.match("cpu(@|$)")]
+    kernels, launched = (choices(part["device"]) for part in (gpus[gpus["latency_type"] == "kernel"],
+                                                              gpus[gpus["latency_type"] != "kernel"]))
+    unknown, uncounted, branches = map(said, ("not_modelled", "uncounted", "branches"))
+    resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
+                f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
+    unbounded = np.isinf(shown["high_ms"]).any()
+    lines = {
+        f"not modelled: {unknown}; others answer for them, of like work or those of {dtype}": unknown,
+        f"FLOPs not known: {uncounted}; one is counted for each element, which is the least": uncounted,
+        "inf: of some operators only the least time is known, so the interval has no upper end": unbounded,
+        f"its control flow depends on values ({branches}): the branch of random inputs was taken": branches,
+        **dict.fromkeys(resident, True),
+        "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
+        "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
+        f"kernels alone, as CUDA graphs run them, without launches: {kernels}": kernels,
+        f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone": launched,
+        **{f"{row.device}, errors on what was held out: {row.held_out}": True for row in shown.itertuples()}}
+    return [line for line, holds in lines.items() if holds]
 
 
 def _step_notes(advice: Advice) -> list[str]:
     """Return on what the parts of a training step rest, and what learners of profiles say of the whole."""
-    if advice.captured.query.mode != "train":
-        return []
-    sources: dict[str, list[str]] = {}
-    lines = []
-    for predictor in advice.predictors:
-        for name, costs in steps.costs_of(predictor).items():
-            sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(predictor.device)
-        learned = steps.of_itself(predictor) if advice.captured.query.dtype == "fp32" else None  # as all profiles are
+    query, sources, lines = advice.captured.query, {}, []
+    for answer in advice.answers if query.mode == "train" else ():
+        device = answer.predictor.device
+        for name, costs in steps.costs_of(answer.predictor).items():
+            sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(device)
+        learned = steps.of_itself(answer.predictor) if query.dtype == "fp32" else None  # as all profiles are
         if learned:
-            network = advice.captured.work(device_type=predictor.device_type)
-            several = [f"{name} {one.predict([network])[0]:,.3g} (±{math.expm1(one.half):.0%})"
+            several = [f"{name} {one.predict([answer.work])[0]:,.3g} (±{math.expm1(one.half):.0%})"
                        for name, one in learned.learners.items()]
-            lines.append(f"{predictor.device}, the whole step by learners of profiles, in ms: {', '.join(several)}")
+            lines.append(f"{device}, the whole step by learners of profiles, in ms: {', '.join(several)}")
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
 
 
@@ -115,39 +185,36 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
 
     ``reading`` tells what others did lately; without one they are watched for a moment. ``brief``: in one short sentence.
     """
-    if "cpu" not in set(advice.table["device"]):
+    cpu = advice.of("cpu")
+    if cpu is None:
         return ""
     threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
     idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
     if brief:
-        return f"The CPU's time is that of {idle}." if free >= threads else \
-            f"The CPU's time is that of {idle}; others hold cores now: set OMP_NUM_THREADS={free} meanwhile."
+        busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if free < threads else ""
+        return f"The CPU's time is that of {idle}{busy}."
     text = f"cpu: the time is that of {idle}"
-    cpu = next(one for one in advice.predictors if one.device == "cpu")
-    if without_ceilings(cpu):
-        why = ": the ceilings measured here are unusable, others held cores" if cpu.model.facts.get(DOUBTFUL) else ""
-        text += f", {cpu.origin}, not scaled to this one{why}"
+    if cpu.predictor.is_unscaled:
+        doubtful = ": the ceilings measured here are unusable, others held cores" * (DOUBTFUL in cpu.predictor.model.facts)
+        text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
     if free >= threads:
         return text
     return (f"{text}, and others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another "
             f"beside a busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
 
 
-def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "") -> list[dict[str, Any]]:
+def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "") -> list[Row]:
     """Return the table as plain values for JSON, a row a device; what is not known is null.
 
     ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
     ``changes``, and ``note`` (see ``neighbours``) as ``note``.
     """
     rows = advice.table.to_dict("records")
-    for own in rows if note else ():
-        if own["device"] == "cpu":
-            own["note"] = note
+    names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}
     if verified:
-        own = next(row for row in rows if row["device"] == "cpu")
-        own["verified_ms"], several = verified
-        own["changes"] = [{name: getattr(change, name) for name in ("what", "predicted_gain", "measured_gain", "why")}
-                          for change in several]
+        more |= {"verified_ms": verified[0],
+                 "changes": [{name: getattr(change, name) for name in names} for change in verified[1]]}
+    rows = [row | more if row["device"] == "cpu" else row for row in rows]
     return plain(rows)
 
 
@@ -179,10 +246,10 @@ def changes_table(several: Sequence[Change]) -> pd.DataFrame:
 def verdict(advice: Advice, measured_ms: float) -> str:
     """Say whether the interval of this machine's CPU covers what was measured: of a training step forward and backward."""
     what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
-    cpu = next((predictor for predictor in advice.predictors if predictor.device == "cpu"), None)
+    said, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:
-        return f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms"
-    passes = cpu.estimate(advice.captured.work())
+        return said
+    passes = cpu.predictor.estimate(cpu.work)
     covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
-    return (f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms, {covered} the interval {passes.low_ms:,.4g} to "
+    return (f"{said}, {covered} the interval {passes.low_ms:,.4g} to "
             f"{passes.high_ms:,.4g}; the prediction was off by {passes.predicted_ms / measured_ms - 1:+.1%}")

@@ -1,32 +1,40 @@
-"""A question about a network, and what is captured of the network to answer it."""
+"""A question about a network, what is captured of the network to answer it, and the answer of one device."""
 
 import math
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import steps
+from lib.predict import registry, steps
 from lib.predict.cards import answers
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards.features import Condition
-from lib.predict.networks import gains, work
-from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import Step
+from lib.predict.networks import gains, resident, work
+from lib.predict.networks.composition import Composition, Estimate
+from lib.predict.networks.step import PARTS, Step
 from lib.predict.networks.work import Work
+from lib.predict.power import energy
 from lib.predict.registry import Predictor
+from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
-MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
+COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
+           "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
+           "energy_high_j", "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb",
+           *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
-_IMAGES = 4  # dimensions of a batch of images
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,28 @@ class Query:
         """Return the network with its batch; InputError if it cannot be built."""
         return networks.network(self.model, batch_size or self.batch_size, self.input_shape)
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the network runs eagerly, its images in the default layout."""
+        return (self.layout, self.compiled) == ("contiguous", False)
+
+
+def once(call: Callable) -> Callable:
+    """Return a function that is called once with equal arguments, also where it raises."""
+    outcomes: dict[tuple, tuple[Any, Exception | None]] = {}
+
+    def outcome(*given: Any) -> Any:
+        if given not in outcomes:
+            try:
+                outcomes[given] = call(*given), None
+            except Exception as error:
+                outcomes[given] = None, error
+        result, error = outcomes[given]
+        if error:
+            raise error
+        return result
+    return outcome
+
 
 class CapturedQuery:
     """A query and the captures of its network: one per device type and batch size, reused by every answer.
@@ -59,134 +89,225 @@ class CapturedQuery:
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         network = query.network()
-        self.query, self.shipped, self.batch_size = query, shipped, network.shape[0]
-        self._works: dict[tuple[int, str], Work] = {}
-        self._interpolations: dict[tuple[int, str], Work] = {}
-        self._module = cache(lambda: capture.prepared(network))
-        self._rows = cache(lambda: card_rows.of_network(network, self._module()))
-        in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous"), shipped))
-        self._in_fp32 = cache(lambda batch_size: in_fp32().under(batch_size=batch_size))
+        self.query, self.shipped, self.batch_size, self.dimensions = query, shipped, network.shape[0], len(network.shape)
+        module = cache(lambda: capture.prepared(network))
+        self._captured = once(lambda batch_size, device_type: work.captured(
+            query.network(batch_size), query.mode, dtypes.torch_name(query.dtype), device=device_type, ready=module()))
+        self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
+        self._rows = cache(lambda: card_rows.of_network(network, module()))
+        self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous"), shipped))
 
     def under(self, **changes) -> "CapturedQuery":
         """Return the query with another batch size, layout or compiled; both share their captures."""
         other = copy(self)
-        other.query, other._interpolations = replace(self.query, **changes), {}
-        other.batch_size = other.query.network().shape[0]
+        other.query = replace(self.query, **changes)
+        other.batch_size = other.query.batch_size or other.query.network().shape[0]
         return other
 
     def work(self, batch_size: int = 0, device_type: str = "cpu") -> Work:
         """Return the work at a batch size (0: the query's), captured as a device type (cpu, cuda) runs it."""
-        key = batch_size or self.batch_size, device_type
-        if key not in self._works:
-            self._works[key] = work.captured(self.query.network(key[0]), self.query.mode, dtypes.torch_name(self.query.dtype),
-                                              device=device_type, ready=self._module())
-        return self._works[key]
+        return self._captured(batch_size or self.batch_size, device_type)
 
-    def scaled(self, batch_size: int, device_type: str = "cpu") -> Work:
+    def scaled(self, batch_size: int = 0, device_type: str = "cpu") -> Work:
         """Return the work at another batch size, interpolated between two captures: sizes are linear in the batch.
 
-        A network is captured at the batch size itself where the two captures have different operators.
+        A network is captured at the batch size itself where the two captures fail, or have different operators.
         """
-        if (batch_size, device_type) not in self._interpolations:
-            self._interpolations[batch_size, device_type] = self._interpolated(batch_size, device_type)
-        return self._interpolations[batch_size, device_type]
-
-    def _interpolated(self, batch_size: int, device_type: str) -> Work:
-        base = max(_LEAST_BATCH, self.batch_size)
-        if batch_size in (self.batch_size, base, 2 * base):
-            return self.work(batch_size, device_type)
-        first, second = (self.work(size, device_type) for size in (base, 2 * base))
-        share = (batch_size - base) / base
-        try:
-            plan = first.plan.towards(second.plan, share)
-        except ValueError:
-            plan = None
-        if plan is None or list(first.table["op"]) != list(second.table["op"]):
-            return self.work(batch_size, device_type)
-
-        def line(start, end):
-            return start + share * (end - start)
-
-        sizes = [name for name in first.table.select_dtypes("number") if name not in _COUNTS]
-        table = first.table.assign(**{name: line(first.table[name], second.table[name]) for name in sizes})
-        totals = {name: max(0.0, line(getattr(first, name), getattr(second, name)))
-                  for name in ("weight_bytes", "input_values")}
-        replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay, **totals)
-
-    def predict(self, predictor: Predictor, network: Work | None = None, memory: str = "default") -> Estimate | Step:
-        """Predict a forward pass, or a training step with all of its parts, on a device.
-
-        ``network``: the work at another batch size than the query's; ``memory``: see ``Predictor.estimate``.
-        """
-        network = network or self.work(device_type=predictor.device_type)
-        passes = self._by_gain(predictor, network, memory) if self.uses_gain(predictor) else \
-            self._of_whole_networks(predictor, network)
-        if self.query.mode == "infer":
-            return passes or predictor.estimate(network, memory)
-        return steps.assembled(predictor, network, steps.loading(self.query.model, network),
-                               passes or steps.passes_in_a_loop(predictor, network), steps.costs_of(predictor, self.shipped))
-
-    def quote(self, predictor: Predictor, network: Work, passes: Estimate) -> quote.Quote:
-        """Return the held-out errors that are quoted beside the answer of a device."""
-        quoted = quote.quote(predictor, network, passes, "default" if self.query.mode == "infer" else "kept")
-        gain = passes.provenance.gain
-        return quote.Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}") if gain else quoted
-
-    # Cards whose whole networks were measured
+        return self._scaled(self.batch_size, batch_size or self.batch_size, device_type)
 
     @property
     def rows(self) -> pd.DataFrame:
         """Give the rows of work that models of whole networks take, see ``cards.rows``."""
         return self._rows()
 
-    def condition(self, predictor: Predictor) -> Condition | None:
-        """Return the measured condition of whole networks that is most like the query; None where there is none."""
-        query = self.query
-        if predictor.card is None or len(query.network().shape) != _IMAGES:
-            return None
-        return answers.condition_of(predictor.card, query.dtype, query.mode, query.layout, query.compiled)
+    def in_fp32(self) -> "CapturedQuery":
+        """Return the query in fp32 and the default layout, at the same batch size."""
+        return self if self.query.dtype == "fp32" else self._in_fp32().under(batch_size=self.batch_size)
 
-    def _of_whole_networks(self, predictor: Predictor, network: Work) -> Estimate | None:
+
+def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
+    base = max(_LEAST_BATCH, usual)
+    if batch_size in (usual, base, 2 * base):
+        return captured(batch_size, device_type)
+    share = (batch_size - base) / base
+    try:
+        first, second = (captured(size, device_type) for size in (base, 2 * base))
+        plan = first.plan.towards(second.plan, share)
+    except ValueError:
+        return captured(batch_size, device_type)
+    if list(first.table["op"]) != list(second.table["op"]):
+        return captured(batch_size, device_type)
+
+    def line(start, end):
+        return start + share * (end - start)
+
+    sizes = [name for name in first.table.select_dtypes("number") if name not in _COUNTS]
+    table = first.table.assign(**{name: line(first.table[name], second.table[name]) for name in sizes})
+    totals = {name: max(0.0, line(getattr(first, name), getattr(second, name))) for name in ("weight_bytes", "input_values")}
+    replay = allocator.replayed(plan) if device_type == "cpu" else None
+    return replace(first, table=table, batch_size=batch_size, plan=plan, replay=replay, **totals)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is predicted of a query on one device, and why.
+
+    ``batch_size``: another one than the query's; ``memory``: a CPU process's heap, see ``Predictor.estimate``.
+    """
+
+    captured: CapturedQuery
+    predictor: Predictor
+    batch_size: int = 0
+    memory: str = "default"
+
+    @property
+    def query(self) -> Query:
+        """Return the question."""
+        return self.captured.query
+
+    @cached_property
+    def work(self) -> Work:
+        """Give what the device runs."""
+        return self.captured.scaled(self.batch_size, self.predictor.device_type)
+
+    @cached_property
+    def condition(self) -> Condition | None:
+        """Give the measured condition of whole networks that is most like the query; None where there is none."""
+        card, query = self.predictor.card, self.query
+        if card is None or self.captured.dimensions != 4:  # images
+            return None
+        return answers.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
+
+    @property
+    def uses_gain(self) -> bool:
+        """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
+        query, predictor = self.query, self.predictor
+        is_default = (query.dtype, query.layout) == ("fp32", "contiguous")
+        return predictor.device == "cpu" and predictor.model.facts["dtype"] == "fp32" and not is_default and not query.compiled
+
+    @cached_property
+    def estimate(self) -> Estimate | Step:
+        """Predict a forward pass, or a training step with all of its parts."""
+        passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
+        if self.query.mode == "infer":
+            return passes or self._kernels
+        return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes,
+                             shipped=self.captured.shipped)
+
+    @property
+    def passes(self) -> Estimate:
+        """Return the estimate of the passes: of a step, forward and backward."""
+        return getattr(self.estimate, "passes", self.estimate)
+
+    @property
+    def memory_mb(self) -> float:
+        """Return the MB that are needed; a training step's include the optimizer's state."""
+        return getattr(self.estimate, "memory_mb", self.work.memory_mb)
+
+    @property
+    def beside_ms(self) -> float:
+        """Return what a training step is predicted to take beside forward and backward; 0 in inference."""
+        return getattr(self.estimate, "beside_ms", 0.0)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether its tensors fit into the memory of the device."""
+        return self.memory_mb < self.predictor.memory_mb
+
+    @property
+    def heap(self) -> str:
+        """Return the heap of a CPU's passes: a training loop retains freed memory."""
+        return "kept" if self.query.mode == "train" else self.memory
+
+    @property
+    def composition(self) -> Composition:
+        """Return what its networks add to the sum of their operators."""
+        return self.predictor.composition(self.query.mode, self.heap)
+
+    @cached_property
+    def _kernels(self) -> Estimate:
+        return self.predictor.estimate(self.work, self.memory)
+
+    def _of_whole_networks(self) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
 
         Where only other cards ran so, the card's own kernels come first if they answer for most of the time.
         """
-        condition = self.condition(predictor)
+        condition, work, card = self.condition, self.work, self.predictor.card
         if condition is None:
             return None
-        kernels = cache(lambda: predictor.estimate(network))
-        plain = (self.query.layout, self.query.compiled) == ("contiguous", False)
-        of_other_cards = predictor.card.under(condition).conditions[condition].basis == "others"
-        if plain and of_other_cards and kernels().provenance.borrowed <= MOST_BORROWED:
+        of_other_cards = card.under(condition).conditions[condition].basis == "others"
+        if self.query.is_plain and of_other_cards and self._kernels.provenance.borrowed <= registry.MOST_BORROWED:
             return None
-        answer = answers.answer(predictor.card, card_rows.of_passes(self.rows), network.batch_size, condition)
-        unbounded = network.uncounted or (not network.table["covered"].all() and math.isinf(kernels().high_ms))
-        return Estimate(answer.predicted_ms, answer.low_ms, math.inf if unbounded else answer.high_ms, float(answer.outside),
-                        Provenance(answer.origins, condition=condition), lambda: kernels().operators)
+        answer = answers.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition)
+        unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._kernels.high_ms))
+        return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
+                       predict_operators=lambda: self._kernels.operators)
 
-    # A CPU in another element type or layout
+    @cached_property
+    def _in_fp32(self) -> Work:
+        return self.captured.in_fp32().scaled(self.work.batch_size)
 
-    def uses_gain(self, predictor: Predictor) -> bool:
-        """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
-        is_default = (self.query.dtype, self.query.layout) == ("fp32", "contiguous")
-        has_fp32 = predictor.device == "cpu" and predictor.model.facts["dtype"] == "fp32"
-        return has_fp32 and not is_default and not self.query.compiled
-
-    def in_fp32(self) -> "CapturedQuery":
-        """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype == "fp32" else self._in_fp32(self.batch_size)
-
-    def gain(self, predictor: Predictor, dtype: str, layout: str) -> gains.Answer:
+    def gain(self, dtype: str, layout: str) -> gains.Answer:
         """Return the gain of an element type and layout over fp32 in the default layout on this CPU."""
-        return gains.answer(self.in_fp32().work(), predictor.model, dtype, layout)
+        return gains.answer(self._in_fp32, self.predictor.model, dtype, layout)
 
-    def _by_gain(self, predictor: Predictor, network: Work, memory: str) -> Estimate:
-        in_fp32 = self.in_fp32().scaled(network.batch_size)
-        base = predictor.estimate(in_fp32, memory) if self.query.mode == "infer" else steps.passes_in_a_loop(predictor, in_fp32)
-        answer = gains.answer(in_fp32, predictor.model, self.query.dtype, self.query.layout)
-        predicted_ms, gain_half = base.predicted_ms / answer.gain, math.log(answer.high / answer.gain)
+    def _by_gain(self) -> Estimate:
+        base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
+            steps.passes_in_a_loop(self.predictor, self._in_fp32)
+        gain = self.gain(self.query.dtype, self.query.layout)
+        predicted_ms, gain_half = base.predicted_ms / gain.gain, math.log(gain.high / gain.gain)
         below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), gain_half))
                         for end in (base.low_ms, base.high_ms))
         return replace(base, predicted_ms=predicted_ms, low_ms=predicted_ms / below, high_ms=predicted_ms * above,
-                       provenance=replace(base.provenance, gain=answer))
+                       provenance=replace(base.provenance, gain=gain))
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return the answer as a row (COLUMNS)."""
+        estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
+        rate = work.batch_size / estimate.predicted_ms * 1e3
+        price, resident_mb, facts = predictor.price_per_hour, self._resident_mb(), predictor.model.facts
+        branches = [f"values at {place} (those of random inputs)" for place in work.branches]
+        end_to_end = predictor.device_type == "cpu" or passes.provenance.of_networks
+        return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
+                "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
+                "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
+                "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
+                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
+                "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
+                "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
+                "latency_type": "end_to_end" if end_to_end else facts["latency_type"], **quote.quote(self).columns,
+                "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
+                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
+                "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
+
+    def _resident_mb(self) -> dict[str, float]:
+        """Return the resident MB that a fresh process grows by, with an interval; empty if none was learned."""
+        fitted = self.predictor.model.resident.get("default")
+        if not fitted:
+            return {}
+        mb = resident.answer(Composition(**fitted), self.work, self.memory_mb - self.work.memory_mb)
+        return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
+
+    def _bound(self) -> str:
+        """Return what limits the answer: loader, copy or optimizer, or the passes (``Predictor.bound``)."""
+        parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
+        if longest in _HOST and parts[longest].predicted_ms > registry.MOST * self.estimate.predicted_ms:
+            return _HOST[longest]
+        return self.predictor.bound(self._in_fp32 if self.uses_gain else self.work, self.passes.predicted_ms)
+
+    def _measured_ms(self) -> float:
+        """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
+        query, batch_size = self.query, self.work.batch_size
+        if query.mode == "train":
+            return steps.measured_step_ms(self.predictor, query.model, batch_size, self.captured.shipped) \
+                if query.dtype == "fp32" else math.nan
+        table = self.predictor.measured_networks
+        if table is None:
+            return math.nan
+        case = {"network": query.model, "mode": query.mode, "batch_size": batch_size, "dtype": query.dtype,
+                "input_shape": query.input_shape, "channels_last": query.layout == "channels_last",
+                "compiled": query.compiled, "status": "ok", "memory": "default"}
+        same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
+        return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

@@ -16,9 +16,7 @@ from lib import csv_files
 from lib.errors import InputError, choices, one_line
 from lib.predict import registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query
-from lib.predict.networks.work import Work
-from lib.predict.registry import Predictor
+from lib.predict.advice.query import CapturedQuery, Query, once
 from lib.progress import track
 
 FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
@@ -45,6 +43,11 @@ class Question:
                 "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
                 "compile": query.compiled}
 
+    @property
+    def shared(self) -> Query:
+        """Return what the questions have in common that the same captures answer."""
+        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False)
+
 
 def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
     """Read questions from a CSV with a column ``model`` and any others of FIELDS.
@@ -53,41 +56,39 @@ def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) ->
     no such table; a wrong row becomes a Question with its error.
     """
     header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
-    return _questions([dict(zip(header, row, strict=True)) for row in rows], header, str(path), usual, devices)
+    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual, devices)
 
 
 def from_table(table: pd.DataFrame, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
     """Take questions from a table as ``read`` does from a file."""
-    texts = table.astype(object).where(table.notna(), "").to_dict("records")
-    return _questions(texts, list(table), "the questions", usual, devices)
+    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", usual, devices)
 
 
-def _questions(rows: list[Mapping[str, Any]], header: list[str], where: str, usual: Query | None,
-               devices: Iterable[str]) -> list[Question]:
-    unknown = sorted(set(header) - set(FIELDS))
-    if unknown or "model" not in header:
-        missing = "" if "model" in header else "missing the column model; "
+def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: Iterable[str]) -> list[Question]:
+    unknown = sorted(set(texts) - set(FIELDS))
+    if unknown or "model" not in texts:
+        missing = "" if "model" in texts else "missing the column model; "
         raise InputError(f"{where}: {missing}unknown columns [{choices(unknown)}]; it takes: {choices(FIELDS)}")
-    if not rows:
+    if texts.empty:
         raise InputError(f"{where} has no row")
-    questions = [_question(number, row, usual or Query("")) for number, row in enumerate(rows, start=1)]
+    questions = [_question(number, row, usual or Query("")) for number, row in enumerate(texts.to_dict("records"), start=1)]
     return [replace(question, device=device) for question in questions
             for device in ([question.device] if question.device else list(devices) or [""])]
 
 
-def _question(number: int, row: Mapping[str, Any], usual: Query) -> Question:
-    texts = {name: str(row.get(name, "")).strip() for name in FIELDS}
-    batch, error = texts["batch_size"].removesuffix(".0"), ""  # a whole number in a column with empty cells
+def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
+    texts = {name: row.get(name, "").strip() for name in FIELDS}
+    batch, compiled, error = texts["batch_size"].removesuffix(".0"), texts["compile"].lower(), ""  # 8.0: beside empty cells
     if batch and not (batch.isascii() and batch.isdigit() and 0 < int(batch[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
         error, batch = f"batch_size {texts['batch_size']!r} is no whole number of 1 or more", ""
     if not texts["model"]:
         error = "it names no model"
-    if texts["compile"] and texts["compile"].lower() not in _TRUTH:
+    if compiled and compiled not in _TRUTH:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    query = Query(texts["model"], int(batch or usual.batch_size), texts["input"] or usual.input_shape,
-                  texts["mode"] or usual.mode, texts["dtype"] or usual.dtype, texts["layout"] or usual.layout,
-                  _TRUTH.get(texts["compile"].lower(), usual.compiled))
-    return Question(number, query, texts["device"], error)
+    given = {"input_shape": texts["input"], "batch_size": int(batch or 0), "compiled": _TRUTH.get(compiled),
+             **{name: texts[name] for name in ("model", "mode", "dtype", "layout")}}
+    stated = {name: value for name, value in given.items() if value or value is False}
+    return Question(number, replace(usual, **stated), texts["device"], error)
 
 
 def answer(questions: Sequence[Question]) -> pd.DataFrame:
@@ -95,16 +96,41 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
 
     A question without an answer has the reason in ``error``, and no numbers.
     """
-    models, rows = _Models(), {}
-    for query, same in track(list(_groups(questions)), "networks"):
-        network = _Captured(query, {question.query.batch_size for question in same})
+    reader, rows, groups = cache(registry.load), {}, {}
+    models = once(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
+    for question in questions:
+        groups.setdefault(question.shared, []).append(question)
+    for query, same in track(list(groups.items()), "networks"):
+        at = _captures(query, {question.query.batch_size for question in same})
         for batch in sorted({one.query.batch_size for one in same if one.device.partition("@")[0] in ("", "cpu")}):
             with suppress(Exception):  # each question tells its own error
-                network.work(batch, "cpu")  # its allocations are replayed in the background meanwhile
+                at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:
-            rows[id(question)] = list(_answered(question, network, models))
+            rows[id(question)] = list(_answered(question, at, models))
     table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=COLUMNS)
     return table.astype({"batch_size": "Int64"})
+
+
+def _captures(query: Query, batch_sizes: set[int]):
+    """Return what gives the query at a batch size; of many sizes, the smallest, from which the others are interpolated."""
+    several = sorted(size for size in batch_sizes if size > 1)
+    network = once(lambda: CapturedQuery(query))
+    at = once(lambda batch_size: network().under(batch_size=batch_size))
+    return lambda batch_size: at(several[0] if batch_size > 1 and len(several) > _FEW else batch_size)
+
+
+def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
+    """Yield the answers to a question: one row per device, or the reason why there is none."""
+    try:
+        if question.error:
+            raise InputError(question.error)
+        query = question.query
+        captured = at(query.batch_size).under(layout=query.layout, compiled=query.compiled)
+        predictors = models(question.device, query.dtype)
+        for found in advise.answers(captured, predictors, bool(question.device), query.batch_size):
+            yield question.columns | found.columns | {"batch_size": found.work.batch_size, "error": ""}
+    except Exception as error:
+        yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}
 
 
 def summary(table: pd.DataFrame) -> str:
@@ -115,82 +141,3 @@ def summary(table: pd.DataFrame) -> str:
         return text
     first = failed.iloc[0]
     return f"{text}; {len(failed)} without one (column error), such as question {first['question']}: {first['error']}"
-
-
-def _groups(questions: Iterable[Question]) -> Iterator[tuple[Query, list[Question]]]:
-    """Yield the questions about one network in one mode and element type together, with the query that they share."""
-    groups: dict[Query, list[Question]] = {}
-    for question in questions:
-        groups.setdefault(replace(question.query, batch_size=0, layout=Query.layout, compiled=False), []).append(question)
-    yield from groups.items()
-
-
-class _Models:
-    """Devices with their models, each read once; a device without a model keeps its error."""
-
-    def __init__(self):
-        self._reader, self._predictors = cache(registry.load), cache(self._read)
-
-    def predictors(self, device: str, dtype: str) -> list[Predictor]:
-        """Return one device, or all if none is named; InputError without a model."""
-        predictors = self._predictors(device, dtype)
-        if isinstance(predictors, Exception):
-            raise predictors
-        return predictors
-
-    def _read(self, device: str, dtype: str) -> list[Predictor] | Exception:
-        try:
-            return advise.for_networks([device] if device else [], dtype, reader=self._reader)
-        except InputError as error:
-            return error
-
-
-class _Captured:
-    """One network in one mode and element type, with its work at the batch sizes of the questions."""
-
-    def __init__(self, query: Query, batch_sizes: set[int]):
-        self._batch_sizes = sorted(size for size in batch_sizes if size > 1)
-        network = cache(lambda: CapturedQuery(query))
-        self._at = cache(lambda batch_size: network().under(batch_size=batch_size))
-        self._works: dict[tuple[int, str], Work | Exception] = {}
-
-    def query(self, batch_size: int) -> CapturedQuery:
-        """Return the query at a batch size; of many sizes, the smallest, from which the others are interpolated."""
-        interpolated = batch_size > 1 and len(self._batch_sizes) > _FEW
-        return self._at(self._batch_sizes[0] if interpolated else batch_size)
-
-    def work(self, batch_size: int, device_type: str) -> Work:
-        """Return the work at a batch size on a device type; raises the same error whenever there is none."""
-        key = batch_size, device_type
-        if key not in self._works:
-            try:
-                self._works[key] = self._captured(batch_size, device_type)
-            except Exception as error:
-                self._works[key] = error
-        if isinstance(self._works[key], Exception):
-            raise self._works[key]
-        return self._works[key]
-
-    def _captured(self, batch_size: int, device_type: str) -> Work:
-        base = self.query(batch_size)
-        try:
-            return base.scaled(batch_size or base.batch_size, device_type)
-        except InputError:
-            if base.query.batch_size == batch_size:
-                raise
-            return self._at(batch_size).work(device_type=device_type)
-
-
-def _answered(question: Question, network: _Captured, models: _Models) -> Iterator[dict[str, Any]]:
-    """Yield the answers to a question: one row per device, or the reason why there is none."""
-    try:
-        if question.error:
-            raise InputError(question.error)
-        query = question.query
-        captured = network.query(query.batch_size).under(layout=query.layout, compiled=query.compiled)
-        predictors = models.predictors(question.device, query.dtype)
-        for predictor in advise.with_condition(captured, predictors, bool(question.device)):
-            work = network.work(query.batch_size, predictor.device_type)
-            yield question.columns | advise.row(predictor, captured, work) | {"batch_size": work.batch_size, "error": ""}
-    except Exception as error:
-        yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}

@@ -4,9 +4,10 @@ Nothing is run: the operators come from ``capture`` and their work from ``counts
 include element-wise work; ``macs`` are the multiply-adds of convolutions, matrix products and attention alone.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,6 @@ class Analysis:
     graph: Graph
 
     @property
-    def name(self) -> str:
-        """Return the network's name."""
-        return self.network.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of its first input, batch first."""
-        return self.network.shape
-
-    @property
     def steps(self) -> Iterator[tuple[Op, str, str]]:
         """Yield each operator with its layer ('' is the network's own forward, 'loss' the loss) and its phase.
 
@@ -64,10 +55,20 @@ class Analysis:
         """Return the multiply-adds of the forward pass."""
         return self.matrix_flops("forward") // 2
 
-    @property
-    def uncounted(self) -> list[str]:
-        """Return the operators whose FLOPs are not known."""
-        return sorted({op.name for op in self.graph.ops if not counts.is_counted(op)})
+    @cached_property
+    def sizes(self) -> dict[int, tuple[int, int]]:
+        """Give bytes and elements of each storage: of the widest view that an operator sees of it."""
+        sizes: dict[int, tuple[int, int]] = {}
+        for op in self.graph.ops:
+            for spec in (*op.tensors, *op.outputs):
+                sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
+        return sizes
+
+    @cached_property
+    def saved(self) -> set[int]:
+        """Give the storages that a backward operator reads; one that fills takes only a shape."""
+        return {spec.storage for op, _, phase in self.steps if phase == "backward" and op.short not in counts.FILLS
+                for spec in op.tensors}
 
 
 @lru_cache(maxsize=256)
@@ -80,26 +81,10 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
     return Analysis(network, capture.of_network(network, "train", root=_ROOT))
 
 
-def _sizes(analysis: Analysis) -> dict[int, tuple[int, int]]:
-    """Return bytes and elements of each storage: of the widest view that an operator sees of it."""
-    sizes: dict[int, tuple[int, int]] = {}
-    for op in analysis.graph.ops:
-        for spec in (*op.tensors, *op.outputs):
-            sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
-    return sizes
-
-
-def _saved(analysis: Analysis) -> set[int]:
-    """Return the storages that a backward operator reads; one that fills takes only a shape."""
-    return {spec.storage for op, _, phase in analysis.steps if phase == "backward" and op.short not in counts.FILLS
-            for spec in op.tensors}
-
-
 def input_bytes(analysis: Analysis) -> int:
     """Return the bytes of the input batch where the backward pass reads it again, else 0."""
-    sizes, saved = _sizes(analysis), _saved(analysis)
     inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
-    return sum(sizes[storage][0] for storage in inputs & saved)
+    return sum(analysis.sizes[storage][0] for storage in inputs & analysis.saved)
 
 
 def rows_of(analysis: Analysis) -> pd.DataFrame:
@@ -108,8 +93,7 @@ def rows_of(analysis: Analysis) -> pd.DataFrame:
     A parameter is counted where it is first used; those never used are one row of operator ``unused``. A row's
     activations are what it makes in the forward pass and the backward pass reads again. FLOPs that are not known are NaN.
     """
-    sizes, saved, used, made = _sizes(analysis), _saved(analysis), set(), set()
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    used, made, rows = set(), set(), {}
     for op, layer, phase in analysis.steps:
         if op.short in counts.VIEWS:
             continue
@@ -121,14 +105,14 @@ def rows_of(analysis: Analysis) -> pd.DataFrame:
             parameters = {spec.storage for spec in op.tensors if spec.kind == "parameter"} - used
             outputs = {spec.storage for spec in op.outputs if spec.kind == "activation"} - made
             used, made = used | parameters, made | outputs
-            row["params"] += sum(sizes[storage][1] for storage in parameters)
-            row["activation_bytes"] += sum(sizes[storage][0] for storage in outputs & saved)
+            row["params"] += sum(analysis.sizes[storage][1] for storage in parameters)
+            row["activation_bytes"] += sum(analysis.sizes[storage][0] for storage in outputs & analysis.saved)
     unused = analysis.graph.parameters - sum(row["params"] for row in rows.values())
     if unused:
         rows["", UNUSED] = dict.fromkeys(_SUMS, 0) | {"params": unused}
-    frame = pd.DataFrame([{"network": analysis.name, "batch_size": analysis.shape[0], "layer": layer, "op": op, **row}
-                          for (layer, op), row in rows.items()])
-    return frame[columns("complexity")].astype({column: "float64" for column in _SUMS if column.startswith("flops")})
+    frame = pd.DataFrame(rows.values(), pd.MultiIndex.from_tuples(rows, names=["layer", "op"])).reset_index()
+    frame = frame.assign(network=analysis.network.name, batch_size=analysis.network.shape[0])
+    return frame[columns("complexity")].astype(dict.fromkeys(("flops_forward", "flops_backward"), float))
 
 
 def shape_for(name: str, input_shape: str) -> str:
@@ -138,15 +122,16 @@ def shape_for(name: str, input_shape: str) -> str:
 
 def sums_of(analysis: Analysis, rows: pd.DataFrame) -> dict[str, Any]:
     """Return the sums of an analysis from its ``complexity`` rows: parameters, MACs, FLOPs and bytes of each pass, MB."""
-    sums = rows[_SUMS[1:]].sum(skipna=False)
+    sums, (batch, *shape), graph = rows[_SUMS].sum(skipna=False), analysis.network.shape, analysis.graph
     forward, backward = sums["flops_forward"], sums["flops_backward"]
-    moved = sums["bytes_forward"] + sums["bytes_backward"]
-    return {"network": analysis.name, "batch_size": analysis.shape[0], "input": "x".join(map(str, analysis.shape[1:])),
-            "params": analysis.graph.parameters, "macs_forward": analysis.macs, "flops_forward": forward,
+    uncounted = sorted({op.name for op in graph.ops if not counts.is_counted(op)})
+    return {"network": analysis.network.name, "batch_size": batch, "input": "x".join(map(str, shape)),
+            "params": graph.parameters, "macs_forward": analysis.macs, "flops_forward": forward,
             "flops_backward": backward, "backward_over_forward": backward / forward if forward else float("nan"),
             "bytes_forward": int(sums["bytes_forward"]), "bytes_backward": int(sums["bytes_backward"]),
-            "flops_per_byte": (forward + backward) / moved, "parameter_mb": analysis.graph.parameter_bytes / 1e6,
-            "activation_mb": sums["activation_bytes"] / 1e6, "uncounted": ", ".join(analysis.uncounted)}
+            "flops_per_byte": (forward + backward) / (sums["bytes_forward"] + sums["bytes_backward"]),
+            "parameter_mb": graph.parameter_bytes / 1e6, "activation_mb": sums["activation_bytes"] / 1e6,
+            "uncounted": ", ".join(uncounted)}
 
 
 def by_layer(rows: pd.DataFrame) -> pd.DataFrame:
@@ -163,17 +148,14 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
     summary: dict[str, dict[str, dict[str, float | None]]] = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
+        forward, backward = (None if pd.isna(flops) else flops for flops in (row.flops_forward, row.flops_backward))
         summary.setdefault(row.network, {})[str(batch)] = {
             "params": row.params, "mult_adds_per_batch_forward": macs, "mult_adds_per_sample_forward": macs / batch,
             "flops_per_batch_forward": 2 * macs, "flops_per_sample_forward": 2 * macs / batch,
-            "all_flops_per_batch_forward": _or_none(row.flops_forward),
-            "all_flops_per_batch_backward": _or_none(row.flops_backward), "bytes_per_batch_forward": row.bytes_forward,
-            "bytes_per_batch_backward": row.bytes_backward, "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
+            "all_flops_per_batch_forward": forward, "all_flops_per_batch_backward": backward,
+            "bytes_per_batch_forward": row.bytes_forward, "bytes_per_batch_backward": row.bytes_backward,
+            "activation_bytes_per_batch": round(row.activation_mb * 1e6)}
     return summary
-
-
-def _or_none(value: float) -> float | None:
-    return None if pd.isna(value) else value
 
 
 def text_summary(rows: pd.DataFrame, sums: Any) -> str:
@@ -204,6 +186,6 @@ def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **f
                store.write_json(original_summary(sums), folder / "summary.json")]
     for row in sums.itertuples():
         part = rows[(rows["network"] == row.network) & (rows["batch_size"] == row.batch_size)]
-        name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in row.network)
+        name = re.sub(r"[^\w.-]", "-", row.network)
         written.append(files.replace(folder / f"{name}_b{row.batch_size}.txt", text_summary(part, row).encode()))
     return written

@@ -5,8 +5,9 @@ A rule states what a source counts otherwise; ``rest`` is what no rule explains.
 """
 
 import copy
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -28,18 +29,6 @@ _COUNTER = "FlopCounterMode"
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-@contextmanager
-def _leaf_calls(model: nn.Module, note: Callable[[str, nn.Module, torch.Tensor], None]):
-    """Call ``note`` for every call of a module without children: its name, itself and its output."""
-    with ExitStack() as stack:
-        for name, module in model.named_modules():
-            if not any(module.children()):
-                def hook(module, _, output, name=name):
-                    note(name, module, capture.first_tensor(output))
-                stack.callback(module.register_forward_hook(hook).remove)
-        yield
-
-
 def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
     """Return what torchinfo's multiply-adds hold that are none, and what they leave out.
 
@@ -47,12 +36,12 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
     output positions: biases and normalisation count as multiply-adds, a linear layer's further positions (tokens) do not,
     and products outside of leaf modules, such as attention's, are not seen. ``model`` lies on the meta device.
     """
-    parts = {"biases of convolutions": 0, "biases of linear layers": 0, "scales and shifts of normalisation": 0,
-             "linear layers at further positions": 0, "products outside of leaf modules": 0}
-    leaves = set()
+    parts, leaves = dict.fromkeys(("biases of convolutions", "biases of linear layers", "scales and shifts of normalisation",
+                                   "linear layers at further positions"), 0), set()
 
-    def note(name: str, module: nn.Module, output: torch.Tensor) -> None:
+    def note(name: str, module: nn.Module, _: Any, output: Any) -> None:
         leaves.add(name)
+        output = capture.first_tensor(output)
         weight, bias = (getattr(module, kind, None) for kind in ("weight", "bias"))
         weights, biases = (value.numel() if isinstance(value, nn.Parameter) else 0 for value in (weight, bias))
         samples = output.shape[0]
@@ -64,7 +53,10 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
         else:
             parts["scales and shifts of normalisation"] += samples * (weights + biases)
 
-    with _leaf_calls(model, note), torch.no_grad():
+    with ExitStack() as stack, torch.no_grad():
+        for name, module in model.named_modules():
+            if not any(module.children()):
+                stack.callback(module.register_forward_hook(partial(note, name)).remove)
         placed, named = analysis.network.made("meta")
         model(*placed, **named)
     parts["products outside of leaf modules"] = -sum(
@@ -116,7 +108,7 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     return rows
 
 
-def _saved_tensors(analysis: Analysis) -> list[dict[str, Any]]:
+def _saved_tensors(_: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
     model, (placed, named) = analysis.network.build().train(), analysis.network.made("cpu")
     parameters = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
@@ -153,14 +145,12 @@ def compare(name: str, batch_size: int = 1, input_shape: str = "", measured: boo
     network = networks.network(name, batch_size, input_shape)
     analysis = complexity.analyse(name, batch_size, input_shape)
     model = fakes.unwritten(network.build)
-    sources = {_COUNTER: lambda: _flop_counter(model, analysis), "torchinfo": lambda: _torchinfo(model, analysis)}
-    if measured:
-        sources["autograd"] = lambda: _saved_tensors(analysis)
     rows = []
-    for source, compared in sources.items():
+    sources = {_COUNTER: _flop_counter, "torchinfo": _torchinfo, "autograd": _saved_tensors}
+    for source, compared in list(sources.items())[:2 + measured]:
         try:
             with user_code.running("gives no number"):
-                rows += compared()
+                rows += compared(model, analysis)
         except InputError as error:  # this source has nothing to say of this network
             rows.append({"quantity": "all", "source": source, "explanation": str(error)})
     return pd.DataFrame([{"network": name, "batch_size": network.shape[0], **row} for row in rows]).reindex(columns=COLUMNS)

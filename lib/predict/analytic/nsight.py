@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lib import csv_files
@@ -49,14 +50,13 @@ class Counted:
         """
         by_kernel = self.kernels.assign(calls=1).groupby("kernel", sort=False).sum()
         heavy = by_kernel[by_kernel["seconds"] >= _LEAST * by_kernel["seconds"].sum()].sort_values("seconds", ascending=False)
-        rows = pd.concat([by_kernel.sum().to_frame("all kernels").T, heavy]).astype({"calls": int})
-        dtypes = rows.filter(regex="^flops_").idxmax(axis=1).str.removeprefix("flops_").tolist()
-        everything, heavy_names = rows.index[:1], list(rows.index[1:])
-        return rows[["seconds", "bytes", "flops", "calls"]].rename(columns={"seconds": "elapsed_sec"}).assign(
-            label=[self.name, *map(_short, heavy_names)], env=self.name, arch=self.name, backend="cuda",
-            batch_size=[batch_size] + [0] * len(heavy_names), precision=dtypes, roof_dtype=dtypes, bytes_source="counted",
-            kind="counted", family=[*everything] + ["kernel"] * len(heavy_names), occurrences=1, level="device",
-            verdict="stable", hardware_id=hardware_id, software_id="counted").reset_index(drop=True)
+        rows = pd.concat([by_kernel.sum().to_frame("all kernels").T, heavy]).astype({"calls": int}).reset_index(names="kernel")
+        dtypes, whole = rows.filter(regex="^flops_").idxmax(axis=1).str.removeprefix("flops_"), rows.index == 0
+        return rows[["bytes", "flops", "calls"]].assign(
+            elapsed_sec=rows["seconds"], label=rows["kernel"].map(_short).where(~whole, self.name), env=self.name,
+            arch=self.name, backend="cuda", batch_size=batch_size * whole, precision=dtypes, roof_dtype=dtypes,
+            bytes_source="counted", kind="counted", family=np.where(whole, "all kernels", "kernel"), occurrences=1,
+            level="device", verdict="stable", hardware_id=hardware_id, software_id="counted")
 
 
 def _short(kernel: str) -> str:
@@ -73,8 +73,8 @@ def _factor(unit: str, role: str, where: str) -> float:
     return factor
 
 
-def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]:
-    """Return header, units and kernels of a raw page; log lines around it are skipped."""
+def _table(text: str, name: str) -> pd.DataFrame:
+    """Return a raw page as texts, the units first, then the kernels; log lines around it are skipped."""
     start = re.search(r'^"?ID"?,', text, re.M)
     reason = next((words for key, words in _MESSAGES.items() if key in text), "")
     if not start:
@@ -87,13 +87,15 @@ def _table(text: str, name: str) -> tuple[list[str], list[str], list[list[str]]]
         raise InputError(f"{name}: the row of units after the header is missing; {_COLLECT}")
     if not rows[1:]:
         raise InputError(f"{name}: {reason or _MESSAGES['No kernels were profiled']}")
-    return header, rows[0], rows[1:]
+    return pd.DataFrame(rows, columns=header, dtype=str)
 
 
-def _value(text: str, metric: str, row: list[str], name: str) -> float:
-    if not re.fullmatch(r"[\d,]+(\.\d+)?([eE][+-]?\d{1,2})?", text.strip()):
-        raise InputError(f"{name}: kernel {row[0]} has {text!r} for {metric}; it was not counted there")
-    return float(text.replace(",", ""))
+def _numbers(text: pd.Series, metric: str, kernels: pd.Series, name: str) -> pd.Series:
+    wrong = ~text.str.strip().str.fullmatch(r"[\d,]+(\.\d+)?([eE][+-]?\d{1,2})?")
+    if wrong.any():
+        raise InputError(f"{name}: kernel {kernels[wrong].iloc[0]} has {text[wrong].iloc[0]!r} for {metric}; it was not "
+                         "counted there")
+    return text.str.replace(",", "").astype(float)
 
 
 def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
@@ -107,22 +109,21 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
         text = csv_files.text(path)
     except InputError as error:
         raise InputError(f"the counters cannot be read: {error}") from None
-    header, units, rows = _table(text, path.name)
-    missing = [metric.name for metric in metrics.values() if not metric.optional and metric.name not in header]
-    if missing:
-        there = [column for column in header if "__" in column]
-        raise InputError(f"{path.name} lacks {choices(missing)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
-    here = [(metric, header.index(metric.name)) for metric in metrics.values() if metric.name in header]
-    kernel = header.index("Kernel Name") if "Kernel Name" in header else 0
-    sums = pd.DataFrame(0.0, range(len(rows)), [*_SUMS.values(), *dict.fromkeys(f"flops_{metric.dtype}" for metric, _ in here
-                                                                               if metric.dtype)])
-    for metric, place in here:
-        factor = _factor(units[place].strip(), metric.role, f"{path.name}: {metric.name}")
-        values = [_value(row[place], metric.name, row, path.name) * factor * metric.weight for row in rows]
+    table = _table(text, path.name)
+    units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True)
+    missing = [metric.name for metric in metrics.values() if metric.name not in table]
+    needed = [name for name in missing if not metrics[name].optional]
+    if needed:
+        there = [column for column in table if "__" in column]
+        raise InputError(f"{path.name} lacks {choices(needed)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
+    ids = table.iloc[:, 0]
+    sums = pd.DataFrame({"kernel": table.get("Kernel Name", ids), **dict.fromkeys(_SUMS.values(), 0.0)})
+    here = [metric for metric in metrics.values() if metric.name in table]
+    for metric in here:
+        factor = _factor(units[metric.name], metric.role, f"{path.name}: {metric.name}")
+        values = _numbers(table[metric.name], metric.name, ids, path.name) * factor * metric.weight
         for column in (_SUMS[metric.role], *([f"flops_{metric.dtype}"] if metric.dtype else [])):
-            sums[column] += values
-    sums.insert(0, "kernel", [row[kernel] for row in rows])
-    names = {metric.name for metric, _ in here}
-    tensor = [] if any("tensor" in name for name in names) else [_TENSOR]
-    flops = [metric.name for metric in metrics.values() if metric.role == "flops" and "tensor" not in metric.name]
-    return Counted(sums, path.stem, (*tensor, *(name for name in flops if name not in names)))
+            sums[column] = sums.get(column, 0.0) + values
+    tensor = [] if any("tensor" in metric.name for metric in here) else [_TENSOR]
+    lacking = [name for name in missing if metrics[name].role == "flops" and "tensor" not in name]
+    return Counted(sums, path.stem, (*tensor, *lacking))

@@ -5,8 +5,10 @@ roof by construction. Work without bytes is therefore counted and left out, and 
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,49 +80,43 @@ class Roof:
         return fits[0] if fits else self.last
 
 
-def _single(ceilings: pd.DataFrame, column: str) -> str:
-    values = sorted(set(ceilings[column]))
-    if len(values) != 1:
-        raise InputError("the ceilings of one roof "
-                         f"are of one {column.replace('_', ' ')}, not of several: {choices(values) or 'none'}")
-    return values[0]
-
-
 def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list[Roof]:
     """Return the roof of each element type from a table of ``ceilings`` (and the launch overhead from ``overheads``).
 
     The best usable row counts; where a level or element type has none, the best of all, marked doubtful. Raises InputError when
     the table mixes devices, machines, or measured with vendors' ceilings, or lacks memory beyond the caches or compute.
     """
-    source, device, hardware = (_single(ceilings, column) for column in ("source", "device", "hardware_id"))
+    for column in ("source", "device", "hardware_id"):
+        if len(names := sorted(set(ceilings[column]))) != 1:
+            raise InputError(f"the ceilings of one roof are of one {column.replace('_', ' ')}, not of several: "
+                             f"{choices(names) or 'none'}")
+    device, source, hardware = ceilings[["device", "source", "hardware_id"]].iloc[0]
     of_compute = ceilings["level"] == "compute"
-    memory, compute = ceilings[~of_compute], ceilings[of_compute]
+    memory = ceilings[~of_compute]
     peaks, doubted = _best(memory, "level", "peak_gbps")
-    rates, doubted_rates = _best(compute, "dtype", "peak_gflops")
+    rates, doubted_rates = _best(ceilings[of_compute], "dtype", "peak_gflops")
     if not {"RAM", "device"} & set(peaks) or not rates:
         raise InputError(f"the ceilings of {device} lack memory beyond the caches, or compute; measure them with 01_machine")
     holds_mb = memory[~memory["level"].isin(("RAM", "device"))].groupby("level")["working_set_mb"].max().to_dict()
     launch = math.nan if overheads is None else float(overheads.set_index("what")["median_us"].get("launch", math.nan))
     return [Roof(device, dtype, source, hardware, peak, peaks, holds_mb, launch,
-                 tuple(doubted) + ((dtype,) if dtype in doubted_rates else ())) for dtype, peak in rates.items()]
+                 (*doubted, *({dtype} & set(doubted_rates)))) for dtype, peak in rates.items()]
 
 
 def _best(rows: pd.DataFrame, key: str, column: str) -> tuple[dict[str, float], list[str]]:
     """Return the largest ``column`` of each ``key``, of its usable rows if it has any, and the keys that have none."""
-    used = counted(rows)
-    doubted = sorted(set(used.loc[used["verdict"] == VERDICTS[-1], key]), key=list(rows[key]).index)
-    best = used.groupby(key)[column].max()
-    return {name: float(best[name]) for name in dict.fromkeys(rows[key])}, doubted
+    best = counted(rows).groupby(key)[column].max().reindex(rows[key].unique())
+    doubtful = (rows["verdict"] == VERDICTS[-1]).groupby(rows[key]).all()
+    return best.to_dict(), [name for name in best.index if doubtful[name]]
 
 
 def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
     """Return what a vendor states of a device as rows of ``ceilings`` with source vendor; nothing in it was measured."""
-    shared = {"device": device.id, "source": "vendor", "method": device.source, "working_set_mb": np.nan, "threads": 0,
-              "median_ms": np.nan, "iqr_ms": np.nan, "n": 0, "verdict": "stable", "hardware_id": f"vendor:{device.id}",
-              "software_id": "vendor"}
-    rows = [{**shared, "dtype": dtype, "level": "compute", "peak_gflops": peak} for dtype, peak in device.peak_gflops.items()]
-    rows.append({**shared, "dtype": "any", "level": "device", "peak_gbps": device.peak_gbps})
-    return pd.DataFrame(rows, columns=columns("ceilings"))
+    rows = [{"dtype": dtype, "level": "compute", "peak_gflops": peak} for dtype, peak in device.peak_gflops.items()]
+    rows.append({"dtype": "any", "level": "device", "peak_gbps": device.peak_gbps})
+    return pd.DataFrame(rows, columns=columns("ceilings")).assign(
+        device=device.id, source="vendor", method=device.source, threads=0, n=0, verdict="stable",
+        hardware_id=f"vendor:{device.id}", software_id="vendor")
 
 
 def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
@@ -133,19 +129,18 @@ def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
 
 
 def _refuse_mixtures(work: pd.DataFrame, candidates: Sequence[Roof]) -> None:
-    sources, devices = {roof.source for roof in candidates}, {roof.device for roof in candidates}
+    sources, devices, roofed = ({getattr(roof, name) for roof in candidates} for name in ("source", "device", "hardware_id"))
     machines = sorted(set(work["hardware_id"]))
-    if len(sources) > 1:
-        raise InputError("measured and vendors' roofs are not mixed in one picture; take one of them")
-    if sources == {"vendor"} and len(devices) > 1:
-        raise InputError(f"points are set against one vendor's device, not {choices(sorted(devices))}")
-    if len(machines) > 1:
-        raise InputError(f"points of several machines are not mixed: {choices(machines)}")
-    roofed = {roof.hardware_id for roof in candidates}
     strangers = [name for name in machines if name not in roofed]
-    if sources == {"measured"} and strangers:
-        raise InputError(f"points of {choices(strangers)} cannot be set against the roof of {choices(sorted(roofed))}; "
-                         "measure the ceilings of that machine with 01_machine")
+    for mixed, words in (
+            (len(sources) > 1, "measured and vendors' roofs are not mixed in one picture; take one of them"),
+            (sources == {"vendor"} and len(devices) > 1,
+             f"points are set against one vendor's device, not {choices(sorted(devices))}"),
+            (len(machines) > 1, f"points of several machines are not mixed: {choices(machines)}"),
+            (sources == {"measured"} and strangers, f"points of {choices(strangers)} cannot be set against the roof of "
+             f"{choices(sorted(roofed))}; measure the ceilings of that machine with 01_machine")):
+        if mixed:
+            raise InputError(words)
 
 
 def points(work: pd.DataFrame, candidates: Sequence[Roof]) -> pd.DataFrame:
@@ -156,34 +151,29 @@ def points(work: pd.DataFrame, candidates: Sequence[Roof]) -> pd.DataFrame:
     and vendors' roofs, or when no roof belongs to the work's machine.
     """
     _refuse_mixtures(work, candidates)
-    left, rows = dict.fromkeys(LEFT_OUT, 0), []
+    rows, left = [], Counter()
     for row in work[WORK].itertuples(index=False):
         roof = roof_of(candidates, row)
-        reasons = (row.verdict == VERDICTS[-1], not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
-        if any(reasons):
-            left[LEFT_OUT[reasons.index(True)]] += 1
-            continue
-        rows.append(_point(row._asdict(), roof))
+        lacking = (row.verdict == VERDICTS[-1], not row.bytes > 0, not row.flops > 0, not row.elapsed_sec > 0, roof is None)
+        if any(lacking):
+            left[LEFT_OUT[lacking.index(True)]] += 1
+        else:
+            rows.append(_point(row, roof))
     frame = pd.DataFrame(rows, columns=columns("points"))
-    frame.attrs["left out"] = {reason: count for reason, count in left.items() if count}
+    frame.attrs["left out"] = {reason: left[reason] for reason in LEFT_OUT if left[reason]}
     return frame
 
 
-def _point(row: dict, roof: Roof) -> dict:
+def _point(row: Any, roof: Roof) -> dict[str, Any]:
     """Turn one row of work into a point below (or above) its roof."""
-    level = row["level"] or roof.last
-    ai, attained = row["flops"] / row["bytes"], row["flops"] / row["elapsed_sec"] / 1e9
+    level = row.level or roof.last
+    ai, attained = row.flops / row.bytes, row.flops / row.elapsed_sec / 1e9
     attainable = roof.attainable(ai, level)
-    rate = row["batch_size"] / row["elapsed_sec"] if row["batch_size"] else math.nan
-    return {**row, "level": level, "images_per_sec": rate, "ai": ai, "attained_gflops": attained,
+    rate = row.batch_size / row.elapsed_sec if row.batch_size else math.nan
+    return {**row._asdict(), "level": level, "images_per_sec": rate, "ai": ai, "attained_gflops": attained,
             "peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(level), "attainable_gflops": attainable,
             "below_roof": attainable / attained, "roof_source": roof.source,
-            "bound": roof.bound(ai, level, row["elapsed_sec"], row["calls"])}
-
-
-def each_at_its_roof(parts: np.ndarray, roof: Roof) -> float:
-    """Return the seconds of operators (n, 2: FLOPs, bytes) that each run at their own roof, one after another."""
-    return float(seconds(parts, roof).sum())
+            "bound": roof.bound(ai, level, row.elapsed_sec, row.calls)}
 
 
 def seconds(parts: np.ndarray, roof: Roof) -> np.ndarray:
@@ -192,7 +182,7 @@ def seconds(parts: np.ndarray, roof: Roof) -> np.ndarray:
 
 
 def memory_share(parts: np.ndarray, roof: Roof) -> float:
-    """Return the share of ``each_at_its_roof`` that operators take which memory bounds."""
+    """Return the share of the operators' ``seconds`` that operators take which memory bounds."""
     times = _compute_and_move(parts, roof)
     return float(times[times[:, 1] > times[:, 0], 1].sum() / times.max(axis=1).sum())
 

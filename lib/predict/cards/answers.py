@@ -1,7 +1,7 @@
 """What the model of whole networks of a card answers for a network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,25 +10,10 @@ from lib.predict.cards import card_errors, card_model, features
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
 from lib.predict.networks import architectures
+from lib.predict.networks.composition import Estimate, Provenance
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
 LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The time of a network in ms with its interval, the condition that was learned, and whose measurements these were.
-
-    ``outside``: the batch size is none that was learned from; ``origins``: of whom it was, where not of the card (share 1).
-    """
-
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    outside: bool
-    condition: Condition
-    source: str
-    origins: Mapping[str, float]
 
 
 def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str = "contiguous", compiled: bool = False,
@@ -37,27 +22,23 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
 
     What other cards say counts where the card's own networks say nothing.
     """
-    wanted, precisions = (mode, compiled, LAYOUTS[layout]), _PRECISIONS.get(dtype, ())
-    candidates = [condition for condition in card.conditions
-                  if (condition.mode, condition.compiled, condition.layout) == wanted and condition.precision in precisions
-                  and torch in ("", condition.torch)]
-
-    def order(condition: Condition) -> tuple:
-        return -precisions.index(condition.precision), version(condition.torch)
-
+    precisions = _PRECISIONS.get(dtype, ())
+    candidates = {(-precisions.index(condition.precision), version(condition.torch)): condition for condition in card.conditions
+                  if (condition.mode, condition.compiled, condition.layout) == (mode, compiled, LAYOUTS[layout])
+                  and condition.precision in precisions and torch in ("", condition.torch)}
     if not candidates and card.others:
         return condition_of(card.others, dtype, mode, layout, compiled, torch)
-    return max(candidates, key=order, default=None)
+    return candidates[max(candidates)] if candidates else None
 
 
-def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Answer:
+def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Estimate:
     """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another."""
     card = card.under(condition)
     fitted = card.conditions[condition]
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
     origins = {f"networks on {len(card.siblings)} cards": 1.0} if fitted.basis == "others" else {}
-    return Answer(*fitted.predict(terms, batch_size, half), fitted.outside(batch_size), condition, card.source, origins)
+    return Estimate(*fitted.predict(terms, batch_size, half), float(fitted.outside(batch_size)), Provenance(origins, condition))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

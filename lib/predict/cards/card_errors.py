@@ -14,57 +14,38 @@ from lib.predict import held_out
 from lib.predict.cards import card_model
 from lib.predict.cards.card_model import ANY
 from lib.predict.cards.features import Condition, version
-from lib.predict.cards.fitting import Cases
 from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
-from lib.predict.networks import architectures
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws, score_gains
 
 _LEAST = 50  # networks of a kind outside of any fold, and it has an interval of its own
 _HOLDS = 0.86  # of a nominal 0.9
-_AUTOCAST = ("amp_fp16", "amp_bf16")
-_OF_TIMM, _KEYS = "families of timm", ["device", "what", "kind", "mode", "condition", "left_out"]
-Captures = Mapping[tuple[str, int], pd.DataFrame]
+_AUTOCAST = {"amp_fp16", "amp_bf16"}
+_KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]
 
 
-def table(device: str, conditions: Mapping[Condition, tuple[pd.DataFrame, Cases]], predicted: Mapping[Condition, np.ndarray],
-          fold: Mapping[str, int], captures: Captures, source: str, licence: str) -> pd.DataFrame:
-    """Return a card's networks, each predicted without its family, as rows ``held_out``.
-
-    ``predicted`` are log ms as ``evaluation.left_out`` gives them, ``fold`` the number of each family, ``captures`` their work.
-    """
-    parts = []
-    for condition, (part, cases) in conditions.items():
-        kind, folds = kinds_of(part, captures), part["module"].map(fold).to_numpy()
-        half, _ = intervals(cases.log_ms - predicted[condition], folds, kind)
-        parts.append(rows(part.assign(device=device, kind=kind, fold=folds, log_ms=cases.log_ms, half=half,
-                                      log_predicted=predicted[condition], condition=condition.name),
-                          what=NETWORKS, left_out=_OF_TIMM, source=source, licence=licence))
-    return pd.concat(parts, ignore_index=True)
-
-
-def kinds_of(part: pd.DataFrame, captures: Captures) -> np.ndarray:
-    """Return the kind of each network of a table."""
-    return np.array([architectures.of_rows(captures[key]) for key in zip(part["network"], part["image_size"], strict=True)])
+def table(predicted: pd.DataFrame, source: str, licence: str) -> pd.DataFrame:
+    """Return a card's networks, each predicted without its family (``learning.left_out``), as rows ``held_out``."""
+    half = pd.Series(np.nan, predicted.index)
+    for _, part in predicted.groupby("condition"):
+        half[part.index] = _intervals_of(part, part["log_ms"], part["log_predicted"])[0]
+    return rows(predicted.assign(half=half), what=NETWORKS, left_out="families of timm", source=source, licence=licence)
 
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
     """Return rows ``held_out`` of networks with ``log_ms, log_predicted, half`` (of their interval), ``module, condition``."""
     names = ("device", "kind", "condition", "batch_size", "fold", "networks", "draw")
+    low, predicted, high = (np.exp(part["log_predicted"] + sign * part["half"]) for sign in (-1, 0, 1))
     return held_out.frame(
         **{name: part[name] for name in names if name in part}, **values, group=part["module"],
-        mode=np.where(part["condition"].str.startswith("train"), "train", "infer"),
-        case=part["network"] + " " + part["image_size"].astype(str), measured=np.exp(part["log_ms"]),
-        predicted=np.exp(part["log_predicted"]), low=np.exp(part["log_predicted"] - part["half"]),
-        high=np.exp(part["log_predicted"] + part["half"]))
+        mode=np.where(part["condition"].str.startswith("train"), "train", "infer"), predicted=predicted, low=low, high=high,
+        case=part["network"] + " " + part["image_size"].astype(str), measured=np.exp(part["log_ms"]))
 
 
 def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
     """Return for each log error half the interval that the errors of the other folds give."""
-    half = np.zeros(len(error))
-    for number in np.unique(fold):
-        half[fold == number] = half_interval(error[fold != number])
-    return half
+    halves = {number: half_interval(error[fold != number]) for number in np.unique(fold)}
+    return np.array([halves[number] for number in fold])
 
 
 def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
@@ -76,11 +57,15 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
     half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
     for name in np.unique(kind):
         alike = kind == name
-        if all((alike & (fold != number)).sum() >= _LEAST for number in np.unique(fold[alike])):
+        if alike.sum() - np.unique(fold[alike], return_counts=True)[1].max() >= _LEAST:
             size, narrow = np.abs(error[alike]), fold_halves(error[alike], fold[alike])
             if (size <= narrow).mean() >= min(_HOLDS, (size <= half[alike]).mean()):
                 half[alike], of_kinds[str(name)] = narrow, half_interval(error[alike])
     return half, of_kinds
+
+
+def _intervals_of(part: pd.DataFrame, measured: pd.Series, predicted: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
+    return intervals((measured - predicted).to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str))
 
 
 def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
@@ -103,23 +88,20 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
                               "after": after.how, "torch": before.torch, "left_out": part["left_out"].iloc[0],
                               **score_gains(part)}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
-    rows_of = {NETWORKS: NEW_CARDS if shared else NETWORKS, FAMILIES: NETWORKS, NOISE: NETWORKS}.get(what, what)
-    table = table[table["what"] == rows_of].assign(what=what)
+    if what == NOISE:
+        views = list(measured_again(table[table["what"] == NETWORKS]))
+        return score_draws(pd.concat(views, ignore_index=True), _KEYS) if views else pd.DataFrame(columns=_KEYS)
+    of_cards_left_out = shared and what == NETWORKS
+    table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
-    views = list(measured_again(table)) if what == NOISE else [table.assign(kind=kind)]
-    if what == NETWORKS:
-        views = [views[0].assign(device=ANY)] if shared else [*views, table]
-    lines = pd.concat([score_draws(view, _KEYS) for view in views] or [pd.DataFrame()], ignore_index=True)
-    if what == NETWORKS and not shared:
-        halves = {(condition, kind): half for condition, part in table.groupby("condition")
-                  for kind, half in _halves(part).items()}
-        lines["half"] = [halves.get(case, np.nan) for case in zip(lines["condition"], lines["kind"], strict=True)]
-    return lines
-
-
-def _halves(part: pd.DataFrame) -> dict[str, float]:
-    error = np.log(part["measured"].to_numpy(float) / part["predicted"].to_numpy(float))
-    return intervals(error, part["fold"].to_numpy(int), part["kind"].to_numpy(str))[1]
+    view = table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})
+    if shared or what != NETWORKS:
+        return score_draws(view, _KEYS)
+    lines = score_draws(pd.concat([view, table]), _KEYS)
+    log = np.log(table[["measured", "predicted"]].astype(float))
+    halves = {(condition, kind): half for condition, part in table.groupby("condition")
+              for kind, half in _intervals_of(part, *(log.loc[part.index, name] for name in log))[1].items()}
+    return lines.assign(half=[halves.get(case, np.nan) for case in zip(lines["condition"], lines["kind"], strict=True)])
 
 
 def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
@@ -132,11 +114,9 @@ def half_of(device: str, condition: Condition, kind: str, folder: Path | None = 
 def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condition]]:
     """Yield the conditions that differ by one change, to channels_last or to compiled; both of one torch, under autocast."""
     for before, after in permutations(conditions, 2):
-        alike = (before.mode, before.torch) == (after.mode, after.torch) and {before.precision, after.precision} <= {*_AUTOCAST}
-        layouts, compiled = (before.layout, after.layout), (before.compiled, after.compiled)
-        to_channels_last = layouts == ("nchw", "nhwc") and len({*compiled}) == 1
-        to_compiled = compiled == (False, True) and len({*layouts}) == 1
-        if alike and (to_channels_last or to_compiled):
+        usual = replace(before, precision=after.precision)
+        changed = {replace(usual, layout="nhwc"), replace(usual, compiled=True)} - {usual}
+        if after in changed and {before.precision, after.precision} <= _AUTOCAST:
             yield before, after
 
 
@@ -173,8 +153,8 @@ def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def of_change(device: str, before: Condition, after: Condition, folder: Path | None = None) -> dict[str, Any] | None:
     """Return the scores of a change on a card, of the same torch or else the newest; None where none was held out."""
-    lines = [line for line in scores(device, GAINS, folder).to_dict("records")
-             if (line["before"], line["after"]) == (before.how, after.how)]
+    lines = (line for line in scores(device, GAINS, folder).to_dict("records")
+             if (line["before"], line["after"]) == (before.how, after.how))
     return max(lines, default=None, key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
 
 

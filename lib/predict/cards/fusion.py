@@ -1,20 +1,18 @@
 """What a compiler fuses: neighbours that only move memory become one kernel, and what passes between them stays in it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.predict.cards.operator_kinds import ALWAYS, FUSING
 
-__all__ = ["ALWAYS", "Node", "rows"]
 _REDUCING = frozenset(("layer_norm", "group_norm", "softmax", "reduction"))
-_NORMS = _REDUCING - {"reduction"}
-_INDEXING = frozenset(("index", "cat", "copy"))
+_KINDS = {"fused_norm": _REDUCING - {"reduction"}, "fused_reduction": _REDUCING,
+          "fused_index": frozenset(("index", "cat", "copy"))}  # the first that a kernel has something of
 Traffic = Mapping[int, tuple[int, bool, int]]  # by storage: elements, whether they grow with the batch, bytes an element
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One operator: its kind, and what it reads and writes."""
 
     kind: str
@@ -22,64 +20,52 @@ class Node:
     written: Traffic
 
 
-def _depths(nodes: Sequence[Node]) -> list[int]:
-    """Return how many kernels of their own lie on the longest way to each operator: none fuses over such a kernel."""
-    depths, writer = [], {}
-    for number, node in enumerate(nodes):
-        before = [writer[storage] for storage in node.read if storage in writer]
-        depths.append(max((depths[maker] + (nodes[maker].kind in ALWAYS) for maker in before), default=0))
-        writer |= dict.fromkeys(node.written, number)
-    return depths
+def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
+    """Return the operators that share a kernel: each joins what made its inputs, but no kernel reduces twice.
 
-
-def _groups(nodes: Sequence[Node]) -> list[list[int]]:
-    """Return the operators that share a kernel: each joins what made its inputs, but no kernel reduces twice."""
-    group, members, reduces, writer, depths = {}, {}, {}, {}, _depths(nodes)
+    None fuses over a kernel of its own: the depth of an operator is how many of these lie on the longest way to it.
+    """
+    group, members, reduces, writer, depths = {}, {}, {}, {}, []
     for number, node in enumerate(nodes):
+        makers = [writer[storage] for storage in node.read if storage in writer]
+        depths.append(max((depths[maker] + (nodes[maker].kind in ALWAYS) for maker in makers), default=0))
         if node.kind in FUSING:
             group[number], members[number], reduces[number] = number, [number], node.kind in _REDUCING
-            for storage in node.read:
-                maker = writer.get(storage, -1)
-                joining, other = group[number], group.get(maker, -1)
-                if other in (-1, joining) or depths[maker] != depths[number] or (reduces[joining] and reduces[other]):
+            for maker in makers:
+                joining, other = group[number], group.get(maker, group[number])
+                if other == joining or depths[maker] != depths[number] or (reduces[joining] and reduces[other]):
                     continue
-                for moved in members[joining]:
-                    group[moved] = other
+                group |= dict.fromkeys(members[joining], other)
                 members[other] += members.pop(joining)
                 reduces[other] |= reduces.pop(joining)
         writer |= dict.fromkeys(node.written, number)
-    return list(members.values())
-
-
-def _written(nodes: Sequence[Node], members: Sequence[int], readers: Mapping[int, set[int]]) -> Traffic:
-    """Return what a fused kernel writes: what others read, once in each width that they read; and what nobody reads."""
-    written, inside = {}, set(members)
-    for number in members:
-        for storage, (elements, scales, itemsize) in nodes[number].written.items():
-            outside = readers.get(storage, set()) - inside
-            widths = {nodes[reader].read[storage][2] for reader in outside}
-            if outside or storage not in readers:
-                written[storage] = (elements, scales, sum(widths) or itemsize)
-    return written
+    return members.values()
 
 
 def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return a row a fused kernel, with the bytes and elements that it must read and write."""
-    readers: dict[int, set[int]] = {}
+    """Return a row a fused kernel, with the bytes and elements that it must read and write.
+
+    It writes what others read, once in each width that they read, and what nobody reads.
+    """
+    readers: dict[int, set[int]] = defaultdict(set)
     for number, node in enumerate(nodes):
         for storage in node.read:
-            readers.setdefault(storage, set()).add(number)
+            readers[storage].add(number)
     kernels = []
     for members in map(sorted, _groups(nodes)):
-        made, read = set(), {}
+        made, read, written = set(), {}, {}
         for number in members:
             read |= {storage: size for storage, size in nodes[number].read.items() if storage not in made}
             made |= set(nodes[number].written)
+            for storage, (elements, scales, itemsize) in nodes[number].written.items():
+                outside = readers[storage] - set(members)
+                if outside or not readers[storage]:
+                    widths = {nodes[reader].read[storage][2] for reader in outside}
+                    written[storage] = (elements, scales, sum(widths) or itemsize)
         kinds = {nodes[number].kind for number in members}
-        kind = "fused_norm" if kinds & _NORMS else "fused_reduction" if kinds & _REDUCING else \
-            "fused_index" if kinds & _INDEXING else "fused"
+        kind = next((name for name, of_it in _KINDS.items() if kinds & of_it), "fused")
         kernels.append({"kind": kind, "scales": True, **traffic(read.values(), "read"),
-                        **traffic(_written(nodes, members, readers).values(), "written")})
+                        **traffic(written.values(), "written")})
     return kernels
 
 

@@ -1,7 +1,8 @@
 """Card models learned from imported tables of whole networks, and scored on families that were left out."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,14 +14,14 @@ from lib.predict import held_out
 from lib.predict.cards import card_errors, card_model, features, fitting, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
-from lib.predict.cards.fitting import Cases
+from lib.predict.cards.fitting import Cases, Weigh
 from lib.predict.cards.model import Fitted
-from lib.predict.operators.features_gpu import Chip
+from lib.predict.networks import architectures
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score, score_by
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
-from lib.work.networks import Network
 
 FOLDS = 5
 LEAST = 50  # networks under a condition, and it is learned
@@ -28,9 +29,10 @@ OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
 ALIKE = 1e-3  # of its parameters: timm has changed some networks by less since, such as TNT
-SOURCE = ("timm", "Apache-2.0, huggingface/pytorch-image-models results")
-Rows = Mapping[tuple[str, int], pd.DataFrame]
-Measured = Mapping[Condition, tuple[pd.DataFrame, Cases]]  # networks, and what is fitted to them
+SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}
+CONDITION = ["mode", "precision", "layout", "compiled", "torch"]
+_KEY = ["network", "image_size"]
+Rows = Mapping[tuple, pd.DataFrame]
 
 
 def tables() -> pd.DataFrame:
@@ -42,81 +44,94 @@ def tables() -> pd.DataFrame:
     return pd.concat([store.read(path, "whole_networks") for path in paths_of], ignore_index=True)
 
 
-def folds(table: pd.DataFrame) -> pd.Series:
-    """Return the fold of each row: families (modules) stay whole, the largest are dealt first, to the smallest fold."""
-    sizes = table.drop_duplicates(["network", "image_size"])["module"].value_counts().sort_index().sort_values(
-        ascending=False, kind="stable")
+def with_rows(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
+    """Return the networks of a table that were captured, with their ``rows`` of work and ``kind``."""
+    frames = pd.Series([captures.get(key) for key in zip(*(table[name] for name in _KEY), strict=True)], table.index, object)
+    table = table.assign(rows=frames)[frames.notna()].reset_index(drop=True)
+    return table.assign(kind=table["rows"].map(architectures.of_rows))
+
+
+def with_folds(cases: Sequence[Cases]) -> list[Cases]:
+    """Return networks with the ``fold`` of each, the same in all conditions.
+
+    Families (modules) stay whole, the largest are dealt first, to the smallest fold.
+    """
+    joined = pd.concat([part.table for part in cases], ignore_index=True)
+    sizes = joined.drop_duplicates(_KEY)["module"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
     loads, place = np.zeros(FOLDS), {}
     for module, size in sizes.items():
         place[module] = int(np.argmin(loads))
         loads[place[module]] += size
-    return table["module"].map(place)
+    return [replace(part, table=part.table.assign(fold=part.table["module"].map(place))) for part in cases]
 
 
-def fold_of(parts: Iterable[pd.DataFrame]) -> dict[str, int]:
-    """Return in which fold each family of several tables lies, one fold in all of them."""
-    joined = pd.concat(parts, ignore_index=True)
-    return dict(zip(joined["module"], folds(joined), strict=True))
+def shared(condition: Condition) -> tuple[str, ...]:
+    """Return the levels that conditions share, on a card that nobody measured as well."""
+    return f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}"
 
 
-def cases(table: pd.DataFrame, captures: Rows, device: str, chip: Chip | None = None) -> Measured:
-    """Return the networks of a card under each condition with at least LEAST of them, and what is fitted to them.
+def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Cases]:
+    """Return the networks of a card (``with_rows``) under each condition with at least LEAST of them.
 
     ``chip``: its rates (default: those that its vendor states).
     """
-    chip, conditions = chip or Chip.of(load_devices()[device], "fp16"), {}
-    captured_rows = [key in captures for key in zip(table["network"], table["image_size"], strict=True)]
-    table = table[(table["device"] == device) & np.array(captured_rows)]
-    for values, rows_of in table.groupby(["mode", "precision", "layout", "compiled", "torch"]):
-        condition, part = Condition(*values), rows_of.drop_duplicates(["network", "image_size"]).reset_index(drop=True)
+    chip, conditions = chip or Chip.of(load_devices()[device], "fp16"), []
+    for values, part in table[(table["device"] == device) & (table["precision"] != "fp32")].groupby(CONDITION):
+        condition, distinct = Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
         recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
-        if len(part) >= LEAST and condition.precision != "fp32" and recent:
-            frames = [captures[key] for key in zip(part["network"], part["image_size"], strict=True)]
-            conditions[condition] = (part, cases_of(part, frames, chip, condition))
-    return conditions
+        if len(distinct) >= LEAST and recent:
+            conditions.append(Cases(distinct, condition, chip, (*shared(condition), f"exact:{condition.name}")))
+    return with_folds(conditions) if conditions else []
 
 
-def cases_of(part: pd.DataFrame, frames: Sequence[pd.DataFrame], chip: Chip, condition: Condition) -> Cases:
-    """Return what is fitted to networks (``batch_size, latency_ms``) with these rows of work, a frame each."""
-    network = np.repeat(np.arange(len(part)), list(map(len, frames)))
-    terms = features.terms(pd.concat(frames, ignore_index=True), part["batch_size"].to_numpy(float)[network], chip, condition,
-                           network, len(part))
-    levels = (f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}", f"exact:{condition.name}")
-    return Cases(terms, np.log(part["latency_ms"].to_numpy()), levels, part["module"].to_numpy(str))
+def without(several: Iterable[Cases], fold: int) -> list[Cases]:
+    """Return conditions without the families of a fold, those that others are left of."""
+    kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in several]
+    return [part.of(mask) for part, mask in kept if mask.any()]
 
 
-def left_out(conditions: Measured) -> dict[Condition, np.ndarray]:
-    """Return the log ms that is predicted of each network without its family, by condition."""
-    place = fold_of([part for part, _ in conditions.values()])
-    fold = {condition: part["module"].map(place).to_numpy() for condition, (part, _) in conditions.items()}
-    predicted = {condition: np.full(len(part), np.nan) for condition, (part, _) in conditions.items()}
-    for number in sorted(set(place.values())):
-        weights = _fit(conditions, {condition: folds != number for condition, folds in fold.items()})
-        for condition, (_, measured) in conditions.items():
-            test = fold[condition] == number
-            predicted[condition][test] = fitting.predict(measured, weights.of(measured.levels))[test]
-    return predicted
+def left_out(several: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) -> pd.DataFrame:
+    """Return each network as it is predicted without its family (``Cases.predicted``), in the order of the conditions.
+
+    ``learn`` takes networks, and returns what gives the weights of a condition.
+    """
+    predicted = []
+    for fold in sorted({fold for part in several for fold in part.table["fold"]}):
+        weights = learn(without(several, fold))
+        for number, part in enumerate(several):
+            test = (part.table["fold"] == fold).to_numpy()
+            if test.any():
+                predicted.append(part.of(test).predicted(weights(part)).assign(case=number))
+    joined = pd.concat(predicted).rename_axis("row").sort_values(["case", "row"])
+    return joined.drop(columns="case").reset_index(drop=True)
 
 
-def _fit(conditions: Measured, keep: Mapping[Condition, np.ndarray]) -> fitting.Weights:
-    return fitting.fit({condition.name: measured for condition, (_, measured) in conditions.items()},
-                        {condition.name: mask for condition, mask in keep.items()})
+def fit(several: list[Cases]) -> Weigh:
+    """Fit to the networks of a card; return what gives the weights of a condition."""
+    fitted = fitting.fit(several)
+    return lambda part: fitting.weights_of(fitted, part.levels)
 
 
-def fit(device: str, conditions: Measured, predicted: Mapping[Condition, np.ndarray], source: str, licence: str) -> CardModel:
-    """Fit the model of a card to all of its networks (``cases``), ``predicted`` as ``left_out`` predicts them."""
-    weights, fitted = _fit(conditions, {condition: np.full(len(part), True) for condition, (part, _) in conditions.items()}), {}
-    for condition, (part, measured) in conditions.items():
-        half = half_interval(measured.log_ms - predicted[condition])
-        fitted[condition] = scored(weights.of(measured.levels), half, part, predicted[condition], measured.log_ms)
+def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> Fitted:
+    """Return weights with their interval, and what predicted networks whose families were left out say of them."""
+    scores = score(np.exp(predicted["log_ms"]), np.exp(predicted["log_predicted"]), interval=False)
+    batches = predicted["batch_size"]
+    return Fitted(weights, half, {**scores, "families": predicted["module"].nunique()},
+                  (int(batches.min()), int(batches.max())), basis)
+
+
+def error(predicted: pd.DataFrame) -> np.ndarray:
+    """Return the log of measured over predicted."""
+    return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
+
+
+def of_card(device: str, several: list[Cases], predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
+    """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
+    weights, fitted = fit(several), {}
+    for part in several:
+        own = predicted[predicted["condition"] == part.condition.name]
+        fitted[part.condition] = scored(weights(part), half_interval(error(own)), own)
     return CardModel(device, fitted, source, licence)
-
-
-def scored(weights: np.ndarray, half: float, part: pd.DataFrame, log_predicted: np.ndarray, log_ms: np.ndarray,
-           basis: str = "many") -> Fitted:
-    """Return weights with their interval, and what ``part`` (networks whose families were left out) says of them."""
-    scores = {**score(np.exp(log_ms), np.exp(log_predicted), interval=False), "families": part["module"].nunique()}
-    return Fitted(weights, half, scores, (int(part["batch_size"].min()), int(part["batch_size"].max())), basis)
 
 
 def is_final(modules: pd.Series) -> pd.Series:
@@ -124,61 +139,53 @@ def is_final(modules: pd.Series) -> pd.Series:
     return modules.map(lambda name: int(hashlib.sha256(name.encode()).hexdigest(), 16) % FINAL == 0)
 
 
-def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
-    """Capture the networks of ``whole_networks`` as timm builds them; return the table, their rows, and why others have none.
+def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Capture the networks of ``whole_networks`` as timm builds them (``with_rows``); return them, and why others are not.
 
     Tables of which timm merged parallel branches before (``--reparam``) do not say so, but their numbers of parameters do:
     their networks are named so in the table that is returned. Rows whose number is near that of neither are left out of it.
     """
-    keys, stated = list(zip(table["network"], table["image_size"], strict=True)), table["parameters_m"].to_numpy(float)
-    merged_keys = [(name + MERGED, size) for name, size in keys]
-    captures, reasons = rows.of_networks(keys, _network)
-    usual_m = _parameters_m(keys, captures)
+    def build(names: pd.Series) -> tuple[Rows, dict[str, str], np.ndarray]:
+        """Return the captures of names, why others have none, and the million parameters of each row (NaN: not captured)."""
+        keys = list(zip(names, table.loc[names.index, "image_size"], strict=True))
+        frames, why = rows.of_networks(keys, lambda name, size: networks.network(f"timm:{name}", rows.BATCH,
+                                                                                 f"3x{size}x{size}"))
+        counts = [rows.parameters(frames[key]) / 1e6 if key in frames else np.nan for key in keys]
+        return frames, why, pd.Series(counts, names.index).reindex(table.index).to_numpy()
+
+    names, stated = table["network"], table["parameters_m"].to_numpy(float)
+    captures, reasons, usual_m = build(names)
     unlike = np.abs(stated - usual_m) > ROUNDED
-    merged_captures, merged_reasons = rows.of_networks([merged_keys[place] for place in np.flatnonzero(unlike)], _network)
-    merged_m = _parameters_m(merged_keys, merged_captures)
-    merged = unlike & (np.abs(stated - merged_m) < np.abs(stated - usual_m))
-    nearer_m = np.where(merged, merged_m, usual_m)
+    merged_captures, merged_reasons, merged_m = build((names + MERGED)[unlike])
+    merged = np.abs(stated - merged_m) < np.abs(stated - usual_m)
+    nearer_m, reasons = np.where(merged, merged_m, usual_m), reasons | merged_reasons
     neither = np.abs(stated - nearer_m) > np.maximum(ROUNDED, ALIKE * nearer_m)
-    captures, reasons = captures | merged_captures, reasons | merged_reasons
     for place in np.flatnonzero(neither):
         also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
-        reasons[f"{' '.join(map(str, keys[place]))} of {stated[place]:.2f} M parameters"] = \
-            f"timm builds it with {usual_m[place]:.2f} M{also}"
-    names = table["network"].where(~(merged & ~neither), table["network"] + MERGED)
-    named = table.assign(network=names)[~neither].reset_index(drop=True)
-    used = set(zip(named["network"], named["image_size"], strict=True))
-    return named, {key: frame for key, frame in captures.items() if key in used}, reasons
+        name, size = table.loc[table.index[place], _KEY]
+        reasons[f"{name} {size} of {stated[place]:.2f} M parameters"] = f"timm builds it with {usual_m[place]:.2f} M{also}"
+    named = table.assign(network=names.where(~merged, names + MERGED))[~neither]
+    return with_rows(named, captures | merged_captures), reasons
 
 
-def _network(name: str, size: int) -> Network:
-    return networks.network(f"timm:{name}", rows.BATCH, f"3x{size}x{size}")
-
-
-def _parameters_m(keys: Sequence[tuple[str, int]], captures: Rows) -> np.ndarray:
-    """Return the million parameters of each network, NaN where it was not captured."""
-    return np.array([rows.parameters(captures[key]) / 1e6 if key in captures else np.nan for key in keys])
-
-
-def material() -> tuple[pd.DataFrame, dict[tuple[str, int], pd.DataFrame], dict[str, str]]:
-    """Return the imported networks of cards that nothing keeps for a final score, their rows, and why others have none."""
+def material() -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return the imported networks of cards that nothing keeps for a final score, and why others are not among them."""
     table = tables()
     return captured(table[table["device"].isin(load_devices()) & ~is_final(table["module"])].reset_index(drop=True))
 
 
-def ship(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
+def ship(table: pd.DataFrame) -> pd.DataFrame:
     """Train and save the model of whole networks of every card of a table, beside it its predictions of families left out.
 
     Returns the scores of each condition. Raises InputError for a card with fewer than LEAST networks.
     """
-    cards = {device: cases(table, captures, device) for device in sorted(table["device"].unique())}
-    if few := [device for device, conditions in cards.items() if not conditions]:
+    cards = {device: cases(table, device) for device in sorted(table["device"].unique())}
+    if few := [device for device, several in cards.items() if not several]:
         raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
     tables_of = []
-    for device, conditions in cards.items():
-        predicted = left_out(conditions)
-        path = fit(device, conditions, predicted, *SOURCE).save(card_model.FOLDER / f"{device}.json")
-        fold = fold_of([part for part, _ in conditions.values()])
-        tables_of.append(card_errors.table(device, conditions, predicted, fold, captures, *SOURCE))
+    for device, several in cards.items():
+        predicted = left_out(several, fit)
+        path = of_card(device, several, predicted, **SOURCE).save(card_model.FOLDER / f"{device}.json")
+        tables_of.append(card_errors.table(predicted, **SOURCE))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

@@ -6,8 +6,8 @@ launches overlap.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from pydantic import Field
 from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
 from lib.predict.cards.operator_kinds import COMPUTING, KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
+from lib.predict.networks.sums import interval
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
@@ -25,43 +26,51 @@ BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may b
 USUAL = {"computing": 0.5, "moving": 0.75}
 USUAL_MS = (0.006, 0.002)  # to launch a kernel, and that each takes at least
 _SOFT, _OVERLAP = 3.0, 4.0  # p and q
+FIRST = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}  # intercepts
 
 
-def split(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a vector of all weights (SIZE) as SHAPES."""
-    parts = torch.split(weights, [math.prod(shape) for shape in SHAPES.values()])
-    return {name: part.reshape(shape) for (name, shape), part in zip(SHAPES.items(), parts, strict=True)}
+def flat(**parts: np.ndarray | float) -> np.ndarray:
+    """Return values that broadcast to SHAPES as a vector of all weights (SIZE)."""
+    return np.concatenate([np.broadcast_to(parts[name], shape).ravel() for name, shape in SHAPES.items()])
 
 
 def usual() -> np.ndarray:
     """Return the weights at which every efficiency is the usual one."""
-    weights = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    for name, most in BEST.items():
-        weights[name][:, 0] = math.log(USUAL[name] / (most - USUAL[name]))
-    weights["overheads"][:] = np.log(USUAL_MS)
-    return np.concatenate([part.ravel() for part in weights.values()])
+    intercepts = {name: FIRST[name] * math.log(USUAL[name] / (most - USUAL[name])) for name, most in BEST.items()}
+    return flat(**intercepts, overheads=np.log(USUAL_MS))
 
 
 def _over_efficiency(ideal_ms: torch.Tensor, features: torch.Tensor, weights: torch.Tensor, edges: tuple[int, ...],
                      most: float) -> torch.Tensor:
-    forms = [features[start:stop] @ weights[kind] for kind, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))]
+    forms = [features[start:stop] @ weights[kind] for kind, (start, stop) in enumerate(pairwise(edges))]
     return ideal_ms / most * (1 + torch.exp(-torch.cat(forms)))
 
 
-def kernels_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _parts(weights: torch.Tensor) -> list[torch.Tensor]:
+    """Return a vector of all weights (SIZE) in SHAPES."""
+    parts = torch.split(weights, [math.prod(shape) for shape in SHAPES.values()])
+    return [part.reshape(shape) for part, shape in zip(parts, SHAPES.values(), strict=True)]
+
+
+def kernels_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
     """Return how long each row takes, all its calls together."""
-    move = _over_efficiency(terms.move_ms, terms.moving, weights["moving"], terms.edges, BEST["moving"])
+    of_computing, of_moving, overheads = _parts(weights)
     edges = terms.edges[:len(COMPUTING) + 1]
-    compute = _over_efficiency(terms.compute_ms, terms.computing, weights["computing"], edges, BEST["computing"])
+    move = _over_efficiency(terms.move_ms, terms.moving, of_moving, terms.edges, BEST["moving"])
+    compute = _over_efficiency(terms.compute_ms, terms.computing, of_computing, edges, BEST["computing"])
     roofs = (compute ** _SOFT + move[:edges[-1]] ** _SOFT + 1e-30) ** (1 / _SOFT)
-    return (torch.cat([roofs, move[edges[-1]:]]) + torch.exp(weights["overheads"][1])) * terms.calls
+    return (torch.cat([roofs, move[edges[-1]:]]) + torch.exp(overheads[1])) * terms.calls
 
 
-def log_ms(terms: Terms, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def log_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
     """Return the log of the ms of each network."""
-    device = torch.zeros(terms.networks, dtype=torch.float64).index_add(0, terms.network, kernels_ms(terms, weights))
-    host = terms.kernels * torch.exp(weights["overheads"][0])
-    return torch.log(device ** _OVERLAP + host ** _OVERLAP) / _OVERLAP
+    device, kernels = terms.by_network(kernels_ms(terms, weights)), terms.by_network(terms.calls)
+    return torch.log(device ** _OVERLAP + (kernels * torch.exp(_parts(weights)[-1][0])) ** _OVERLAP) / _OVERLAP
+
+
+def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
+    """Return the log of the ms of each network."""
+    return log_ms(terms, torch.as_tensor(weights)).numpy()
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,7 @@ class Fitted:
 
         ``half`` is half the interval of networks of its kind (default: of all).
         """
-        ms = float(torch.exp(log_ms(terms, split(torch.as_tensor(self.weights))))[0])
-        half = (self.half if half is None else half) * (1 + self.outside(batch_size))
-        return ms, ms * math.exp(-half), ms * math.exp(half)
+        return interval(math.exp(predict(terms, self.weights)[0]), (half or self.half) * (1 + self.outside(batch_size)))
 
     def outside(self, batch_size: int) -> bool:
         """Return whether a batch size is none that was learned from."""

@@ -14,9 +14,11 @@ FUSED = ("fused_norm", "fused_reduction", "fused_index", "fused")
 KINDS = (*COMPUTING, *MOVING, *FUSED, "update")
 ALWAYS = (*COMPUTING, "pool", "resample", "other")  # kernels of their own, compiled or not
 FUSING = frozenset(MOVING) - frozenset(ALWAYS)  # what a compiler makes one kernel of, neighbour by neighbour
+GEMM = ("gemms", "m", "n", "k", "width_in", "width_out", "groups", "window", "stride", "side")
 
 _STEM = 4  # input channels at most
 _NARROW = 2  # channels a group at most, and a convolution is depthwise
+_PICTURE = 4  # dimensions: batch, channels, height, width
 _NAMES = {
     "linear": "mm addmm", "bmm": "bmm baddbmm", "relu": "relu hardtanh clamp clamp_min leaky_relu threshold",
     "activation": "gelu silu sigmoid hardswish hardsigmoid tanh elu mish softplus exp erf",
@@ -34,26 +36,20 @@ LAYOUT_KEPT = frozenset("batch_norm relu activation elementwise cat pool resampl
 # (aten/src/ATen/native/cuda/UpSample*.cu). Of them only bilinear2d has another one, for what lies in channels_last.
 _SERIAL = frozenset("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
                     "_upsample_bicubic2d_aa".split())
-_HAS_NHWC = frozenset({"upsample_bilinear2d"})
+_HAS_NHWC = "upsample_bilinear2d"
 
 
 def kind_of(op: Op) -> str:
     """Return the kind (of KINDS) of a captured operator that is no view."""
     name = op.short
     if name == "convolution":
-        return _convolution(op)
+        data, weight, groups = op.args[0], op.args[1], op.args[8]
+        if groups > 1:
+            return "conv_depthwise" if groups == data.shape[1] and weight.shape[1] <= _NARROW else "conv_grouped"
+        return "stem" if data.shape[1] <= _STEM else "conv_1x1" if prod(weight.shape[2:]) == 1 else "conv"
     bare = name.rstrip("_")
     kind = _KIND.get(name) or _KIND.get(bare) or next((of_part for part, of_part in _PARTS.items() if part in name), "")
     return kind or ("elementwise" if bare in counts.PER_OUTPUT else "other")
-
-
-def _convolution(op: Op) -> str:
-    data, weight, groups = op.args[0], op.args[1], op.args[8]
-    if groups > 1:
-        return "conv_depthwise" if groups == data.shape[1] and weight.shape[1] <= _NARROW else "conv_grouped"
-    if data.shape[1] <= _STEM:
-        return "stem"
-    return "conv_1x1" if prod(weight.shape[2:]) == 1 else "conv"
 
 
 def gemm(op: Op) -> dict[str, float]:
@@ -62,50 +58,38 @@ def gemm(op: Op) -> dict[str, float]:
     if name == "convolution":
         data, weight, out, groups = op.args[0], op.args[1], op.outputs[0], op.args[8]
         window, pixels = prod(weight.shape[2:]), prod(out.shape[2:])
-        return {"gemms": groups, "m": out.shape[0] * pixels, "n": out.shape[1] / groups, "k": data.shape[1] / groups * window,
-                "width_in": data.shape[1], "width_out": out.shape[1], "groups": groups, "window": window,
-                "stride": max(op.args[3]), "side": pixels ** 0.5}
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
-        left, right = matrices(op)
-        return {"gemms": left.shape[0] if len(left.shape) == 3 else 1, "m": left.shape[-2], "n": right.shape[-1],  # noqa: PLR2004
-                "k": left.shape[-1], "width_in": left.shape[-1], "width_out": right.shape[-1]}
-    if "attention" in name and name != "_native_multi_head_attention":
-        query, key, value, mask = op.args[:4]
-        return {"gemms": query.shape[0] * query.shape[1], "m": query.shape[2], "n": key.shape[2], "k": query.shape[3],
-                "width_in": query.shape[3], "width_out": value.shape[3], "groups": query.shape[1],
-                "stride": 1 + isinstance(mask, TensorSpec)}  # a mask takes another kernel, as a stride does
-    return {}
+        sizes = (groups, out.shape[0] * pixels, out.shape[1] / groups, data.shape[1] / groups * window, data.shape[1],
+                 out.shape[1], groups, window, max(op.args[3]), pixels ** 0.5)
+    elif name in ("mm", "addmm", "bmm", "baddbmm"):
+        left, right = (spec.shape for spec in matrices(op))
+        sizes = (prod(left[:-2]), left[-2], right[-1], left[-1], left[-1], right[-1])
+    elif "attention" in name and name != "_native_multi_head_attention":
+        query, key, value = (spec.shape for spec in op.args[:3])
+        mask = isinstance(op.args[3], TensorSpec)  # takes another kernel, as a stride does
+        sizes = (query[0] * query[1], query[2], key[2], query[3], query[3], value[3], query[1], 0, 1 + mask)
+    else:
+        sizes = ()
+    return dict(zip(GEMM, sizes, strict=False))
 
 
 def serial(op: Op, follows: bool) -> dict[str, float]:
     """Return how many reads of an operator wait for one another, in NCHW and where the network is in channels_last; or nothing.
 
-    ``follows``: what it reads is in channels_last where the network is.
+    ``follows``: what it reads is in channels_last where the network is. Pictures may lie so whatever the network does, such as
+    tokens that became pictures again.
     """
     if op.short not in _SERIAL:
         return {}
-    planes, has_other = prod(op.outputs[0].shape[:2]), op.short in _HAS_NHWC
-    last = has_other and _is_channels_last(op.tensors[0])
+    planes, data, has_other = prod(op.outputs[0].shape[:2]), op.tensors[0], op.short == _HAS_NHWC
+    last = has_other and len(data.shape) == _PICTURE and data.shape[1] != 1 and is_dense(data, (0, 2, 3, 1))
     return {"serial": 0 if last else planes, "serial_nhwc": 0 if last or (has_other and follows) else planes}
 
 
-def _is_channels_last(spec: TensorSpec) -> bool:
-    """Return whether pictures lie in channels_last whatever the network does, such as tokens that became pictures again."""
-    if len(spec.shape) != 4 or spec.shape[1] == 1:  # noqa: PLR2004 - batch, channels, height, width
-        return False
-    order = (0, 2, 3, 1)
-    return _follow([spec.shape[axis] for axis in order], [spec.stride[axis] for axis in order])
-
-
-def is_dense(spec: TensorSpec) -> bool:
-    """Return whether a tensor lies in memory as its axes are ordered, without gaps."""
-    return _follow(spec.shape, spec.stride)
-
-
-def _follow(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def is_dense(spec: TensorSpec, axes: Sequence[int] = ()) -> bool:
+    """Return whether a tensor lies in memory as its ``axes`` (default: all, in order) are ordered, without gaps."""
     step = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size > 1 and stride not in (0, step):
+    for axis in reversed(axes or range(len(spec.shape))):
+        if spec.shape[axis] > 1 and spec.stride[axis] not in (0, step):
             return False
-        step *= size
+        step *= spec.shape[axis]
     return True

@@ -4,26 +4,25 @@ Capture is in fp32: which tensors would be in 16 bits, and what is cast from one
 what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRECISION_FP`` and ``AT_FORALL_FP32``).
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 from torch import nn
 
 from lib.errors import InputError
 from lib.predict.cards import fusion
-from lib.predict.cards.operator_kinds import CONVOLVING, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
+from lib.predict.cards.operator_kinds import ALWAYS, CONVOLVING, GEMM, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
 from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
 from lib.work.networks import Network
 
 BATCH = 2  # at which networks are captured: no size of the batch is 1
-COLUMNS = ("kind", "stage", "calls", "scales", "flops", "read", "written", "read_once", "written_once", "read_elements",
-           "written_elements", "read_elements_once", "written_elements_once", "gemms", "m", "n", "k", "width_in", "width_out",
-           "groups", "window", "stride", "side", "serial", "serial_nhwc", "strided", "broadcast", "wide")
+SIZES = ("scales", "flops", *fusion.traffic((), "read"), *fusion.traffic((), "written"), *GEMM, "serial", "serial_nhwc",
+         "strided", "broadcast", "wide")
+COLUMNS = ("kind", "stage", "calls", *SIZES)
 STAGES = ("always", "eager", "compiled", "train")
 _FLOATS = ("float32", "float16", "bfloat16")
 _LOWER = frozenset("convolution mm addmm bmm baddbmm _scaled_dot_product_efficient_attention "
@@ -31,6 +30,7 @@ _LOWER = frozenset("convolution mm addmm bmm baddbmm _scaled_dot_product_efficie
 _FP32 = frozenset("native_layer_norm native_group_norm _softmax _log_softmax exp pow rsqrt reciprocal sum prod cumsum log "
                   "linalg_vector_norm softplus _fused_rms_norm logsumexp upsample_bicubic2d upsample_bilinear2d "
                   "upsample_nearest2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa".split())
+_WRITES = counts.FILLS | counts.RANDOM
 _ONE_OUTPUT = ("layer_norm", "group_norm", "batch_norm", "attention")  # the others are statistics
 _TAKES = ("index", "index_select", "gather", "embedding")  # of the first tensor only what they take
 _UPDATED = 16  # bytes that a step of the optimizer reads of a parameter
@@ -38,100 +38,68 @@ Row = dict[str, Any]
 Key = TypeVar("Key", bound=tuple)
 
 
+class Storage(NamedTuple):
+    """Whether a storage is in 32 bits under autocast (where it holds floats), grows with the batch, and is in channels_last.
+
+    The latter: where the network is, as what convolutions write is, and what keeps their layout.
+    """
+
+    wide: bool
+    grows: bool
+    follows: bool
+
+
+class Storages(dict[int, Storage]):
+    """What is known of each storage of a network."""
+
+    def of(self, spec: TensorSpec) -> Storage:
+        """Return what is known of a tensor's storage."""
+        return self.get(spec.storage, Storage(True, spec.kind == "input", spec.kind == "input"))
+
+    def itemsize(self, spec: TensorSpec) -> int:
+        """Return the bytes of an element."""
+        return spec.itemsize if spec.dtype not in _FLOATS else 4 if self.of(spec).wide else 2
+
+    def enter(self, op: Op, kind: str, wide: bool, grows: bool) -> None:
+        """Take down what an operator gives; what is changed in place stays in the type that it was."""
+        follows = kind in CONVOLVING or bool(kind in LAYOUT_KEPT and op.tensors and self.of(op.tensors[0]).follows)
+        for spec in op.outputs:
+            before = self.get(spec.storage) if op.short.endswith("_") else None
+            self[spec.storage] = Storage(before.wide, before.grows or grows, follows) if before else \
+                Storage(wide, grows, follows)
+
+    def view(self, op: Op) -> None:
+        """Take down what a view gives, where it gives a storage of its own."""
+        for spec in op.outputs if op.tensors else ():
+            grows = any(self.of(source).grows for source in op.tensors)
+            self.setdefault(spec.storage, Storage(self.of(op.tensors[0]).wide, grows, spec.kind == "input"))
+
+
 def elements_of(spec: TensorSpec) -> int:
     """Return the distinct elements of a tensor."""
     return spec.bytes // spec.itemsize
 
 
-class Precision:
-    """Which storages would be in 16 bits under autocast, and which depend on the input, so that they grow with the batch."""
-
-    def __init__(self):
-        self._wide: dict[int, bool] = {}
-        self._scales: dict[int, bool] = {}
-        self._cached: set[int] = set()
-
-    def is_wide(self, spec: TensorSpec) -> bool:
-        """Return whether a tensor of floats is in 32 bits."""
-        return self._wide.get(spec.storage, True)
-
-    def scales(self, spec: TensorSpec) -> bool:
-        """Return whether a tensor grows with the batch."""
-        return self._scales.get(spec.storage, spec.kind == "input")
-
-    def itemsize(self, spec: TensorSpec) -> int:
-        """Return the bytes of an element."""
-        return spec.itemsize if spec.dtype not in _FLOATS else 4 if self.is_wide(spec) else 2
-
-    def enter(self, op: Op, wide: bool, scales: bool) -> None:
-        """Take down what an operator gives; what is changed in place stays in the type that it was."""
-        for spec in op.outputs:
-            if op.short.endswith("_") and spec.storage in self._wide:
-                self._scales[spec.storage] = self._scales.get(spec.storage, False) or scales
-                continue
-            self._wide[spec.storage], self._scales[spec.storage] = wide, scales
-
-    def view(self, op: Op) -> None:
-        """Take down what a view gives, where it gives a storage of its own."""
-        for spec in op.outputs:
-            if spec.storage not in self._scales:
-                self._scales[spec.storage] = any(map(self.scales, op.tensors))
-                if op.tensors:
-                    self._wide[spec.storage] = self.is_wide(op.tensors[0])
-
-    def casts(self, tensors: Iterable[TensorSpec], wide: bool) -> list[TensorSpec]:
-        """Return which tensors are cast before an operator that computes in one type; a parameter once a pass."""
-        cast = [spec for spec in tensors if self.is_wide(spec) != wide and spec.storage not in self._cached]
-        self._cached |= {spec.storage for spec in cast if spec.kind == "parameter"}
-        return cast
-
-
-class Layouts:
-    """Which storages hold pictures in channels_last where the network is: what convolutions write, and what keeps their layout.
-
-    Others, such as what products of matrices write, lie as they do in NCHW.
-    """
-
-    def __init__(self):
-        self._follows: dict[int, bool] = {}
-
-    def follows(self, spec: TensorSpec) -> bool:
-        """Return whether a tensor is in channels_last where the network is."""
-        return self._follows.get(spec.storage, spec.kind == "input")
-
-    def enter(self, op: Op, kind: str) -> None:
-        """Take down what an operator of a kind gives."""
-        keeps = kind in LAYOUT_KEPT and op.tensors and self.follows(op.tensors[0])
-        self._follows |= dict.fromkeys((spec.storage for spec in op.outputs), kind in CONVOLVING or bool(keeps))
-
-
 def _wanted(op: Op) -> bool | None:
     """Return whether autocast computes an operator in 32 bits (True), in 16 (False), or as its inputs come (None)."""
-    name = op.short
-    return False if name in _LOWER else True if name.rstrip("_") in _FP32 else None
+    return False if op.short in _LOWER else True if op.short.rstrip("_") in _FP32 else None
 
 
-def _result_is_wide(op: Op, floats: list[TensorSpec], wanted: bool | None, precision: Precision) -> bool:
+def _result_is_wide(op: Op, floats: list[TensorSpec], wanted: bool | None, storages: Storages) -> bool:
     if wanted is not None or not floats:
         return wanted is not False
+    first = storages.of(floats[0]).wide
     if "batch_norm" in op.short or op.short.endswith("_"):
-        return precision.is_wide(floats[0])
+        return first
     if op.short == "_to_copy":
-        return dict(op.kwargs).get("dtype") in (None, "dtype:float32") and precision.is_wide(floats[0])
-    return any(precision.is_wide(spec) for spec in [spec for spec in floats if spec.shape] or floats)
-
-
-def _cast_row(spec: TensorSpec, wide: bool, precision: Precision) -> Row:
-    elements, scales = elements_of(spec), precision.scales(spec)
-    return {"kind": "cast", "scales": scales, **fusion.traffic([(elements, scales, precision.itemsize(spec))], "read"),
-            **fusion.traffic([(elements, scales, 4 if wide else 2)], "written")}
+        return dict(op.kwargs).get("dtype") in (None, "dtype:float32") and first
+    return any(storages.of(spec).wide for spec in [spec for spec in floats if spec.shape] or floats)
 
 
 def _sources(op: Op) -> list[TensorSpec]:
     """Return what an operator reads, each tensor once."""
     distinct = list({(spec.storage, spec.shape, spec.stride): spec for spec in op.tensors}.values())
-    overwrites = op.short == "copy_" or op.short in counts.FILLS or op.short in counts.RANDOM
-    return distinct[1:] if overwrites else distinct
+    return distinct[1:] if op.short in _WRITES | {"copy_"} else distinct
 
 
 def _results(op: Op) -> list[TensorSpec]:
@@ -139,23 +107,21 @@ def _results(op: Op) -> list[TensorSpec]:
     return results[:1] if any(part in op.short for part in _ONE_OUTPUT) else results
 
 
-def _row(op: Op, precision: Precision, layouts: Layouts, wanted: bool | None, wide: bool, scales: bool) -> Row:
+def _row(op: Op, storages: Storages, wanted: bool | None, wide: bool, scales: bool) -> Row:
     """Return an operator as a row; its inputs count in the type that it computes in."""
-    def itemsize(spec: TensorSpec) -> int:
-        return precision.itemsize(spec) if wanted is None or spec.dtype not in _FLOATS else 4 if wanted else 2
-
     kind, sources, results = kind_of(op), _sources(op), _results(op)
     most = max((spec.elements for spec in results), default=0)
-    read = [(min(elements_of(spec), most) if op.short in _TAKES and not place else elements_of(spec),
-             precision.scales(spec), itemsize(spec)) for place, spec in enumerate(sources)]
+    read = [(min(elements_of(spec), most) if op.short in _TAKES and not place else elements_of(spec), storages.of(spec).grows,
+             storages.itemsize(spec) if wanted is None or spec.dtype not in _FLOATS else 4 if wanted else 2)
+            for place, spec in enumerate(sources)]
     written = [(elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
                for spec in results]
     image = results[0] if results and len(results[0].shape) == 4 else None  # noqa: PLR2004 - batch, channels, height, width
-    return {"kind": kind, "scales": scales, "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, "read"),
-            **fusion.traffic(written, "written"), "side": image.shape[-1] if image else 0,
-            "strided": not all(map(is_dense, sources[:2])), "wide": wide,
+    return {"kind": kind, "stage": "always" if kind in ALWAYS else "eager", "scales": scales,
+            "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, "read"), **fusion.traffic(written, "written"),
+            "side": image.shape[-1] if image else 0, "strided": not all(map(is_dense, sources[:2])), "wide": wide,
             "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
-            **serial(op, bool(op.tensors) and layouts.follows(op.tensors[0]))}
+            **serial(op, bool(op.tensors) and storages.of(op.tensors[0]).follows)}
 
 
 def of_graph(graph: Graph) -> pd.DataFrame:
@@ -163,30 +129,42 @@ def of_graph(graph: Graph) -> pd.DataFrame:
 
     Sizes are those of BATCH: ``read, written`` grow with the batch, ``_once`` not; ``scales`` says whether FLOPs and GEMMs do.
     """
-    precision, layouts, rows, nodes = Precision(), Layouts(), [], []
+    storages, rows, nodes, cast_once = Storages(), [], [], set()
     for op in graph.ops:
         if not counts.is_work(op):
-            precision.view(op)
+            storages.view(op)
             continue
         wanted, floats = _wanted(op), [spec for spec in op.tensors if spec.dtype in _FLOATS]
-        wide = _result_is_wide(op, floats, wanted, precision)
-        scales = any(map(precision.scales, op.tensors)) and op.short not in counts.FILLS | counts.RANDOM
+        wide = _result_is_wide(op, floats, wanted, storages)
+        scales = any(storages.of(spec).grows for spec in op.tensors) and op.short not in _WRITES
         if wanted is not None:
-            rows += [_cast_row(spec, wanted, precision) for spec in precision.casts(floats, wanted)]
-        row = _row(op, precision, layouts, wanted, wide, scales)
+            cast = [spec for spec in floats if storages.of(spec).wide != wanted and spec.storage not in cast_once]
+            cast_once |= {spec.storage for spec in cast if spec.kind == "parameter"}  # a parameter once a pass
+            for spec in cast:
+                size = elements_of(spec), storages.of(spec).grows
+                rows.append({"kind": "cast", "stage": "eager", "scales": size[1],
+                             **fusion.traffic([(*size, storages.itemsize(spec))], "read"),
+                             **fusion.traffic([(*size, 4 if wanted else 2)], "written")})
+        row = _row(op, storages, wanted, wide, scales)
         rows.append(row)
-        read = {spec.storage: (elements_of(spec), precision.scales(spec), 2 if wanted is False else precision.itemsize(spec))
+        read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if wanted is False else storages.itemsize(spec))
                 for spec in _sources(op)}
         written = {spec.storage: (elements_of(spec), scales, 4 if wide else 2) for spec in _results(op)}
         nodes.append(fusion.Node(row["kind"], read, written))
-        precision.enter(op, wide, scales)
-        layouts.enter(op, row["kind"])
+        storages.enter(op, row["kind"], wide, scales)
     parameters = graph.parameters
-    update = {"kind": "update", "scales": False, "read_once": _UPDATED * parameters, "written_once": 8 * parameters,
-              "read_elements_once": 4 * parameters, "written_elements_once": 2 * parameters}
-    stages = (*((row, "always" if row["kind"] in fusion.ALWAYS else "eager") for row in rows),
-              *((row, "compiled") for row in fusion.rows(nodes)), (update, "train"))
-    return _table(stages)
+    rows += [{**row, "stage": "compiled"} for row in fusion.rows(nodes)]
+    rows.append({"kind": "update", "stage": "train", "read_once": _UPDATED * parameters, "written_once": 8 * parameters,
+                 "read_elements_once": 4 * parameters, "written_elements_once": 2 * parameters})
+    return _table(rows)
+
+
+def _table(rows: list[Row]) -> pd.DataFrame:
+    """Return distinct rows with how often they are called."""
+    names = ["kind", "stage", *SIZES]
+    table = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(SIZES, float)).fillna(0.0)
+    table = table.groupby(names, sort=False, as_index=False).size().rename(columns={"size": "calls"})
+    return table.astype({"kind": pd.CategoricalDtype(KINDS), "stage": pd.CategoricalDtype(STAGES), "calls": float})[[*COLUMNS]]
 
 
 def parameters(table: pd.DataFrame) -> float:
@@ -197,15 +175,6 @@ def parameters(table: pd.DataFrame) -> float:
 def of_passes(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the passes of a network alone, without those of an optimizer's step."""
     return table[table["kind"] != "update"]
-
-
-def _table(rows: Iterable[tuple[Mapping[str, Any], str]]) -> pd.DataFrame:
-    """Return distinct rows with how often they are called."""
-    counted = Counter(tuple(sorted({**row, "stage": stage}.items())) for row, stage in rows)
-    table = pd.DataFrame([{**dict(row), "calls": calls} for row, calls in counted.items()], columns=list(COLUMNS))
-    numbers = [name for name in COLUMNS if name not in ("kind", "stage")]
-    table[numbers] = table[numbers].fillna(0).astype(float)
-    return table.assign(kind=pd.Categorical(table["kind"], KINDS), stage=pd.Categorical(table["stage"], STAGES))
 
 
 def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame:

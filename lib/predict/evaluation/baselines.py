@@ -1,8 +1,7 @@
 """How good are the operator models? Baselines beside them on the same held-out shapes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
 from lib.predict.operators.validation import shapes_of
-from lib.predict.scores import score
+from lib.predict.scores import score_by
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
 FAMILIES: dict[str, Family] = {
@@ -112,6 +111,16 @@ BASELINES: Mapping[str, Learner] = {"mean": _mean, "roofline": _roofline, "linea
                                     "Lasso polynomial": _lasso, "boosted trees": _trees, "MLP": _mlp}
 
 
+def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
+                learners: Iterable[str] = BASELINES) -> dict[str, np.ndarray]:
+    """Return predicted ms of each row by each learner, trained without the row's fold; ``split``: (train, test) numbers."""
+    predicted = {name: np.full(len(data.rows), np.nan) for name in learners}
+    for train, test in split:
+        for name, values in predicted.items():
+            values[test] = BASELINES[name](data, train, test)
+    return predicted
+
+
 def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
             folds: int = FOLDS, baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
@@ -120,33 +129,23 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
     what ``score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms,
     high_ms, predicted_gbps, relative_error, out_of_range``.
     """
-    scores, predictions = [], []
+    from sklearn.model_selection import GroupKFold
+
+    scored, predicted = [], []
     held_out = pd.concat([part.held_out for part in model.parts.values()])
     for family, (ops, passes) in families.items():
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(held_out.index)]
         if len(rows) < LEAST_ROWS:
             continue
-        predicted = rows.drop(columns=["low_ms", "high_ms"]).join(held_out).assign(family=family)
-        predicted["relative_error"] = predicted["predicted_ms"] / predicted["latency_ms"] - 1
-        predicted["predicted_gbps"] = predicted["bytes"] / predicted["predicted_ms"] / 1e6
+        ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
         if baselines:
-            scores += [{"family": family, **row} for row in _baseline_scores(rows.reset_index(drop=True), roof, folds)]
-        scores.append({"family": family, "learner": "this model", **score(
-            *(predicted[name].to_numpy() for name in ("latency_ms", "predicted_ms", "low_ms", "high_ms")))})
-        predictions.append(predicted)
-    if not predictions:
+            split = GroupKFold(folds, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows))
+            answers = predictions(Baselines.of(rows.reset_index(drop=True), roof), split)
+            scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
+        ends = {end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}
+        scored.append(pd.DataFrame({**case, "learner": "this model", **ends}))
+        predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
+                                     predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
+    if not predicted:
         raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")
-    return pd.DataFrame(scores), pd.concat(predictions, ignore_index=True)
-
-
-def _baseline_scores(rows: pd.DataFrame, roof: Roof, folds: int) -> Iterator[dict[str, Any]]:
-    """Yield the score of each baseline on shapes that a fold left out."""
-    from sklearn.model_selection import GroupKFold
-
-    data = Baselines.of(rows, roof)
-    split = list(GroupKFold(folds, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows)))
-    for name, learner in BASELINES.items():
-        predicted = np.full(len(rows), np.nan)
-        for train, test in split:
-            predicted[test] = learner(data, train, test)
-        yield {"learner": name, **score(data.measured, predicted)}
+    return score_by(pd.concat(scored), ["family", "learner"]), pd.concat(predicted, ignore_index=True)

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lib import files, store
@@ -35,14 +36,13 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
     networks = errors.unseen(table).sort_values("memory", ascending=False)
     rows = errors.network_rows("", networks)
     rows = rows[rows["usable"] & ~((rows["what"] == errors.RESIDENT) & (rows["condition"] != errors.LEARNED))]
-    timed = rows["what"] == errors.NETWORKS
-    times, memory = rows[timed], rows[~timed].sort_values("mode", kind="stable")
-    batch = ", batch " + times["batch_size"].astype(str) + ", "
-    times = times.assign(kind="network", family=times["mode"] + batch + times["condition"].map(with_memory))
-    resident = memory["condition"].replace(errors.LEARNED, "resident")
-    memory = memory.assign(kind="memory", family=memory["mode"] + ", " + resident)
-    scored = score_by(pd.concat([times, memory]), ["kind", "family"])
-    return scored.assign(learner="this model").reindex(columns=columns("scores"))
+    timed = (rows["what"] == errors.NETWORKS).to_numpy()
+    condition = rows["condition"].replace(errors.LEARNED, "resident")
+    case = ("batch " + rows["batch_size"].astype(str) + ", " + condition.map(with_memory)).where(timed, condition)
+    rows = rows.assign(kind=np.where(timed, "network", "memory"), family=rows["mode"] + ", " + case)
+    memory = rows[~timed].sort_values("mode", kind="stable")
+    return score_by(pd.concat([rows[timed], memory]), ["kind", "family"]).assign(learner="this model").reindex(
+        columns=columns("scores"))
 
 
 def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> pd.DataFrame:
@@ -60,9 +60,8 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
         return scores
     scores = pd.concat([scores.assign(kind="operator"), network_scores(networks)],
                        ignore_index=True).reindex(columns=columns("scores"))
-    facts = {"model": path.name, "sweeps": model.facts["sweeps"], "tuning_networks": list(TUNING),
-             "hardware_id": model.facts["hardware_id"], "software_id": model.facts["software_id"], "quick": quick,
-             "target": asdict(target)}
+    facts = {name: model.facts[name] for name in ("sweeps", "hardware_id", "software_id")}
+    facts |= {"model": path.name, "tuning_networks": list(TUNING), "quick": quick, "target": asdict(target)}
     published = folder / "predictions"
     store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
     store.write(_operators(predictions, folder.name, target.dtype), published / "operators.parquet", "held_out", derived=True)
@@ -79,12 +78,11 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     """
     folder, scores, reasons = archive.machine_folder(name), [], []
     for target in training.targets(folder):
-        kind = f"{target.name or 'cpu'} {target.dtype}"
+        device, dtype = target.name or "cpu", target.dtype
         try:
-            part = evaluate(quick, folder, target, publish=not scores)
-            scores.append(part.assign(device=target.name or "cpu", dtype=target.dtype))
+            scores.append(evaluate(quick, folder, target, publish=not scores).assign(device=device, dtype=dtype))
         except InputError as error:
-            reasons.append(f"{kind}: {error}")
+            reasons.append(f"{device} {dtype}: {error}")
     if not scores:
         raise InputError(f"no model of {name} could be trained: {'; '.join(reasons)}")
     return pd.concat(scores, ignore_index=True), reasons
@@ -106,12 +104,14 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     """
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
-    models = [training.any_gpu(tables, kind, dtype, quick)]  # refuses too few GPUs; nothing is replaced before all are trained
-    models += [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
+    shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
+    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
     points = _POINTS if kind in training.GRIDS else 0
-    scores = [gpu_kernels.left_out_scores(models[0], tables, points), gpu_kernels.sibling_scores(models[1:], tables, points)]
-    scores += [gpu_kernels.own_scores(model, training.balanced(tables[model.device], dtype)) for model in models[1:]]
-    for model in models:
+    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, tables), points),
+              gpu_kernels.scores(gpu_kernels.by_sibling(models, tables), points),
+              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(tables[model.device], dtype)))
+                for model in models)]
+    for model in (shared, *models):
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))
     table = pd.concat(scores, ignore_index=True).to_csv(index=False, float_format="%.5g")
     files.replace(gpu_kernels.path(dtype), table.encode())

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
-from lib.predict.evaluation.baselines import BASELINES, Baselines
+from lib.predict.evaluation.baselines import Baselines, predictions
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
@@ -23,7 +23,7 @@ from lib.predict.operators.fine_tuning import farthest_first, smooth_of
 from lib.predict.operators.fitting import Frames
 from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import usable
-from lib.predict.scores import score
+from lib.predict.scores import score_by
 from lib.predict.transfer import siblings
 
 OPERATORS: Mapping[str, tuple[str, ...]] = {
@@ -32,11 +32,11 @@ OPERATORS: Mapping[str, tuple[str, ...]] = {
 SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
 DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
 CORRECTED = "{}, {} of its kernels measured"
-_INTERVALS = {"cover": ("low_ms", "high_ms"), "cover_one_interval": ("one_low_ms", "one_high_ms")}  # of families, and of all
-COLUMNS = ("device", "split", "operator", "learner", "mape", "mape_low", "mape_high", "median", "p90", "bias",
-           "within_10", *_INTERVALS, "n")
-_LARGEST = 0.9
-_BASELINES = {"line": "linear per operator", "trees": "boosted trees", "roofline": "roofline"}  # of BASELINES
+_CASE = ["device", "split", "operator", "learner"]
+COLUMNS = [*_CASE, "mape", "mape_low", "mape_high", "median", "p90", "bias", "within_10", "cover", "cover_one_interval", "n"]
+OURS, _LARGEST = "this model", 0.9
+_BASELINES = {"linear per operator": "line", "boosted trees": "trees", "roofline": "roofline"}  # how they are called here
+_GROUP = {op: operator for operator, ops in OPERATORS.items() for op in ops}
 
 
 def path(dtype: str) -> Path:
@@ -59,14 +59,10 @@ class Case:
     split: list[tuple[np.ndarray, np.ndarray]]
 
 
-def own_scores(model: CostModel, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores (COLUMNS) of a model that was just trained on a table of its GPU's rows."""
-    return _table(_own_cases(model, usable(table)))
-
-
-def _own_cases(model: CostModel, rows: pd.DataFrame) -> Iterator[Case]:
+def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
+    """Yield the cases of a model that was just trained on a table of its GPU's rows: unseen shapes, and the largest."""
     frames = partial(inputs.frames, chip=model.chip)
-    for name, part in inputs.by_part(rows, model.chip):
+    for name, part in inputs.by_part(usable(table), model.chip):
         if name not in model.parts:
             continue
         held_out = _with_one_interval(part, model.parts[name].held_out)
@@ -85,16 +81,11 @@ def _answer(part: Part, rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
     return pd.DataFrame({"predicted_ms": part.predict(terms.to_numpy(), x.to_numpy())[0]}, index=rows.index)
 
 
-def left_out_scores(model: CostModel, tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
-    """Return the scores (COLUMNS) of a model of any GPU on each that was left out, and the mean of these.
+def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
+    """Yield the cases of a model of any GPU on each that was left out.
 
-    Kernels that were throttled train none, and are scored as those of a GPU that was left out. With ``points`` also the scores
-    when so many of its kernels correct the model.
+    Kernels that were throttled train none, and are scored as those of a GPU that was left out.
     """
-    return _with_mean(_table(_corrected(_left_out_cases(model, tables), points)))
-
-
-def _left_out_cases(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
     dtype = model.facts["dtype"]
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
     rows = pd.concat([trained, training.of_several(tables, dtype, throttled=True)], ignore_index=True)
@@ -109,15 +100,12 @@ def _left_out_cases(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Ite
             yield Case(device, DEVICE, part, answer.where(pd.Series(tested, part.index), axis=0), frames, split)
 
 
-def sibling_scores(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame], points: int = 0) -> pd.DataFrame:
-    """Return the scores (COLUMNS) on each GPU of its nearest sibling's model, which it did not train, and the mean of these.
+def by_sibling(models: Iterable[CostModel], tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
+    """Yield the cases of each GPU by its nearest sibling's model, which it did not train.
 
     Kernels that were throttled on one of both are not scored: they answer for no other GPU.
     """
-    return _with_mean(_table(_corrected(_sibling_cases({model.device: model for model in models}, tables), points)))
-
-
-def _sibling_cases(models: Mapping[str, CostModel], tables: Mapping[str, pd.DataFrame]) -> Iterator[Case]:
+    models = {model.device: model for model in models}
     for device, model in models.items():
         sibling = next((other for other in siblings(load_devices()[device]) if other in models), None)
         if sibling is None:
@@ -157,29 +145,34 @@ def _corrected(cases: Iterable[Case], points: int) -> Iterator[Case]:
         yield replace(case, name=CORRECTED.format(case.name, points), held_out=corrected, split=split)
 
 
-def _table(cases: Iterable[Case]) -> pd.DataFrame:
-    """Return the scores (COLUMNS) of the model and of the baselines on the rows that were held out, by operator."""
-    lines = []
-    for case in cases:
-        answers = {"this model": case.held_out["predicted_ms"].to_numpy(), **_baselines(case)}
-        measured, tested = case.rows["latency_ms"].to_numpy(), case.held_out["predicted_ms"].notna().to_numpy()
-        for operator, ops in OPERATORS.items():
-            chosen = case.rows["op"].isin(ops).to_numpy() & tested
-            for learner, predicted in answers.items() if chosen.any() else ():
-                ends = _INTERVALS if learner == "this model" and "low_ms" in case.held_out else {}
-                cover = {name: score(measured[chosen], predicted[chosen], *case.held_out.loc[chosen, list(pair)].to_numpy().T,
-                                     interval=False)["cover"] for name, pair in ends.items()}
-                lines.append({"device": case.device, "split": case.name, "operator": operator, "learner": learner,
-                              **score(measured[chosen], predicted[chosen]), **cover})
-    return pd.DataFrame(lines, columns=COLUMNS)
+def scores(cases: Iterable[Case], points: int = 0) -> pd.DataFrame:
+    """Return the scores (COLUMNS) of the model and of the baselines on the rows that were held out, by operator.
+
+    Of GPUs that were left out also the means. With ``points`` also the scores when so many kernels correct the model.
+    """
+    parts = [_predictions(case) for case in _corrected(cases, points)]
+    if not parts:
+        return pd.DataFrame(columns=COLUMNS)
+    rows = pd.concat(parts, ignore_index=True)
+    inside = rows["measured"].between(rows["one_low"], rows["one_high"]).where(rows["one_low"].notna()).astype(float) * 100
+    of_all = inside.groupby([rows[name] for name in _CASE]).agg(np.mean).rename("cover_one_interval")
+    table = score_by(rows, _CASE).merge(of_all.reset_index(), on=_CASE).reindex(columns=COLUMNS)
+    mean = table[table["split"].str.startswith(DEVICE)].groupby(_CASE[1:], sort=False).mean(numeric_only=True).reset_index()
+    return pd.concat([table, mean.assign(device="mean")[COLUMNS]], ignore_index=True)
 
 
-def _with_mean(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the means over GPUs; nothing to a table without scores."""
-    if table.empty:
-        return table
-    mean = table.groupby(["split", "operator", "learner"], sort=False).mean(numeric_only=True).reset_index()
-    return pd.concat([table, mean.assign(device="mean")[list(COLUMNS)]], ignore_index=True)
+def _predictions(case: Case) -> pd.DataFrame:
+    """Return the rows of a case that were held out: what each learner predicted of them, and the intervals of the model."""
+    (_, x), work, held_out = case.frames(case.rows), _work(case.rows), case.held_out
+    data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
+    ends = ("low_ms", "high_ms", "one_low_ms", "one_high_ms")
+    shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_GROUP),
+              "measured": case.rows["latency_ms"]}
+    ours = {end.removesuffix("_ms"): held_out.get(end, np.nan) for end in ends}
+    answers = [pd.DataFrame({**shared, "learner": OURS, "predicted": held_out["predicted_ms"], **ours})]
+    answers += [pd.DataFrame({**shared, "learner": _BASELINES[name], "predicted": predicted})
+                for name, predicted in predictions(data, case.split, _BASELINES).items()]
+    return pd.concat([answer[held_out["predicted_ms"].notna()] for answer in answers])
 
 
 def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
@@ -188,17 +181,6 @@ def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFra
     error = np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted)
     together = fitting.held_out(held_out, predicted, error, fold)
     return held_out.assign(one_low_ms=together["low_ms"], one_high_ms=together["high_ms"])
-
-
-def _baselines(case: Case) -> dict[str, np.ndarray]:
-    """Return predicted ms of held-out rows by each baseline."""
-    (_, x), work = case.frames(case.rows), _work(case.rows)
-    data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
-    predicted = {name: np.full(len(case.rows), np.nan) for name in _BASELINES}
-    for train, test in case.split:
-        for name, learner in _BASELINES.items():
-            predicted[name][test] = BASELINES[learner](data, train, test)
-    return predicted
 
 
 def _work(rows: pd.DataFrame) -> np.ndarray:

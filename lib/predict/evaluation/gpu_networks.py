@@ -1,21 +1,16 @@
 """What the shipped models of GPUs predict of some networks, beside each roof: written with the models, recomputed by tests."""
 
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lib.predict import registry
-from lib.predict.advice.advise import source_of
 from lib.predict.advice.query import CapturedQuery, Query
-from lib.predict.networks.work import Work
-from lib.predict.registry import Predictor
 from lib.progress import track
 
 NETWORKS = ("vit_b_16", "resnet50", "efficientnet_b0", "swin_t", "mobilenet_v2")
 BATCHES, DTYPES = (1, 64), ("fp32", "bf16")
-COLUMNS = ("network", "batch_size", "dtype", "device", "source", "bound", "predicted_ms", "low_ms", "high_ms", "roof_ms",
-           "launches_ms")
 
 
 def path() -> Path:
@@ -24,19 +19,16 @@ def path() -> Path:
 
 
 def table() -> pd.DataFrame:
-    """Return a row (COLUMNS) a network, batch size, element type and GPU with a model of its kernels."""
+    """Return a row a network, batch size, element type and GPU with a model of its kernels."""
     rows, swept = [], {device for device, _ in registry.model_files(shipped=True)}
     for dtype in DTYPES:
         gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device in swept]
-        for network in track(NETWORKS, dtype):
-            for batch in BATCHES:
-                work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")
-                rows += [{"network": network, "batch_size": batch, "dtype": dtype, **_row(gpu, work)} for gpu in gpus]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _row(gpu: Predictor, work: Work) -> dict[str, Any]:
-    estimate = gpu.estimate(work)
-    return {"device": gpu.device, "source": source_of(gpu, estimate), "bound": gpu.bound(work, estimate.predicted_ms),
-            "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
-            "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)}
+        for network, batch in product(track(NETWORKS, dtype), BATCHES):
+            work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")
+            for gpu in gpus:
+                estimate = gpu.estimate(work)
+                rows.append({"network": network, "batch_size": batch, "dtype": dtype, "device": gpu.device,
+                             "source": gpu.source(estimate), "bound": gpu.bound(work, estimate.predicted_ms),
+                             "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
+                             "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)})
+    return pd.DataFrame(rows)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import FOLDS, fit_regressor
+from lib.predict.operators.fitting import FOLDS, without_intervals
 from lib.predict.operators.validation import shapes_of
 from lib.predict.scores import score
 
@@ -21,31 +21,26 @@ def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], quick: bool = Fa
     split = GroupKFold(FOLDS, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows))
     train, test = next(split)
     order = np.random.default_rng(_SEED).permutation(train)
-    measured, scores = rows["latency_ms"].to_numpy()[test], []
+    measured, frames = rows["latency_ms"].to_numpy()[test], partial(inputs.frames, chip=None)
+    (terms, x), lines = frames(rows.iloc[test]), []
     for count in sorted({min(count, len(train)) for count in counts}):
-        predicted = _predicted(rows.iloc[order[:count]], rows.iloc[test], quick)
-        scores.append({"points": count, **score(measured, predicted)})
-    return pd.DataFrame(scores)
-
-
-def _predicted(train: pd.DataFrame, test: pd.DataFrame, quick: bool) -> np.ndarray:
-    frames = partial(inputs.frames, chip=None)
-    regressor, (terms, x) = fit_regressor(train, frames, quick), frames(test)
-    return regressor.predict(terms.to_numpy(), x[regressor.names].to_numpy(), np.zeros(len(test), bool))
+        part = without_intervals(rows.iloc[order[:count]], frames, quick)
+        predicted = part.predict(terms.to_numpy(), x.to_numpy())[0]
+        lines.append({"points": count, **score(measured, predicted)})
+    return pd.DataFrame(lines)
 
 
 def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
     """Return the median and p90 error by measured time: ``family, from_ms, to_ms, median, p90, n``."""
-    rows = []
+    lines = []
     for family, part in predictions.groupby("family", sort=False):
         edges = np.quantile(part["latency_ms"], np.linspace(0, 1, bins + 1))
         place = np.clip(np.searchsorted(edges, part["latency_ms"], side="right") - 1, 0, bins - 1)
-        for number in range(bins):
-            error = part["relative_error"].abs().to_numpy()[place == number] * 100
-            if len(error):
-                rows.append({"family": family, "from_ms": edges[number], "to_ms": edges[number + 1],
-                             "median": float(np.median(error)), "p90": float(np.percentile(error, 90)), "n": len(error)})
-    return pd.DataFrame(rows)
+        by_place = (part["relative_error"].abs() * 100).groupby(place)
+        ends = {"family": family, "from_ms": edges[:-1], "to_ms": edges[1:]}
+        lines.append(pd.DataFrame(ends).join(pd.DataFrame({"median": by_place.median(), "p90": by_place.quantile(0.9),
+                                                           "n": by_place.size()}), how="inner"))
+    return pd.concat(lines, ignore_index=True)
 
 
 def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
@@ -58,14 +53,13 @@ def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     name, rows = max(parts, key=lambda part: (bool(model.parts[part[0]].regressor.names), len(part[1])))
     part, measured = model.parts[name], rows["latency_ms"].to_numpy()
     terms, x = (frame.to_numpy() for frame in inputs.frames(rows, model.chip))
-    work = rows["flops"].to_numpy(), rows["bytes"].to_numpy()
+    work, draw, added = (rows["flops"].to_numpy(), rows["bytes"].to_numpy()), np.random.default_rng(_SEED), []
 
     def error(features: np.ndarray) -> float:
         return float(np.abs(part.predict(terms, features, work)[0] / measured - 1).mean())
 
-    draw, added, level = np.random.default_rng(_SEED), [], error(x)
     for feature in part.regressor.names:
         column, shuffled = part.features.index(feature), x.copy()
         shuffled[:, column] = draw.permutation(shuffled[:, column])
-        added.append({"feature": feature, "added_mape": (error(shuffled) - level) * 100})
+        added.append({"feature": feature, "added_mape": (error(shuffled) - error(x)) * 100})
     return pd.DataFrame(added, columns=["feature", "added_mape"]).sort_values("added_mape", ascending=False, ignore_index=True)

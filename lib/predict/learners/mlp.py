@@ -67,12 +67,13 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     import torch
 
     centre, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
-    rows = torch.tensor(np.clip((x - centre) / scale, -_FAR, _FAR), dtype=torch.float32)
-    answer, weight = (torch.tensor(values, dtype=torch.float32) for values in (y, weight / weight.mean()))
+    rows, answer, weight = (torch.tensor(values, dtype=torch.float32) for values in (
+        np.clip((x - centre) / scale, -_FAR, _FAR), y, weight / weight.mean()))
     draw, count, nets = torch.Generator().manual_seed(int(seeds[0])), len(rows), len(seeds)
     sizes = (x.shape[1], width, width, 1)
     layers = [(torch.empty(nets, before, after).uniform_(-1, 1, generator=draw).mul_(before ** -0.5).requires_grad_(),
                torch.zeros(nets, 1, after, requires_grad=True)) for before, after in zip(sizes, sizes[1:], strict=False)]
+    *hidden, last = layers
     batch = _BATCH if count < _MANY else _LARGE_BATCH
     epochs = max(1, min(epochs, _MOST_STEPS * epochs // EPOCHS * batch // count))
     optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
@@ -80,22 +81,13 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     with _one_thread():
         for _ in range(epochs):
             order = torch.stack([torch.randperm(count, generator=draw) for _ in range(nets)])
-            for begin in range(0, count, batch):
-                chosen = order[:, begin:begin + batch]
-                error = (_forward(layers, rows[chosen]) - answer[chosen]).abs()
+            for chosen in order.split(batch, dim=1):
+                z = rows[chosen]
+                for weights, biases in hidden:
+                    z = torch.nn.functional.silu(torch.baddbmm(biases, z, weights))
+                error = (torch.baddbmm(last[1], z, last[0])[:, :, 0] - answer[chosen]).abs()
                 optimizer.zero_grad()
                 (weight[chosen] * error).mean(dim=1).sum().backward()
                 optimizer.step()
                 schedule.step()
     return Nets(centre, scale, [(w.detach().numpy(), b.detach().numpy()) for w, b in layers])
-
-
-def _forward(layers: Sequence, z):
-    """Return the answers (nets, rows) of all nets for standardised features (nets, rows, features)."""
-    import torch
-
-    for number, (weights, biases) in enumerate(layers):
-        z = torch.baddbmm(biases, z, weights)
-        if number < len(layers) - 1:
-            z = torch.nn.functional.silu(z)
-    return z[:, :, 0]

@@ -8,7 +8,7 @@ _ATTENDS = ("attention", "bmm")  # products of two activations; weights are mult
 
 
 def _kind(convolves: bool, attends: bool) -> str:
-    return {(True, False): CNN, (False, True): TRANSFORMER, (True, True): HYBRID, (False, False): OTHER}[convolves, attends]
+    return (OTHER, TRANSFORMER, CNN, HYBRID)[2 * convolves + attends]
 
 
 def of_work(table: pd.DataFrame) -> str:
@@ -16,9 +16,9 @@ def of_work(table: pd.DataFrame) -> str:
 
     Windows as wide as their stride cut a picture into patches, one pixel mixes channels alone: neither convolves.
     """
-    axes = [axis for axis in ("d", "h", "w") if f"kernel_{axis}" in table]
-    wider = [table[f"kernel_{axis}"].astype(float) > table[f"stride_{axis}"].astype(float) for axis in axes]
-    overlaps = pd.concat(wider, axis=1).any(axis=1) & table["op"].str.startswith("conv") if wider else pd.Series([False])
+    wider = sum((table[f"kernel_{axis}"].astype(float) > table[f"stride_{axis}"].astype(float)).astype(int)
+                for axis in "dhw" if f"kernel_{axis}" in table)
+    overlaps = table["op"].str.startswith("conv") & (wider > 0)
     attends = table["op"].isin(_ATTENDS) & table["covered"].astype(bool)  # products stand in for what no family covers
     return _kind(bool(overlaps.any()), bool(attends.any()))
 

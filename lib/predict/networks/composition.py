@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.predict.networks.sums import interval
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
 
@@ -43,9 +44,12 @@ class Composition:
 
     def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> tuple[float, float, float]:
         """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
-        total = sum(self.rates[name] * terms[name] for name in TERMS)
-        half = (self.half if self.networks else operators_half) * (1 + outside)
-        return total, total * math.exp(-half), total * math.exp(half)
+        half = self.half if self.networks else operators_half
+        return interval(self.total(terms), half * (1 + outside))
+
+    def total(self, terms: Terms) -> float:
+        """Return the sum of terms at their rates."""
+        return sum(rate * terms[name] for name, rate in self.rates.items())
 
 
 SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0)
@@ -87,7 +91,7 @@ class Estimate:
     high_ms: float
     outside: float
     provenance: Provenance
-    predict_operators: Callable[[], pd.DataFrame]
+    predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
 
     @cached_property
     def operators(self) -> pd.DataFrame:
@@ -96,23 +100,24 @@ class Estimate:
 
 
 def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, float] | None = None) -> pd.DataFrame:
-    """Return the operators of ``work`` with ``predicted_ms, at_least, looked_up, out_of_range, half, origin, part``.
+    """Return the operators of ``work`` with ``predicted_ms, at_least, looked_up, out_of_range, half, origin, part, cost_ms``.
 
     ``measured`` maps ``key_of`` an operator to a measured time in ms, which is taken as it is (``looked_up``). An operator that
     no family covers takes at least the time of its FLOPs at the peak rate (``at_least``). ``half`` is half of the interval in
-    log time. Operators that autocast runs in fp32 are predicted by a 16-bit model from their bytes and FLOPs; ``origin`` says
-    so.
+    log time, ``cost_ms`` the time of all calls. Operators that autocast runs in fp32 are predicted by a 16-bit model from their
+    bytes and FLOPs; ``origin`` says so.
     """
-    answer = model.predict(work.table)
-    least_ms = np.where(work.table["covered"], 0.0, work.table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
-    own = work.table["dtype"].isin(("", model.facts.get("dtype", "fp32"))).to_numpy()
-    times = np.array([measured.get(key, np.nan) for key in work.keys]) if measured else np.full(len(answer), np.nan)
-    looked_up = np.isfinite(times) & own
-    outside = answer["out_of_range"].to_numpy(bool) | ~work.table["covered"].to_numpy(bool)
-    return work.table.assign(predicted_ms=np.maximum(np.where(looked_up, times, answer["predicted_ms"]), least_ms),
-                             at_least=least_ms > answer["predicted_ms"], looked_up=looked_up,
-                             out_of_range=outside & ~looked_up, half=np.log(answer["high_ms"] / answer["predicted_ms"]),
-                             origin=np.where(own | (answer["origin"] != ""), answer["origin"], _BY_BYTES), part=answer["part"])
+    table, answer = work.table, model.predict(work.table)
+    least_ms = np.where(table["covered"], 0.0, table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
+    own = table["dtype"].isin(("", model.facts.get("dtype", "fp32")))
+    times = pd.Series([(measured or {}).get(key, np.nan) for key in work.keys], table.index, float).where(own)
+    looked_up = times.notna()
+    predicted_ms = np.maximum(times.fillna(answer["predicted_ms"]), least_ms)
+    return table.assign(predicted_ms=predicted_ms, at_least=least_ms > answer["predicted_ms"], looked_up=looked_up,
+                        out_of_range=(answer["out_of_range"] | ~table["covered"].astype(bool)) & ~looked_up,
+                        half=np.log(answer["high_ms"] / answer["predicted_ms"]), part=answer["part"],
+                        origin=answer["origin"].where(own | (answer["origin"] != ""), _BY_BYTES),
+                        cost_ms=predicted_ms * table["calls"])
 
 
 def lookup(table: pd.DataFrame) -> dict[tuple, float]:
@@ -122,24 +127,26 @@ def lookup(table: pd.DataFrame) -> dict[tuple, float]:
 
 def kinds_of(operators: pd.DataFrame) -> np.ndarray:
     """Return the kind (of KINDS) of each operator, rows of a ``sweep`` table."""
-    ops = operators["op"].to_numpy(object)
-    kinds = np.array([_KIND.get(op, "copies") for op in ops], object)
-    convolves = np.isin(ops, ("conv2d", "conv3d"))
+    kinds, convolves = operators["op"].map(_KIND).fillna("copies"), operators["op"].isin(("conv2d", "conv3d"))
     if convolves.any():
-        own = {name: operators[name].to_numpy(float)[convolves]
-               for name in ("kernel_d", "kernel_h", "kernel_w", "groups", "in_channels") if name in operators}
-        window = np.prod([np.nan_to_num(own[name], nan=1) for name in own if name.startswith("kernel_")], axis=0)
-        of_channels = own["groups"] == own["in_channels"]
-        kinds[convolves] = np.select([own["groups"] > 1, window == 1], [np.where(of_channels, "conv_depthwise", "conv_grouped"),
-                                                                        "conv_1x1"], "conv")
-    return kinds
+        own = operators[convolves]
+        window, groups = own.filter(like="kernel_").astype(float).prod(axis=1), own["groups"].astype(float)
+        depthwise = groups == own["in_channels"].astype(float)
+        kinds[convolves] = np.select([(groups > 1) & depthwise, groups > 1, window == 1],
+                                     ["conv_depthwise", "conv_grouped", "conv_1x1"], "conv")
+    return kinds.to_numpy(str)
+
+
+def kinds_ms(operators: pd.DataFrame) -> dict[str, float]:
+    """Return the ms of each kind of predicted operators."""
+    cost = operators["cost_ms"].groupby(kinds_of(operators)).sum()
+    return {kind: float(cost.get(kind, 0.0)) for kind in KINDS}
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
     """Return PARTS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
-    cost, kinds = _cost_ms(operators), kinds_of(operators)
-    return {**{f"{kind}_ms": float(cost[kinds == kind].sum()) for kind in KINDS},
-            "replayed_mb": work.fresh_bytes / 1e6, "mapped_mb": work.mapped_bytes / 1e6}
+    return {**{f"{kind}_ms": ms for kind, ms in kinds_ms(operators).items()}, "replayed_mb": work.fresh_bytes / 1e6,
+            "mapped_mb": work.mapped_bytes / 1e6}
 
 
 def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
@@ -155,13 +162,8 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
 
 def time_shares(operators: pd.DataFrame) -> dict[str, float]:
     """Return the shares of the operators' time that lie outside of the training range and that were looked up."""
-    cost = _cost_ms(operators)
-    return {name: float(cost[operators[column].to_numpy(bool)].sum() / cost.sum())
-            for name, column in (("outside", "out_of_range"), ("looked_up", "looked_up"))}
-
-
-def _cost_ms(operators: pd.DataFrame) -> np.ndarray:
-    return operators["predicted_ms"].to_numpy(float) * operators["calls"].to_numpy(float)
+    share = operators["cost_ms"] / operators["cost_ms"].sum()
+    return {"outside": float(share[operators["out_of_range"]].sum()), "looked_up": float(share[operators["looked_up"]].sum())}
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
@@ -170,11 +172,10 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     The interval has no upper end (inf) if only the least time of an operator is known.
     """
     operators = predicted_operators(work, model, measured)
-    cost, shares, origin = _cost_ms(operators), time_shares(operators), operators["origin"].to_numpy(object)
-    origins = {name: float(cost[origin == name].sum() / cost.sum()) for name in sorted(set(origin) - {""})}
-    half = float(cost @ operators["half"] / cost.sum())
+    share, outside = operators["cost_ms"] / operators["cost_ms"].sum(), time_shares(operators)["outside"]
+    origins = share.groupby(operators["origin"]).sum().drop("", errors="ignore")
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
-    of_network = terms(parts_of(work, operators), learned)
-    predicted_ms, low_ms, high_ms = composition.predict(of_network, shares["outside"], half)
+    predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside,
+                                                        float(share @ operators["half"]))
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, shares["outside"], Provenance(origins), lambda: operators)
+    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators)

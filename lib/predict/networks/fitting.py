@@ -4,7 +4,7 @@ An operator that is timed alone does not find its inputs in the caches, where an
 cannot show the difference. It is fitted from the total times of whole networks (``sums``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,18 +12,16 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.measure.networks.allocator import HEAPS
-from lib.predict.networks.composition import KINDS, MAPPED, Composition, Terms, terms
-from lib.predict.networks.sums import LEAST_NETWORKS, Sum
+from lib.predict.networks.composition import KINDS, MAPPED, PARTS, Composition, Terms, terms
+from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
 WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
-SPREADS = (0.05, 0.1, 0.2)  # of the log of a kind's factor about the common one; chosen by families left out
-_COMMON, _FRESH = 0.3, 1.0  # spread of the logs of the common factor and of the page-fault cost
 _USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured
-_NOISE = 0.07  # spread of networks about their sums, in log time
-_FACTORS = np.block([[np.ones((len(KINDS), 1)), np.eye(len(KINDS)), np.zeros((len(KINDS), 2))],
-                     [np.zeros((2, 1 + len(KINDS))), np.eye(2)]])  # which of the learned logs each part of a sum is scaled by
+# Spreads of logs: of a kind's factor about the common one (one is chosen by families left out), of the common one, of the
+# page-fault costs of replayed and mapped memory, and of networks about their sums.
+_SUMS = sums(len(KINDS), (0.05, 0.1, 0.2), 0.3, (1.0, 1.0), 0.07, np.array([*[1.0] * len(KINDS), _USUAL_MS, _USUAL_MS]))
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,17 @@ class Learned:
         return self.compositions[memory].predict(terms(parts, self.efficiencies), outside)
 
 
-def _parts(rows: pd.DataFrame) -> np.ndarray:
-    """Return the parts of each network's sum (n, KINDS in ms and 2 in MB): memory costs nothing where it is retained."""
-    fresh = rows[["replayed_mb", "mapped_mb"]].to_numpy(float) * (rows["memory"] == "default").to_numpy()[:, None]
-    return np.concatenate([rows[[f"{kind}_ms" for kind in KINDS]].to_numpy(float), fresh], axis=1)
+def learn(several: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals: np.ndarray) -> Composition:
+    """Learn the rates of terms (``names``) of networks from totals; interval and scores are those of families left out.
 
-
-def _sum(spread: float) -> Sum:
-    expected = np.array([_COMMON, *[spread] * len(KINDS), _FRESH, _FRESH])
-    return Sum(_FACTORS, expected, _NOISE, np.array([*[1.0] * len(KINDS), _USUAL_MS, _USUAL_MS]))
+    Raises InputError for fewer than four networks.
+    """
+    count = int(rows["network"].nunique())
+    if count < LEAST_NETWORKS:
+        raise InputError(f"rates are learned from four networks or more, not from {count}")
+    logs, held_out = learned(several, rows, rows[list(names)].to_numpy(float), totals)
+    rates = dict(zip(names, several[0].rates(logs).tolist(), strict=True))
+    return Composition(rates, half_interval(np.log(totals / held_out)), count, score(totals, held_out))
 
 
 def fit(rows: pd.DataFrame) -> Learned:
@@ -57,18 +57,17 @@ def fit(rows: pd.DataFrame) -> Learned:
     """
     if rows["network"].nunique() < LEAST_NETWORKS:
         raise InputError(f"a composition is fitted to four networks or more, not to {rows['network'].nunique()}")
-    parts, measured_ms = _parts(rows), rows["latency_ms"].to_numpy(float)
-    held_out_ms = {spread: _sum(spread).held_out(rows, parts, measured_ms) for spread in SPREADS}
-    spread = min(SPREADS, key=lambda spread: np.abs(np.log(held_out_ms[spread] / measured_ms)).mean())
-    logs = _sum(spread).logs(parts, measured_ms)
-    fresh_ms, heaps = _USUAL_MS * float(np.exp(logs[-2])), {}
+    parts, measured_ms = rows[list(PARTS)].to_numpy(float, copy=True), rows["latency_ms"].to_numpy(float)
+    parts[rows["memory"] != "default", -2:] = 0.0  # memory costs nothing where it is retained
+    logs, held_out_ms = learned(_SUMS, rows, parts, measured_ms)
+    common, *kinds, replayed, mapped = np.exp([*logs[:-1], logs[-1] - logs[-2]]).tolist()
+    heaps = {}
     for heap in HEAPS:
         interval_of = heap if heap in set(rows["memory"]) else rows["memory"].iloc[0]
         measured = (rows["memory"] == interval_of).to_numpy()
-        predicted, common = held_out_ms[spread][measured], float(np.exp(logs[0]))
-        rates = {"sum_ms": common, "moved_ms": common, "fresh_mb": fresh_ms * (heap == "default")}
-        of_heap = {"scores": score(measured_ms[measured], predicted)} if interval_of == heap else {"interval_of": interval_of}
-        half = half_interval(np.log(measured_ms[measured] / predicted))
-        heaps[heap] = Composition(rates, half, int(rows["network"][measured].nunique()), **of_heap)
-    kinds = dict(zip(KINDS, map(float, np.exp(logs[1:1 + len(KINDS)])), strict=True))
-    return Learned({**kinds, MAPPED: float(np.exp(logs[-1] - logs[-2]))}, heaps)
+        times = measured_ms[measured], held_out_ms[measured]
+        rates = {"sum_ms": common, "moved_ms": common, "fresh_mb": _USUAL_MS * replayed * (heap == "default")}
+        of_heap = {"scores": score(*times)} if interval_of == heap else {"interval_of": interval_of}
+        heaps[heap] = Composition(rates, half_interval(np.log(times[0] / times[1])), int(rows["network"][measured].nunique()),
+                                  **of_heap)
+    return Learned({**dict(zip(KINDS, kinds, strict=True)), MAPPED: mapped}, heaps)

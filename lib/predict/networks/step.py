@@ -15,7 +15,8 @@ import pandas as pd
 from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate
-from lib.predict.operators.validation import conformal
+from lib.predict.networks.sums import each, held_out, interval
+from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 from lib.work.training import PHASES
 
@@ -23,7 +24,7 @@ PARTS = PHASES
 SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
-_FIXED = {"operators_ms": 1.0}  # rates that no profile changes: few runs do not tell what one operator of ours costs
+_FIXED = ("operators_ms",)  # no profile changes its rate, 1: few runs do not tell what one operator of ours costs
 LEAST_GROUPS = 2
 _LEAST_MS = 1e-4
 Terms = Mapping[str, float]
@@ -62,14 +63,15 @@ class Step:
     @property
     def low_ms(self) -> float:
         """Return the low end of the interval, see ``high_ms``."""
-        return self.predicted_ms - math.hypot(self.passes.predicted_ms - self.passes.low_ms,
-                                              *(part.predicted_ms - part.low_ms for part in self._beside))
+        return self.predicted_ms - self._reach_ms("low_ms")
 
     @property
     def high_ms(self) -> float:
         """Return the high end: errors of the passes and of each other part are taken to be independent of one another."""
-        return self.predicted_ms + math.hypot(self.passes.high_ms - self.passes.predicted_ms,
-                                              *(part.high_ms - part.predicted_ms for part in self._beside))
+        return self.predicted_ms + self._reach_ms("high_ms")
+
+    def _reach_ms(self, end: str) -> float:
+        return math.hypot(*(getattr(part, end) - part.predicted_ms for part in (self.passes, *self._beside)))
 
     @property
     def _beside(self) -> list[Part]:
@@ -108,7 +110,7 @@ class Costs:
         """Return the part with these terms; ``half`` stands in for an interval that was not measured."""
         total = max(_LEAST_MS, sum(rate * terms[name] for name, rate in self.rates.items()))
         half = self.half if self.groups else max(half, self.half)
-        return Part(total, total * math.exp(-half), total * math.exp(half), self.source)
+        return Part(*interval(total, half), self.source)
 
 
 def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str], source: str) -> Costs:
@@ -116,28 +118,21 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
 
     Raises InputError for fewer than two groups.
     """
-    terms, measured, groups = terms[list(TERMS[name])], np.asarray(measured_ms, float), np.asarray(groups)
-    several = sorted(set(groups))
-    if len(several) < LEAST_GROUPS:
-        raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {len(several)}")
-    predicted = np.zeros(len(terms))
-    for group in several:
-        test = groups == group
-        predicted[test] = terms[test].to_numpy() @ _rates(terms[~test], measured[~test])
+    terms, measured, count = terms[list(TERMS[name])], np.asarray(measured_ms, float), len(set(groups))
+    if count < LEAST_GROUPS:
+        raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {count}")
+    predicted = held_out(each(groups), lambda test: terms[test].to_numpy() @ _rates(terms[~test], measured[~test]))
     predicted = np.maximum(predicted, _LEAST_MS)
-    _, halves = conformal(np.log(measured / predicted), predicted, bins=1)
-    rates = dict(zip(terms, map(float, _rates(terms, measured)), strict=True))
-    return Costs(rates, halves[0], len(several), source, score(measured, predicted))
+    rates = dict(zip(terms, _rates(terms, measured).tolist(), strict=True))
+    return Costs(rates, half_interval(np.log(measured / predicted)), count, source, score(measured, predicted))
 
 
 def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:
-    """Return non-negative rates of the terms by least squares of the relative error, those of _FIXED as they are."""
+    """Return non-negative rates of the terms by least squares of the relative error, 1 for those of _FIXED."""
     from scipy.optimize import nnls
 
-    rates = np.array([_FIXED.get(name, 0.0) for name in terms])
-    fitted = [number for number, name in enumerate(terms) if name not in _FIXED]
-    columns, rest = terms.to_numpy(float)[:, fitted], measured - terms.to_numpy(float) @ rates
-    scale = columns.max(axis=0) + 1e-30
-    costs, _ = nnls(columns / scale / measured[:, None], rest / measured)
-    rates[fitted] = costs / scale
+    values, fixed = terms.to_numpy(float), terms.columns.isin(_FIXED)
+    rates, scale = fixed.astype(float), values.max(axis=0) + 1e-30
+    costs, _ = nnls((values / scale / measured[:, None])[:, ~fixed], (measured - values @ rates) / measured)
+    rates[~fixed] = costs / scale[~fixed]
     return rates

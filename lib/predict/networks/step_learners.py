@@ -1,15 +1,20 @@
-"""Learners of a whole step from its description alone: boosted trees and a perceptron, trained on collected profiles."""
+"""What profiles of a device tell of steps: their costs in a file, and learners of whole steps from their description alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from pydantic import Field
 
+from lib.errors import InputError, choices
 from lib.predict.learners import mlp
-from lib.predict.model_file import NotNegative, require
+from lib.predict.model_file import Device, Format, NotNegative, Saved, require
+from lib.predict.networks import step
+from lib.predict.networks.step import Costs
+from lib.predict.networks.sums import each, held_out
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
 from lib.predict.operators.validation import half_interval
@@ -17,7 +22,6 @@ from lib.predict.scores import score
 
 TERMS = ["flops", "bytes", "trained", "input", "step"]
 FEATURES = ["flops", "bytes", "intensity", "weights", "operators", "batch", "fresh"]
-NAMES = ("GBT", "MLP")
 _ROUNDS, _WIDTH, _NETS = 60, 16, 3
 _FEW = {"num_leaves": 4, "min_data_in_leaf": 3, "bagging_freq": 0}  # of trees on tens of runs
 _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the training runs
@@ -25,10 +29,10 @@ _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the
 
 def frames(items: Sequence[Work]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return TERMS, of which a step's time is a sum, and FEATURES, logarithms of its sizes; a row for each step."""
-    terms = [(item.flops, item.bytes, float(sum(item.trained)), item.input_values, 1.0) for item in items]
+    terms = [(item.flops, item.bytes, sum(item.trained), item.input_values, 1.0) for item in items]
     sizes = [(item.flops, item.bytes, item.flops / item.bytes, item.weight_bytes, item.modules, item.batch_size,
               item.fresh_bytes + 1e6) for item in items]
-    return pd.DataFrame(terms, columns=TERMS), pd.DataFrame(np.log(np.array(sizes, float)), columns=FEATURES)
+    return pd.DataFrame(terms, columns=TERMS, dtype=float), np.log(pd.DataFrame(sizes, columns=FEATURES, dtype=float))
 
 
 @dataclass(frozen=True)
@@ -67,15 +71,14 @@ def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -
 
 
 _TRAIN = {"GBT": _boosted, "MLP": _perceptron}
+NAMES = tuple(_TRAIN)
 
 
 def left_out(name: str, items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     """Return ms of each step, each group (an architecture, a workload) predicted by what was learned without it."""
-    (terms, x), groups, predicted = frames(items), np.asarray(groups), np.full(len(items), np.nan)
-    for group in sorted(set(groups)):
-        test = groups == group
-        predicted[test] = _predicted(_TRAIN[name](terms[~test], x[~test], measured_ms[~test]), terms[test], x[test])
-    return predicted
+    terms, x = frames(items)
+    return held_out(each(groups), lambda test: _predicted(_TRAIN[name](terms[~test], x[~test], measured_ms[~test]),
+                                                          terms[test], x[test]))
 
 
 def fit(items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> dict[str, Learner]:
@@ -86,3 +89,32 @@ def fit(items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -
         learners[name] = Learner(_TRAIN[name](*frames(items), measured_ms), half_interval(np.log(measured_ms / predicted)),
                                  score(measured_ms, predicted))
     return learners
+
+
+@dataclass(frozen=True)
+class StepModel(Saved):
+    """What profiles of one device gave: costs of a step's parts, and learners of whole steps by name."""
+
+    device: Device
+    hardware_id: str
+    runs: tuple[str, ...]
+    costs: dict[Literal[*step.TERMS], Costs]
+    learners: dict[str, Learner]
+    source: Literal["profiles"] = field(default="profiles", kw_only=True)
+
+    FORMAT: ClassVar = Format("file of what steps cost", "learn it again with: python -m lib models --train profiles")
+
+    def __post_init__(self):
+        """Refuse costs of other parts or terms than those of a step."""
+        require(set(self.costs) == set(step.TERMS), f"costs are of {choices(self.costs)}, not of {choices(step.TERMS)}")
+        for name, costs in self.costs.items():
+            require(set(costs.rates) == set(step.TERMS[name]), f"{name} has other rates than {choices(step.TERMS[name])}")
+            require(costs.groups >= step.LEAST_GROUPS, f"{name} was learned from fewer than {step.LEAST_GROUPS} groups")
+
+    @classmethod
+    def load(cls, path: Path) -> "StepModel":
+        """Read a file; InputError names it and what is wrong with it. Runs no code of it."""
+        model = super().load(path)
+        if model.device != path.stem:
+            raise InputError(f"{path} holds what steps cost on {model.device}, not what its name says; rename it")
+        return model

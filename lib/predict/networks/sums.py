@@ -4,7 +4,8 @@ Rates are the most probable ones: the log of each is expected near that of its u
 leave whole families of networks out.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,11 @@ import pandas as pd
 
 LEAST_NETWORKS = 4
 _FOLDS = 5
+
+
+def interval(value: float, half: float) -> tuple[float, float, float]:
+    """Return a value with the ends of its interval, ``half`` of which is stated in logs."""
+    return value, value * math.exp(-half), value * math.exp(half)
 
 
 def folds(rows: pd.DataFrame) -> Iterator[np.ndarray]:
@@ -22,18 +28,33 @@ def folds(rows: pd.DataFrame) -> Iterator[np.ndarray]:
         yield group.isin(names[fold::min(_FOLDS, len(names))]).to_numpy()
 
 
+def each(groups: pd.Series | np.ndarray) -> Iterator[np.ndarray]:
+    """Yield which rows are of each group, in their order."""
+    names = np.asarray(groups)
+    for name in np.unique(names):
+        yield names == name
+
+
+def held_out(tests: Iterable[np.ndarray], predict: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return what ``predict`` gives for the rows of each test set, without having seen them."""
+    answers = [(np.flatnonzero(test), predict(test)) for test in tests]
+    places, values = (np.concatenate(several) for several in zip(*answers, strict=True))
+    return values[np.argsort(places)]
+
+
 @dataclass(frozen=True)
 class Sum:
     """A total as a sum of p parts, each times a rate: its usual one times exp of a combination of k logs.
 
     ``factors`` (p, k) combines the logs, ``expected`` (k) is the spread of each log about 0, ``noise`` that of the log of a
-    total about the sum, ``usual`` (p) the rates before anything is measured.
+    total about the sum (one, or one a total), ``usual`` (p) the rates before anything is measured, ``loss`` SciPy's.
     """
 
     factors: np.ndarray
     expected: np.ndarray
-    noise: float
+    noise: float | np.ndarray
     usual: np.ndarray
+    loss: str = "soft_l1"
 
     def logs(self, parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
         """Return the most probable logs (k) for measured ``totals`` (n) of ``parts`` (n, p)."""
@@ -47,9 +68,10 @@ class Sum:
 
         def slopes(logs: np.ndarray) -> np.ndarray:
             scaled = parts * np.exp(self.factors @ logs)
-            return np.concatenate([scaled / scaled.sum(axis=1, keepdims=True) @ self.factors / self.noise, prior])
+            noise = np.broadcast_to(self.noise, len(parts))[:, None]
+            return np.concatenate([scaled / scaled.sum(axis=1, keepdims=True) @ self.factors / noise, prior])
 
-        return optimize.least_squares(errors, np.zeros(len(self.expected)), slopes, loss="soft_l1").x
+        return optimize.least_squares(errors, np.zeros(len(self.expected)), slopes, loss=self.loss).x
 
     def rates(self, logs: np.ndarray) -> np.ndarray:
         """Return the rate of each part (p)."""
@@ -57,7 +79,21 @@ class Sum:
 
     def held_out(self, rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
         """Return the total (n) that is predicted of each row by the families of other folds."""
-        predicted = np.full(len(rows), np.nan)
-        for test in folds(rows):
-            predicted[test] = parts[test] @ self.rates(self.logs(parts[~test], totals[~test]))
-        return predicted
+        return held_out(folds(rows), lambda test: parts[test] @ self.rates(self.logs(parts[~test], totals[~test])))
+
+
+def sums(kinds: int, spreads: Sequence[float], common: float, beside: Sequence[float], noise: float | np.ndarray,
+         usual: np.ndarray, loss: str = "soft_l1") -> list[Sum]:
+    """Return a sum of ``kinds`` that share a factor, and of parts beside them, for each spread of a kind about that factor.
+
+    ``common`` and ``beside`` are the spreads of the logs of the shared factor and of each other part.
+    """
+    factors = np.column_stack([np.arange(len(usual)) < kinds, np.eye(len(usual))])
+    return [Sum(factors, np.array([common, *[spread] * kinds, *beside]), noise, usual, loss) for spread in spreads]
+
+
+def learned(several: Sequence[Sum], rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logs of the sum that predicts totals of families left out best, and these predictions (n)."""
+    predicted = [one.held_out(rows, parts, totals) for one in several]
+    best = min(range(len(several)), key=lambda number: np.abs(np.log(predicted[number] / totals)).mean())
+    return several[best].logs(parts, totals), predicted[best]

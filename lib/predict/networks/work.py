@@ -1,5 +1,6 @@
 """What one pass or step of a network runs: its distinct operators as rows of a ``sweep`` table, and the memory it needs."""
 
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ def key_of(row: Mapping[str, Any]) -> tuple:
     """Return what makes two rows of a ``sweep`` table the same operator: family, pass and parameters."""
     values = (row.get(name) for name in families.families()[row["op"]].parameters)
     return (row["op"], row["pass"], *(value if isinstance(value, str) else float(value)
-                                      for value in values if value is not None and value == value and value != ""))  # noqa: PLR0124 - NaN
+                                      for value in values if value != "" and pd.notna(value)))
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Work:
     @property
     def flops(self) -> float:
         """Return the FLOPs of the pass or step."""
-        return float((self.table["flops"] * self.table["calls"]).sum())
+        return float(self.flops_and_bytes[:, 0].sum())
 
     @property
     def bytes(self) -> float:
         """Return its compulsory bytes, operator by operator."""
-        return float((self.table["bytes"] * self.table["calls"]).sum())
+        return float(self.flops_and_bytes[:, 1].sum())
 
     @cached_property
     def flops_and_bytes(self) -> np.ndarray:
@@ -90,10 +91,10 @@ class Work:
         """
         occupied, peak, sizes = 0, 0, {}
         for (early, late), made, dead in zip(self.plan.beside, self.plan.made, self.plan.freed, strict=True):
-            new = sum(size for _, size in made)
             sizes |= dict(made)
-            peak = max(peak, occupied + sum(early) + sum(late), occupied + sum(late) + new)
-            occupied += new - sum(sizes[storage] for storage in dead if storage in sizes)
+            new = sum(size for _, size in made)
+            peak = max(peak, occupied + sum(late) + max(sum(early), new))
+            occupied += new - sum(sizes.get(storage, 0) for storage in dead)
         return float(peak)
 
     @property
@@ -134,25 +135,20 @@ class Work:
     @classmethod
     def of(cls, graph: Graph, mode: str, batch_size: int, device_type: str = "cpu") -> "Work":
         """Take the work of a graph, captured as a device type runs it; on a CPU memory comes fresh from the system."""
-        rows, calls, backward = {}, {}, {}
-        for op in graph.ops:
-            if not counts.is_work(op):
-                continue
-            key = (op, op.phase == "backward" and "backward" in op.short)
-            if key not in rows:
-                rows[key] = row_of(op)
-            calls[key] = calls.get(key, 0) + 1
-            backward[key] = backward.get(key, 0) + (op.phase == "backward")
-        table = pd.DataFrame([{**rows[key], "calls": number, "backward_calls": backward[key]}
+        work = list(filter(counts.is_work, graph.ops))
+        backward, calls = (Counter((op, op.phase == "backward" and "backward" in op.short) for op in some)
+                           for some in ((op for op in work if op.phase == "backward"), work))
+        table = pd.DataFrame([{**row_of(key[0]), "calls": number, "backward_calls": backward[key]}
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
-        values, trained = sum(spec.elements for spec in inputs.values()), graph.trained if mode == "train" else ()
         modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
-        return cls(table, mode, batch_size, modules, replay, float(weights), plan,
-                   _not_modelled(graph), _uncounted(graph), float(values), trained, graph.branches)
+        return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph),
+                   tuple(sorted({op.short for op in work if not counts.is_counted(op)})),
+                   float(sum(spec.elements for spec in inputs.values())), graph.trained if mode == "train" else (),
+                   graph.branches)
 
 
 def _not_modelled(graph: Graph) -> tuple[str, ...]:
@@ -163,17 +159,11 @@ def _not_modelled(graph: Graph) -> tuple[str, ...]:
     floats = [spec for op in graph.ops for spec in op.tensors if getattr(torch, spec.dtype).is_floating_point]
     of_input = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
     own = graph.computes_in if graph.computes_in in _LOW else of_input
-    work = [op for op in graph.ops if counts.is_work(op)]
-    described = {op: families.describe(op) is not None for op in dict.fromkeys(work)}
+    described = {op: families.describe(op) is not None for op in dict.fromkeys(filter(counts.is_work, graph.ops))}
     uncovered = {stand_ins.words(op) for op, covered in described.items() if not covered}
     others = {f"{op.short} in {op.tensors[0].dtype}" for op, covered in described.items()
               if covered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
     return tuple(sorted(uncovered | others))
-
-
-def _uncounted(graph: Graph) -> tuple[str, ...]:
-    """Return the operators whose FLOPs are not known."""
-    return tuple(sorted({op.short for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)}))
 
 
 def row_of(op: Op) -> dict[str, Any]:

@@ -14,36 +14,27 @@ _VAIN = 5
 _ALIKE = ("op", "kind", "layout", "dtype", "hardware_id")
 
 
-def _block(name: str) -> str:
-    stem = name.rpartition("_")[0] if name[-2:] in ("_d", "_h", "_w") else name
-    return _TOGETHER.get(stem, stem)
-
-
 def crossed(rows: pd.DataFrame, count: int) -> pd.DataFrame:
     """Return up to ``count`` operators whose parameters come from two measured ones of the same family and kind.
 
     Columns: op, pass, hardware_id, the parameters, flops, bytes. What cannot be (a kernel larger than its input) is left out.
     """
-    draw, made_rows = np.random.default_rng(0), []
-    texts = [rows[name].fillna("") for name in _ALIKE if name in rows]
-    groups = [part.to_dict("records") for _, part in rows.groupby([text.to_numpy() for text in texts], sort=False)]
-    share = np.array([len(group) for group in groups]) / len(rows)
-    for number, group in enumerate(groups):
-        made_rows += _crossed(group, int(round(share[number] * count)), draw)
-    return pd.DataFrame(made_rows)
+    draw, alike = np.random.default_rng(0), rows.groupby([rows[name].fillna("") for name in _ALIKE if name in rows], sort=False)
+    return pd.DataFrame([operator for _, part in alike for operator in
+                         _crossed(part.to_dict("records"), round(len(part) / len(rows) * count), draw)])
 
 
 def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterator[dict]:
-    op, names = group[0]["op"], families.family(group[0]["op"]).parameters
-    made = 0
+    op, made = group[0]["op"], 0
     for _ in range(_VAIN * count):
         if made >= count:
             return
         first, second = (group[place] for place in draw.integers(len(group), size=2))
         taken: dict[str, bool] = {}
         values = {}
-        for name in names:
-            block = _block(name)
+        for name in families.family(op).parameters:
+            stem = name[:-2] if name[-2:] in ("_d", "_h", "_w") else name
+            block = _TOGETHER.get(stem, stem)
             if block not in taken:
                 taken[block] = bool(draw.random() < _TAKEN)
             value = (second if taken[block] else first).get(name)
@@ -52,10 +43,10 @@ def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterat
         if op.startswith("conv") and first.get("groups", 1) > 1 and first["groups"] == first["in_channels"]:
             values["groups"] = "depthwise"
         try:
-            made_one = spaces.config(op, spaces.fitted(op, values), group[0].get("dtype") or "fp32", first["pass"])
-            flops, moved = spaces.work(made_one.ops())
+            config = spaces.config(op, spaces.fitted(op, values), group[0].get("dtype") or "fp32", first["pass"])
+            flops, moved = spaces.work(config.ops())
         except InputError:
             continue
         made += 1
-        facts = {"op": op, "pass": first["pass"], "hardware_id": first.get("hardware_id", ""), "flops": flops, "bytes": moved}
-        yield facts | dict(made_one.parameters)
+        yield {"op": op, "pass": first["pass"], "hardware_id": first.get("hardware_id", ""), "flops": flops, "bytes": moved,
+               **dict(config.parameters)}

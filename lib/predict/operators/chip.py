@@ -1,19 +1,15 @@
-"""A GPU as its vendor states it, and what every kernel's features are made of: extents, tiles."""
+"""A GPU as its vendor states it."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from lib.config.definitions import VendorDevice
 from lib.errors import InputError, choices
 from lib.predict.model_file import AtLeastOne, NotNegative, Positive
-from lib.predict.operators.features import Row
 from lib.work import dtypes
 
-CONVOLUTIONS = ("conv2d", "conv3d")
-VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
-EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
 _UNSTATED_CACHE_MB = 1.0  # of a device whose entry states none: little stays in it
 _PJ_2016, _YEARLY = 24.5, 0.8  # energy of a FLOP in fp32; it halves in some three years (Sun et al., arXiv:1911.11313)
 _STATIC_W = 20.0  # of a board, whatever it computes
@@ -53,12 +49,3 @@ def _powered(device: VendorDevice) -> float:
     if not device.power_w or device.architecture not in _YEARS:
         return 0.0
     return (device.power_w - _STATIC_W) / (_PJ_2016 * 1e-12 * _YEARLY ** (_YEARS[device.architecture] - 2016)) / 1e3
-
-
-def extents(row: Row) -> tuple[Any, Any, Any]:
-    """Return depth, height and width of what a window that moves over an input gives."""
-    def along(size: Any, axis: str) -> Any:
-        reach = size + 2 * row[f"padding_{axis}"] - row[f"dilation_{axis}"] * (row[f"kernel_{axis}"] - 1) - 1
-        return reach // row[f"stride_{axis}"] + 1
-
-    return along(row["depth"], "d"), along(row["height"], "h"), along(row["width"], "w")

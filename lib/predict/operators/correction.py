@@ -42,14 +42,14 @@ class Correction:
 
         ``lengths``: each feature has one of its own.
         """
+        mean = float(np.median(log_ratio))
         if not len(names):
-            return cls.constant(float(np.median(log_ratio)))
+            return cls.constant(mean)
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
         centre, scale = x.mean(axis=0), x.std(axis=0) + 1e-9
-        mean = float(np.median(log_ratio))
         length = np.full(len(names) if lengths else 1, len(names) ** 0.5)
         kernel = ConstantKernel(_SIGNAL ** 2, (1e-4, 10)) * Matern(length, (0.3, 1000 if lengths else 100), nu=1.5) + \
             WhiteKernel(_NOISE ** 2, (1e-4, 0.3))
@@ -57,8 +57,9 @@ class Correction:
             warnings.simplefilter("ignore", ConvergenceWarning)  # a bound of the kernel is a good answer, too
             fitted = GaussianProcessRegressor(kernel, n_restarts_optimizer=0 if lengths else 1, random_state=0).fit(
                 (x - centre) / scale, log_ratio - mean)
-        product, length = fitted.kernel_.k1, np.atleast_1d(fitted.kernel_.k1.k2.length_scale)
-        scale, length = (scale * length, 1.0) if lengths else (scale, float(length[0]))
+        product = fitted.kernel_.k1
+        length = product.k2.length_scale
+        scale, length = (scale * length, 1.0) if lengths else (scale, float(np.ravel(length)[0]))
         return cls(list(names), centre, scale, ((x - centre) / scale).round(6).tolist(), fitted.alpha_, mean,
                    float(product.k1.constant_value), length)
 
@@ -69,7 +70,7 @@ class Correction:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the log factor for features (n, len(names))."""
-        z, points = (x - self.centre) / self.scale, np.array(self.points)
-        distance = np.sqrt(np.maximum(0, (z ** 2).sum(1)[:, None] + (points ** 2).sum(1) - 2 * z @ points.T))
-        near = np.sqrt(3) * distance / self.length
+        from scipy.spatial.distance import cdist
+
+        near = 3 ** 0.5 / self.length * cdist((x - self.centre) / self.scale, self.points)
         return self.mean + self.signal * ((1 + near) * np.exp(-near)) @ self.weights

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
@@ -25,24 +25,23 @@ from lib.predict.model_file import (
     Saved,
     Unsaved,
     dictionary,
+    require,
 )
 from lib.predict.operators import features, gradients, inputs
-from lib.predict.operators.chip import CONVOLUTIONS, Chip
-from lib.predict.operators.features import Row
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.features import CONVOLUTIONS, Row
 from lib.predict.operators.features_gpu import gemm_group
 from lib.predict.operators.parts import Part
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
-_GRADIENTS = "gradients"  # the backward passes of convolutions, which no part answers for
+_GRADIENTS = "its forward kernels"  # part and origin of backward passes of convolutions that no part answers for
 LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
 RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
            "python -m lib calibrate")
-_RENAMED = {"taken_mb": "blocks_mb"}  # rates of earlier releases, by other names
-_DELETED = ("modules",)  # and those that were always 0
 
-Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # ms, half intervals in log time, out of range, origins
+Answer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
 
 
 class Facts(Entry):
@@ -71,12 +70,6 @@ class Fitted(Entry):
     networks: AtLeastOne
     scores: dict[str, float]
     interval_of: Literal["", "default", "kept"] = ""
-
-    @field_validator("rates")
-    @classmethod
-    def _current(cls, rates: dict[str, float]) -> dict[str, float]:
-        """Take the rates of an earlier release for those of today."""
-        return {_RENAMED.get(name, name): rate for name, rate in rates.items() if rate or name not in _DELETED}
 
 
 @dataclass
@@ -108,11 +101,11 @@ class CostModel(Saved):
         row = features.columns(table)
         names = self._names(row, table["pass"].to_numpy(str))
         predicted, widths, outside, origin = self._answers(row, names)
-        parts = {name: self.answering(name) for name in set(names.tolist())}
-        low_ms, high_ms = predicted * np.exp(-widths), predicted * np.exp(widths)
-        return pd.DataFrame({"predicted_ms": predicted, "low_ms": low_ms, "high_ms": high_ms,
-                             "predicted_gbps": row["bytes"] / predicted / 1e6, "out_of_range": outside, "origin": origin,
-                             "part": [parts[name] for name in names.tolist()]}, index=table.index)
+        return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
+                             "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
+                             "out_of_range": outside, "origin": origin,
+                             "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
+                            index=table.index)
 
     def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
                     passes: str = "forward") -> tuple[float, float, float]:
@@ -129,38 +122,37 @@ class CostModel(Saved):
         return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
 
     def _answers(self, row: Row, names: np.ndarray) -> Answer:
-        """Return what ``_answer`` does, and an origin each, for columns of any parts, by their names."""
+        """Answer for columns of any parts, by their names."""
         if self.chip is not None:  # a GPU's model that has no part for backward kernels
-            missing = [name for name in np.unique(names) if name.endswith("backward") and name not in self.parts]
-            names = np.where(np.isin(names, missing) & np.isin(row["op"], CONVOLUTIONS), _GRADIENTS, names)
-        predicted, widths, outside = np.empty(len(names)), np.empty(len(names)), np.empty(len(names), bool)
-        origin = np.empty(len(names), object)
+            backward = np.char.endswith(names, "backward") & ~np.isin(names, list(self.parts)) & np.isin(row.op, CONVOLUTIONS)
+            names = np.where(backward, _GRADIENTS, names)
+        answers = [np.empty(len(names), kind) for kind in (float, float, bool, object)]
         for name in np.unique(names):
-            places = np.flatnonzero(names == name)
-            columns = {column: values[places] for column, values in row.items()}
-            answer = self._of_gradients(columns) if name == _GRADIENTS else self._answer(str(name), columns)
-            predicted[places], widths[places], outside[places], origin[places] = answer
-        return predicted, widths, outside, origin
+            places = names == name
+            of_part = self._of_gradients(row.at(places)) if name == _GRADIENTS else self._answer(str(name), row.at(places))
+            for answer, values in zip(answers, of_part, strict=True):
+                answer[places] = values
+        return answers
 
     def _of_gradients(self, row: Row) -> Answer:
-        """Return what ``_answers`` does for columns of convolutions' backward passes, from forward kernels."""
-        predicted, weighed = np.zeros(len(row["op"])), np.zeros(len(row["op"]))
-        origin = np.full(len(row["op"]), "", object)
+        """Answer for columns of convolutions' backward passes, from forward kernels."""
+        count = len(row.op)
+        predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
         for places, kernel in gradients.of(row, self.chip):
             ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
             predicted[places] += ms
             weighed[places] += ms * widths
-            origin[places] = np.where(device == "", "its forward kernels", device)
-        return predicted, weighed / predicted, np.ones(len(predicted), bool), origin
+            origin[places] = np.where(device == "", _GRADIENTS, device)
+        return [predicted, weighed / predicted, np.ones(count, bool), origin]
 
-    def _answer(self, name: str, row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-        """Return predicted ms, half intervals in log time and out of range (n each), and the origin, for rows of one part."""
+    def _answer(self, name: str, row: Row) -> Answer:
+        """Answer for rows of one part, all of one origin."""
         answering = self.answering(name)
         part = self.parts[answering]
         origin = part.origin or ("" if answering == name else f"its {answering}")
         arrays = inputs.arrays(row, answering.partition(" ")[0], self.chip)
-        predicted, widths, outside = part.predict(*arrays, (row["flops"], row["bytes"]))
-        return predicted, widths, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin
+        predicted, widths, outside = part.predict(*arrays, (row.flops, row.bytes))
+        return [predicted, widths, outside | bool(origin) | ~np.isin(inputs.codes(row), part.codes), origin]
 
     def answering(self, name: str) -> str:
         """Return the part that answers for ``name``; InputError lists the parts where none does.
@@ -182,8 +174,8 @@ class CostModel(Saved):
         facts = {**self.facts, "hardware_id": f"vendor:{vendor.id}", "dtype": dtype,
                  "peak_gflops": vendor.peak_gflops[dtype], "peak_gbps": vendor.peak_gbps}
         origin = self.device if self.facts.get("dtype", dtype) == dtype else f"{self.device} {self.facts['dtype']}"
-        parts = {name: replace(part, origin=origin) for name, part in self.parts.items()}
-        return CostModel(vendor.id, facts, parts, Chip.of(vendor, dtype))
+        return CostModel(vendor.id, facts, {name: replace(part, origin=origin) for name, part in self.parts.items()},
+                         Chip.of(vendor, dtype))
 
     def is_of(self, hardware_id: str, threads: int) -> bool:
         """Return whether a CPU's model answers for such hardware and as many threads; one that does not say, for any count."""
@@ -207,12 +199,12 @@ class CostModel(Saved):
                 return rate / scaling.memory
             return rate * first_touch_ms_per_mb / before if before else first_touch_ms_per_mb
 
-        candidate = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
+        model = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
         parts = {name: replace(part, scaling=(of_gemms if name.startswith(_GEMMS) else scaling).after(part.scaling))
-                 for name, part in candidate.parts.items()}
+                 for name, part in model.parts.items()}
         compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fresh(fitted["rates"]["fresh_mb"])}}
                         for case, fitted in self.compositions.items()}
-        return replace(candidate, parts=parts, compositions=compositions, scaling=scaling)
+        return replace(model, parts=parts, compositions=compositions, scaling=scaling)
 
     @classmethod
     def load(cls, path: Path) -> "CostModel":
@@ -220,7 +212,13 @@ class CostModel(Saved):
         model = super().load(path)
         for name, part in model.parts.items():
             try:
-                part.check_names(*inputs.names(name, _ANY_CHIP if model.device == ANY_GPU else model.chip))
+                terms, x = model.names_of(name)
+                require(part.regressor.terms == terms and part.features in (x, []),  # one of rates alone has no features
+                        "it has other terms or features than this program makes of operators")
             except ValueError as error:
-                raise InputError(f"{path} is no cost model of this program: {name}: {error}") from None
+                raise InputError(f"{path} is no {cls.FORMAT.noun} of this program: {name}: {error}") from None
         return model
+
+    def names_of(self, name: str) -> list[list[str]]:
+        """Return the names of the terms and of the features of one part; ValueError where there is no such part."""
+        return inputs.names(name, _ANY_CHIP if self.device == ANY_GPU else self.chip)

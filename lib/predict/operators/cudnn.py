@@ -6,71 +6,59 @@ one. Blocks are those that the published names and grids of the kernels show. A 
 has FLOPs over those of the forward pass.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lib.predict.operators.chip import EDGE, VECTOR_TILES, Chip, extents
-from lib.predict.operators.features import Row
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.features import Row, extents
 
+VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
+EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
 FILTERS = (32, 64, 128)  # that a block of the implicit GEMM takes, with 128 outputs
 FUSED = ((1, 4, 8), (2, 4, 4), (2, 2, 8), (4, 2, 4), (4, 4, 2), (4, 1, 8))  # samples, rows, columns of tiles of a block
 _OUTPUTS = 128
 _FUSED_FILTERS, _FUSED_TILES, _FUSED_PRODUCTS = 32, 32, 16  # a tile of 2 x 2 outputs takes 16 products a channel
 _PRODUCTS, _SIDE = 36, 4  # one of 4 x 4 takes 36
-_WINOGRAD = {"kernel": 3, "stride": 1, "dilation": 1}
+_WINOGRAD = {"kernel_h": 3, "kernel_w": 3, "kernel_d": 1, "depth": 1, "groups": 1, "stride_h": 1, "stride_w": 1,
+             "dilation_h": 1, "dilation_w": 1}  # the convolutions that it computes
 
 
-@dataclass(frozen=True)
-class Times:
-    """Times in ms: of the implicit GEMM and the fused Winograd by block, of the other one's GEMMs by tile and what it moves."""
+class Algorithms:
+    """Times in ms, each over its blocks: of the implicit GEMM, of the fused Winograd, and of the GEMMs of the other Winograd.
 
-    implicit: Mapping[int, Any]
-    fused: Mapping[tuple[int, int, int], Any]
-    gemms: Mapping[tuple[int, int], Any]
-    moved: Any
-    blocks: Mapping[tuple[int, int, int], Any]  # of the fused algorithm, a multiprocessor
-    tiles: Any  # of 4 x 4 outputs
+    For convolutions that are ``gemm`` (batch, m, n, k). The implicit GEMM's time stands for Winograd's where that cannot
+    compute them. ``moved`` is what the other Winograd moves, of ``tiles`` of 4 x 4 outputs; ``blocks`` those of the fused one a
+    multiprocessor.
+    """
+
+    def __init__(self, row: Row, gemm: tuple[Any, ...], chip: Chip):
+        (groups, m, n, k), batch, ins, outs = gemm, row.batch, row.in_channels, row.out_channels
+        _, rows, columns = extents(row)
+        again = np.maximum(row.flops, 1.0) / (2.0 * groups * m * n * k)
+        can = np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
+
+        def in_waves(blocks: Any, flops: Any) -> Any:
+            """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
+            return again * (np.ceil(blocks) * chip.multiprocessors * flops / chip.flops_per_ms)
+
+        self.implicit = {block: in_waves(groups * np.ceil(m / _OUTPUTS) * np.ceil(outs / groups / block) / chip.multiprocessors,
+                                         _OUTPUTS * block * 2 * k) for block in FILTERS}
+        least = np.minimum.reduce(list(self.implicit.values()))
+        self.blocks = {(samples, high, wide): np.ceil(outs / _FUSED_FILTERS) * np.ceil(batch / samples) *
+                       np.ceil(np.ceil(rows / 2) / high) * np.ceil(np.ceil(columns / 2) / wide) / chip.multiprocessors
+                       for samples, high, wide in FUSED}
+        products = _FUSED_FILTERS * _FUSED_TILES * _FUSED_PRODUCTS * 2 * ins
+        self.fused = {block: np.where(can, in_waves(count, products), least) for block, count in self.blocks.items()}
+        self.tiles = batch * np.ceil(rows / _SIDE) * np.ceil(columns / _SIDE)
+        self.gemms = {(high, wide): np.where(can, in_waves(
+            _PRODUCTS * np.ceil(outs / wide) * np.ceil(self.tiles / high) / chip.multiprocessors,
+            high * wide * 2 * ins * (1 + EDGE / high + EDGE / wide)), least) for high, wide in VECTOR_TILES}
+        values = batch * ins * row.depth * row.height * row.width + outs * m + 9 * outs * ins + \
+            2 * _PRODUCTS * (ins * self.tiles + outs * ins + outs * self.tiles)
+        self.moved = np.where(can, again * values * chip.item / chip.bytes_per_ms, 0.0)
 
     @property
-    def best(self) -> tuple[Any, Any, Any]:
+    def best(self) -> list[Any]:
         """Return the shortest of the implicit, the fused and the other algorithm."""
-        return tuple(np.minimum.reduce(list(times.values())) for times in (self.implicit, self.fused, self.gemms))
-
-
-def times(row: Row, gemm: tuple[Any, ...], chip: Chip) -> Times:
-    """Return how long each algorithm takes for convolutions that are ``gemm`` (batch, m, n, k).
-
-    The implicit GEMM's time stands for Winograd's where that cannot compute them.
-    """
-    groups, m, n, k = gemm
-    batch, channels, filters = row["batch"], row["in_channels"], row["out_channels"]
-    _, rows, columns = extents(row)
-    pixels, again = m / batch, np.maximum(row["flops"], 1.0) / (2.0 * groups * m * n * k)
-    can = (row["groups"] == 1) & (row["kernel_d"] == 1) & (row["depth"] == 1)
-    for name, value in _WINOGRAD.items():
-        can = can & (row[f"{name}_h"] == value) & (row[f"{name}_w"] == value)
-
-    def in_waves(blocks: Any, flops: Any) -> Any:
-        """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
-        return again * (np.ceil(blocks) * chip.multiprocessors * flops / chip.flops_per_ms)
-
-    implicit = {block: in_waves(groups * np.ceil(m / _OUTPUTS) * np.ceil(filters / groups / block) / chip.multiprocessors,
-                                _OUTPUTS * block * 2 * k) for block in FILTERS}
-    least = np.minimum.reduce(list(implicit.values()))
-    blocks = {(samples, high, wide): np.ceil(filters / _FUSED_FILTERS) * np.ceil(batch / samples) *
-              np.ceil(np.ceil(rows / 2) / high) * np.ceil(np.ceil(columns / 2) / wide) / chip.multiprocessors
-              for samples, high, wide in FUSED}
-    products = _FUSED_FILTERS * _FUSED_TILES * _FUSED_PRODUCTS * 2 * channels
-    fused = {block: np.where(can, in_waves(count, products), least) for block, count in blocks.items()}
-    tiles = batch * np.ceil(rows / _SIDE) * np.ceil(columns / _SIDE)
-    gemms = {(high, wide): np.where(can, in_waves(
-        _PRODUCTS * np.ceil(filters / wide) * np.ceil(tiles / high) / chip.multiprocessors,
-        high * wide * 2 * channels * (1 + EDGE / high + EDGE / wide)), least) for high, wide in VECTOR_TILES}
-    inputs = batch * channels * row["depth"] * row["height"] * row["width"]
-    values = inputs + batch * filters * pixels + 9 * filters * channels + \
-        2 * _PRODUCTS * (channels * tiles + filters * channels + filters * tiles)
-    moved = np.where(can, again * values * chip.item / chip.bytes_per_ms, 0.0)
-    return Times(implicit, fused, gemms, moved, blocks, tiles)
+        return [np.minimum.reduce(list(times.values())) for times in (self.implicit, self.fused, self.gemms)]

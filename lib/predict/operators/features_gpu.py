@@ -5,58 +5,55 @@ was trained on one device holds for another. Ideal times are in ms. Tile and wav
 al. (NeuSight), ASPLOS 2025.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from lib.predict.operators import cudnn
-from lib.predict.operators.chip import CONVOLUTIONS, EDGE, VECTOR_TILES, Chip, extents
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.cudnn import EDGE, VECTOR_TILES
+from lib.predict.operators.features import CONVOLUTIONS, Row, coded, extents, logs, waste
 from lib.predict.operators.features import GROUPS as CPU_GROUPS
-from lib.predict.operators.features import Row, code, logs
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
-TENSOR_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128))
+TENSOR_TILES = TILES[1:-1]
 SERVED = ("working", "moved", "log_served", "over_served")  # what of a GEMM memory and the last cache serve: features
 MOVING = ("move", "softmax", "norm")  # what memory-bound work moves as: terms of time begin so
-_POOLS = ("pool2d", "pool3d")
 _GEMMS = ("linear", "matmul", "bmm", "attention")
-GROUPS: dict[str, tuple[str, ...]] = {"window": _POOLS, "gemm": _GEMMS, "convolution": CONVOLUTIONS,
-                                     "memory": CPU_GROUPS["memory"], "sgemm": _GEMMS}  # a 1x1 convolution is a GEMM, see groups
+GROUPS: dict[str, tuple[str, ...]] = {"window": CPU_GROUPS["window"], "gemm": _GEMMS, "convolution": CONVOLUTIONS,
+                                      "memory": CPU_GROUPS["memory"], "sgemm": _GEMMS}  # a 1x1 convolution is a GEMM
 _NARROW = 16  # channels a group below which a grouped convolution fills no tile: no library computes it as a GEMM
 _LOADS = 4  # multiply-adds (128 a clock) a multiprocessor does while it reads one value (32 a clock) from its first cache
 _FP32 = 4  # bytes of the element type whose GEMMs run on vector units
-_SPLITS = (1, 4, 16)  # into how many parts a library cuts k where m and n make too few tiles
-_TENSOR_SPLITS = (1, 2, 4, 8, 16)  # the same on tensor cores
-_COPIES = 5  # of its right matrix, at most, in turn: as a published kernel was measured, see ``_served``
+_SPLITS, _TENSOR_SPLITS = (1, 4, 16), (1, 2, 4, 8, 16)  # parts into which a library cuts k where m and n make too few tiles
+_COPIES = 5  # of its right matrix, at most, in turn: as a published kernel was measured, see ``served``
 _THRASHED = 1.15  # of the last cache: a working set from which on nothing of it stays
 _CACHE_BYTES_PER_MS = 2e7  # that one multiprocessor reads from the last cache
 _MIB = 1.048576  # vendors' MB of a cache are 2**20 bytes
 _HIDDEN_US = (4, 8, 12, 16, 24)  # of a kernel's time while the host still launches the next: steps of a soft maximum
 _BATCHED, _BATCHED_TILES, _BATCHED_HIDDEN_US = ("bmm", "attention"), ((64, 64), (64, 128), (128, 128)), (8, 16)
-_CALLS = 1e3  # the unit of calls that were measured before
 _BLOCK = 1024  # columns that one block takes at once
-_ROWS = 1e4  # the unit of rows a multiprocessor
-_SM_BYTES_PER_MS = 1e7  # the unit of what one multiprocessor moves, as many do
+_CALLS, _ROWS, _SM_BYTES_PER_MS, _STEPS = 1e3, 1e4, 1e7, 1e4  # units: earlier calls; a multiprocessor's rows, bytes; k
 
 
-def groups(row: Row, chip: Chip | None = None) -> np.ndarray:
-    """Return the group of one operator, or of each row.
+def groups(row: Row, chip: Chip) -> np.ndarray:
+    """Return the group of each operator.
 
     A convolution of 1x1 is a GEMM. A depthwise convolution, or one of narrow groups, and pooling slide a window over memory.
     GEMMs in fp32 (sgemm) run on vector units, with tiles of their own.
     """
-    size = row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
-    channels = np.minimum(row["in_channels"], row["out_channels"]) / row["groups"]
-    convolves = np.isin(row["op"], CONVOLUTIONS)
-    cases = [np.isin(row["op"], _POOLS) | (convolves & (row["groups"] > 1) & (channels < _NARROW)),
-             np.isin(row["op"], _GEMMS) | (convolves & (size == 1)), convolves]
+    window, channels = row.kernel_d * row.kernel_h * row.kernel_w, np.minimum(row.in_channels, row.out_channels) / row.groups
+    convolves = np.isin(row.op, CONVOLUTIONS)
+    cases = [np.isin(row.op, GROUPS["window"]) | (convolves & (row.groups > 1) & (channels < _NARROW)),
+             np.isin(row.op, _GEMMS) | (convolves & (window == 1)), convolves]
     return np.select(cases, ["window", gemm_group(chip), "convolution"], "memory")
 
 
-def gemm_group(chip: Chip | None) -> str:
+def gemm_group(chip: Chip) -> str:
     """Return the group that GEMMs of a chip's element type belong to."""
-    return "sgemm" if chip is not None and chip.item == _FP32 else "gemm"
+    return "sgemm" if chip.item == _FP32 else "gemm"
 
 
 def gemm_of(row: Row) -> tuple[Any, ...]:
@@ -66,48 +63,38 @@ def gemm_of(row: Row) -> tuple[Any, ...]:
     A product over no terms (k of 0) is laid out as one over one.
     """
     depth, height, width = extents(row)
-    pixels, window = row["batch"] * depth * height * width, row["kernel_d"] * row["kernel_h"] * row["kernel_w"]
-    filters = (row["groups"], pixels, row["out_channels"] / row["groups"], row["in_channels"] / row["groups"] * window)
-    heads = (row["batch"] * row["heads"], row["q_len"], row["kv_len"], 2 * row["head_dim"])
-    plain = tuple(row[name] for name in ("batch", "gemm_m", "gemm_n", "gemm_k"))
-    convolves, attends = np.isin(row["op"], CONVOLUTIONS), row["op"] == "attention"
-    batch, m, n, k = (np.where(convolves, c, np.where(attends, a, p)) for c, a, p in zip(filters, heads, plain, strict=True))
+    ins, outs, window = row.in_channels / row.groups, row.out_channels / row.groups, row.kernel_d * row.kernel_h * row.kernel_w
+    batch, m, n, k = np.select([np.isin(row.op, CONVOLUTIONS), row.op == "attention"],
+                               [(row.groups, row.batch * depth * height * width, outs, ins * window),
+                                (row.batch * row.heads, row.q_len, row.kv_len, 2 * row.head_dim)],
+                               (row.batch, row.gemm_m, row.gemm_n, row.gemm_k))
     return batch, m, n, np.maximum(k, 1)
 
 
-def _name(block: tuple[int, ...]) -> str:
-    return "x".join(map(str, block))
-
-
-def _beyond(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> dict[str, Any]:
-    """Return by how much a time lies beyond each of what a launch hides, in ms: sums of them bend as a soft maximum does."""
-    return {f"{name}_beyond_{us}us": np.maximum(0.0, time_ms - us / 1e3) for us in steps_us}
+def tile_name(tile: tuple[int, ...]) -> str:
+    """Return a tile's name in features, such as 64x128."""
+    return "x".join(map(str, tile))
 
 
 class Kernels:
-    """Operators on a chip: their ideal times in ms (``compute``, ``move``), and them as GEMMs.
+    """Operators on a chip: their ideal times in ms (``compute``, ``move``), and them as GEMMs (batch, m, n, k).
 
     ``flops`` are one at least: a product over no terms has none.
     """
 
     def __init__(self, row: Row, chip: Chip):
-        self.row, self.chip = row, chip
-        self.compute, self.move = row["flops"] / chip.flops_per_ms, row["bytes"] / chip.bytes_per_ms
-        self.flops, self.roof = np.maximum(row["flops"], 1.0), np.maximum(self.compute, self.move)
+        self.row, self.chip, self.gemm = row, chip, gemm_of(row)
+        self.compute, self.move = row.flops / chip.flops_per_ms, row.bytes / chip.bytes_per_ms
+        self.flops, self.roof = np.maximum(row.flops, 1.0), np.maximum(self.compute, self.move)
 
     @cached_property
-    def gemm(self) -> tuple[Any, ...]:
-        """Give batch, m, n and k."""
-        return gemm_of(self.row)
-
-    @cached_property
-    def cudnn(self) -> cudnn.Times:
+    def cudnn(self) -> cudnn.Algorithms:
         """Give the times of a library's algorithms for convolutions in fp32."""
-        return cudnn.times(self.row, self.gemm, self.chip)
+        return cudnn.Algorithms(self.row, self.gemm, self.chip)
 
     def is_op(self, *ops: str) -> np.ndarray:
         """Return 1.0 where the family is one of ``ops``, else 0.0."""
-        return np.isin(self.row["op"], ops) * 1.0
+        return np.isin(self.row.op, ops) * 1.0
 
     def waves(self, tile: tuple[int, int], parts: int = 1) -> Any:
         """Return how many tiles a multiprocessor has, where k is cut into ``parts``."""
@@ -134,9 +121,9 @@ class Kernels:
                 best = np.minimum(best, compute + joined)
         return best, steps
 
-    @property
+    @cached_property
     def planned_ms(self) -> Any:
-        """Return the ms of computing on vector units with the best of a library's tiles and ways to cut k."""
+        """Give the ms of computing on vector units with the best of a library's tiles and ways to cut k."""
         batch, m, n, k = self.gemm
         return self.plan(VECTOR_TILES, _SPLITS)[0] * self.flops / (2.0 * batch * m * n * k)
 
@@ -163,19 +150,27 @@ class Kernels:
         return working, (1.0 - resident) * self.move, resident * self.move * chip.bytes_per_ms / rate
 
 
-def terms(row: Row, group: str, chip: Chip) -> Row:
-    """Return ideal times in ms of operators that ``group`` answers for, and the call itself."""
+Columns = dict[str, Any]
+
+
+def values(row: Row, group: str, chip: Chip) -> tuple[Columns, Columns]:
+    """Return terms (ideal times in ms, and the call itself) and features of operators that ``group`` answers for."""
+    terms, features = _TABLES["cudnn" if group == "convolution" and chip.item == _FP32 else group]
     kernels = Kernels(row, chip)
-    values = _TERMS["convolution in fp32" if group == "convolution" and chip.item == _FP32 else group](kernels)
-    return {**values, "call": 1.0, **({"before": row["before"] / _CALLS} if "planned_ms" in values else {})}
+    return {**terms(kernels), "call": 1.0}, coded(features(kernels))
 
 
-def _window_terms(kernels: Kernels) -> dict[str, Any]:
+def _beyond(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> Columns:
+    """Return by how much a time lies beyond each of what a launch hides, in ms: sums of them bend as a soft maximum does."""
+    return {f"{name}_beyond_{us}us": np.maximum(0.0, time_ms - us / 1e3) for us in steps_us}
+
+
+def _window_terms(kernels: Kernels) -> Columns:
     """Return the times of moving, and of reading the values that a window covers again and again from the first cache."""
-    return {"move_ms": kernels.move, "read_ms": _LOADS * kernels.row["flops"] / kernels.chip.vector_flops_per_ms}
+    return {"move_ms": kernels.move, "read_ms": _LOADS * kernels.row.flops / kernels.chip.vector_flops_per_ms}
 
 
-def _memory_terms(kernels: Kernels) -> dict[str, Any]:
+def _memory_terms(kernels: Kernels) -> Columns:
     """Return the ideal times of moving, of element-wise work (whose FLOPs cost nothing beside), of softmax and of layer norm.
 
     Each alone: they reach other shares of the bandwidth. Beside them what misses the last cache, and for softmax and layer norm
@@ -183,151 +178,148 @@ def _memory_terms(kernels: Kernels) -> dict[str, Any]:
     """
     row, chip, move = kernels.row, kernels.chip, kernels.move
     missed = np.maximum(0.0, move - chip.cache_bytes / chip.bytes_per_ms)
-    each, rows = row["bytes"] / chip.multiprocessors / _SM_BYTES_PER_MS, row["rows"] / chip.multiprocessors / _ROWS
-    blocks = rows * np.ceil(row["columns"] / _BLOCK)
+    each, rows = row.bytes / chip.multiprocessors / _SM_BYTES_PER_MS, row.rows / chip.multiprocessors / _ROWS
     softmax, norm = kernels.is_op("softmax"), kernels.is_op("layer_norm")
-    blocked = {"softmax": softmax * (row["columns"] > _BLOCK), "norm": norm}  # a warp takes a shorter row of softmax
-    values = {}
+    blocked = {"softmax": softmax * (row.columns > _BLOCK), "norm": norm}  # a warp takes a shorter row of softmax
+    terms = {}
     for name, share in zip(MOVING, (1.0 - softmax - norm, softmax, norm), strict=True):
-        values |= {f"{name}_ms": share * move, **_beyond(name, share * move), f"{name}_missed_ms": share * missed}
+        terms |= {f"{name}_ms": share * move, **_beyond(name, share * move), f"{name}_missed_ms": share * missed}
         if name in blocked:
-            values |= {f"{name}_each": share * each, f"{name}_rows": blocked[name] * rows,
-                       f"{name}_blocks": blocked[name] * blocks, f"{name}_call": share}
-    return values
+            terms |= {f"{name}_each": share * each, f"{name}_rows": blocked[name] * rows,
+                      f"{name}_blocks": blocked[name] * rows * np.ceil(row.columns / _BLOCK), f"{name}_call": share}
+    return terms
 
 
-def _sgemm_terms(kernels: Kernels) -> dict[str, Any]:
+def _sgemm_terms(kernels: Kernels) -> Columns:
     """Return the ideal times of GEMMs on vector units: the longest of computing in tiles, of what power feeds, and of moving.
 
     For one GEMM a library picks a tile and cuts k by the shape; for a batch of them it keeps to one tile, each card its own.
     """
     least, batched = np.maximum(kernels.powered_ms, kernels.move), kernels.is_op(*_BATCHED)
     longest = (1.0 - batched) * np.maximum(kernels.planned_ms, least)
-    values = {"move_ms": kernels.move, "longest_ms": longest, **_beyond("longest", longest)}
+    terms = {"move_ms": kernels.move, "longest_ms": longest, **_beyond("longest", longest)}
     for tile in _BATCHED_TILES:
-        name = f"batched_{_name(tile)}"
+        name = f"batched_{tile_name(tile)}"
         time = batched * np.maximum(kernels.tiled_ms(tile) * (1 + EDGE / tile[0] + EDGE / tile[1]), least)
-        values |= {f"{name}_ms": time, **_beyond(name, time, _BATCHED_HIDDEN_US)}
-    return {**values, "steps": kernels.gemm[3] / 1e4, "biased": kernels.is_op("linear")}
+        terms |= {f"{name}_ms": time, **_beyond(name, time, _BATCHED_HIDDEN_US)}
+    return {**terms, "steps": kernels.gemm[3] / _STEPS, "biased": kernels.is_op("linear")}
 
 
-def _cudnn_terms(kernels: Kernels) -> dict[str, Any]:
+def _cudnn_terms(kernels: Kernels) -> Columns:
     """Return the times of moving, of a library's algorithms, the shortest of all, and what Winograd's moves beside."""
     (implicit, fused, gemms), moved = kernels.cudnn.best, kernels.cudnn.moved
-    planned = np.minimum(np.minimum(implicit, fused), gemms + moved)
-    return {"move_ms": kernels.move, "planned_ms": planned, "winograd_gemms_ms": gemms, "winograd_moved_ms": moved,
-            "winograd_fused_ms": fused, "implicit_ms": implicit}
+    return {"move_ms": kernels.move, "planned_ms": np.minimum.reduce([implicit, fused, gemms + moved]),
+            "winograd_gemms_ms": gemms, "winograd_moved_ms": moved, "winograd_fused_ms": fused, "implicit_ms": implicit,
+            "call": 1.0, "before": kernels.row.before / _CALLS}
 
 
-def _waves_terms(kernels: Kernels) -> dict[str, Any]:
-    return {f"waves_{tile[0]}_ms": kernels.tiled_ms(tile) for tile in ((64, 64), (128, 128))}
-
-
-def _convolution_terms(kernels: Kernels) -> dict[str, Any]:
+def _tensor_terms(kernels: Kernels, cached: Columns, moved: Any, steps: Any) -> Columns:
     """Return the times of computing, moving, the longer of both, computing in whole tiles and waves, and the length of k."""
-    return {"compute_ms": kernels.compute, "move_ms": kernels.move, "longer_ms": kernels.roof, **_waves_terms(kernels),
-            "steps": kernels.gemm[3] / 1e4}
+    return {"compute_ms": kernels.compute, "move_ms": moved, **cached,
+            "longer_ms": np.maximum(kernels.compute, moved + sum(cached.values())),
+            **{f"waves_{tile[0]}_ms": kernels.tiled_ms(tile) for tile in ((64, 64), (128, 128))}, "steps": steps / _STEPS}
 
 
-def _gemm_terms(kernels: Kernels) -> dict[str, Any]:
-    """Return what ``_convolution_terms`` does; moving is from memory and from the last cache, and k what is done in turn."""
+def _convolution_terms(kernels: Kernels) -> Columns:
+    return _tensor_terms(kernels, {}, kernels.move, kernels.gemm[3])
+
+
+def _gemm_terms(kernels: Kernels) -> Columns:
+    """Return what ``_tensor_terms`` does; moving is from memory and from the last cache, and k what is done in turn."""
     _, moved, cached = kernels.served
-    return {"compute_ms": kernels.compute, "move_ms": moved, "cached_ms": cached,
-            "longer_ms": np.maximum(kernels.compute, moved + cached), **_waves_terms(kernels),
-            "steps": kernels.plan(TENSOR_TILES, _TENSOR_SPLITS)[1] / 1e4}
+    return _tensor_terms(kernels, {"cached_ms": cached}, moved, kernels.plan(TENSOR_TILES, _TENSOR_SPLITS)[1])
 
 
-_TERMS = {"window": _window_terms, "memory": _memory_terms, "sgemm": _sgemm_terms, "convolution": _convolution_terms,
-          "gemm": _gemm_terms, "convolution in fp32": _cudnn_terms}
+def _no_features(kernels: Kernels) -> Columns:
+    return {}
 
 
-def features(row: Row, group: str, chip: Chip) -> Row:
-    """Return the features of operators of one group: ideal times, intensity over the ridge point, tiles, waves, alignment."""
-    if group == "window":
-        return {}
-    kernels = Kernels(row, chip)
-    values = logs(log_compute=kernels.compute * 1e3 + 1e-6, log_move=kernels.move * 1e3 + 1e-6,
-                  over_ridge=(kernels.compute + 1e-9) / kernels.move, cached=row["bytes"] / chip.cache_bytes)
-    if group == "memory":
-        return {**{name: values[name] for name in ("log_move", "cached")}, **_memory_features(kernels)}
-    values |= _sizes(kernels)
-    if group == "sgemm":
-        return {**values, **_sgemm_features(kernels)}
-    if group == "convolution" and chip.item == _FP32:
-        return {**values, **_cudnn_features(kernels)}
-    return {**values, **_gemm_features(kernels, group)}
+def _ideal(kernels: Kernels) -> Columns:
+    """Return the ideal times, the intensity over the ridge point, and what is moved over the last cache."""
+    return logs(log_compute=kernels.compute * 1e3 + 1e-6, log_move=kernels.move * 1e3 + 1e-6,
+                over_ridge=(kernels.compute + 1e-9) / kernels.move, cached=kernels.row.bytes / kernels.chip.cache_bytes)
 
 
-def _memory_features(kernels: Kernels) -> dict[str, Any]:
+def _memory(kernels: Kernels) -> Columns:
     """Return family and kind; and of what works along rows how they fall on blocks, which element-wise work has none of."""
-    row, by_rows = kernels.row, np.isin(kernels.row["op"], ("softmax", "layer_norm"))
-    rows, columns = np.where(by_rows, row["rows"], 1), np.where(by_rows, row["columns"], 1)
-    return {"op": code("op", row["op"]), "kind": code("kind", row["kind"]), **logs(rows=rows, columns=columns),
-            "columns_rest": columns % 32, "columns_waste": np.ceil(columns / _BLOCK) * _BLOCK / columns,
+    row, ideal = kernels.row, _ideal(kernels)
+    rows, columns = (np.where(kernels.is_op("softmax", "layer_norm"), sizes, 1) for sizes in (row.rows, row.columns))
+    return {"log_move": ideal["log_move"], "cached": ideal["cached"], "op": row.op, "kind": row.kind,
+            **logs(rows=rows, columns=columns), "columns_rest": columns % 32, "columns_waste": waste(columns, _BLOCK),
             "row_waves": np.log2(rows / kernels.chip.multiprocessors)}
 
 
-def _sizes(kernels: Kernels) -> dict[str, Any]:
-    """Return the sizes of a GEMM, and its matrices relative to the last cache."""
-    (batch, m, n, k), item, cache = kernels.gemm, kernels.chip.item, kernels.chip.cache_bytes
-    return logs(m=m, n=n, k=k, mn=m * n, batch=batch, left=batch * m * k * item / cache, right=batch * k * n * item / cache,
-                made=batch * m * n * item / cache)
+def _sizes(kernels: Kernels) -> Columns:
+    """Return the ideal times and the sizes of a GEMM, and its matrices relative to the last cache."""
+    (batch, m, n, k), cache = kernels.gemm, kernels.chip.cache_bytes / kernels.chip.item
+    return _ideal(kernels) | logs(m=m, n=n, k=k, mn=m * n, batch=batch, left=batch * m * k / cache, right=batch * k * n / cache,
+                                  made=batch * m * n / cache)
 
 
-def _cudnn_features(kernels: Kernels) -> dict[str, Any]:
-    """Return the sizes of a convolution in fp32, and each algorithm beside the shortest."""
-    row, cache, algorithms, m = kernels.row, kernels.chip.cache_bytes, kernels.cudnn, kernels.gemm[1]
-    times = {name: time for name, time in _cudnn_terms(kernels).items() if name != "move_ms"}
-    planned = np.maximum(times.pop("planned_ms"), 1e-9)
-    pixels, ins, outs, height = m / row["batch"], row["in_channels"], row["out_channels"], row["height"]
-    values = {**{name: row[name] for name in ("kernel_h", "stride_h", "height")},
-              **logs(positions=pixels, ins=ins, outs=outs, outs_over_ins=outs / ins, inputs=ins * pixels,
-                     outputs=outs * pixels),
-              "ins_rest": ins % 8, "ins_rest_32": ins % 32, "outs_rest": outs % 32, "outs_rest_64": outs % 64,
-              "outs_rest_128": outs % 128, "m_rest": m % 128, "height_waste_4": np.ceil(height / 4) * 4 / height,
-              "height_odd": height % 2, "height_waste_8": np.ceil(height / 8) * 8 / height,
-              "height_waste_16": np.ceil(height / 16) * 16 / height, "tiles": np.log2(algorithms.tiles),
-              "tiles_rest": algorithms.tiles % 128,
-              **logs(planned=planned, kept_tiles=144 * ins * algorithms.tiles / cache, kept_filters=144 * ins * outs / cache)}
-    values |= {f"{name.removesuffix('_ms')}_over": np.log2(np.maximum(time, 1e-9) / planned) for name, time in times.items()}
-    for block, count in algorithms.blocks.items():
-        name = _name(block)
-        values |= {f"blocks_{name}": np.log2(count), f"unfilled_{name}": np.ceil(count) / count,
-                   f"fused_{name}": np.log2(algorithms.fused[block] / planned)}
-    values |= {f"gemms_{_name(tile)}": np.log2(algorithms.gemms[tile] / planned) for tile in VECTOR_TILES[3:]}
-    return values | {f"implicit_{filters}": np.log2(time / planned) for filters, time in algorithms.implicit.items()}
-
-
-def _tile_features(kernels: Kernels, tiles: tuple[tuple[int, int], ...], padded: bool = False) -> dict[str, Any]:
+def _tile_features(kernels: Kernels, tiles: tuple[tuple[int, int], ...], padded: bool = False) -> Columns:
     """Return how a GEMM falls on each tile: waves, how full the last one is, padding, and the time over the roof."""
-    (batch, m, n, _), values = kernels.gemm, {}
+    (batch, m, n, _), features = kernels.gemm, {}
     for tile in tiles:
-        name, waves = _name(tile), kernels.waves(tile)
-        values |= {f"waves_{name}": np.log2(waves), f"unfilled_{name}": np.ceil(waves) / waves}
+        name, waves = tile_name(tile), kernels.waves(tile)
+        features |= {f"waves_{name}": np.log2(waves), f"unfilled_{name}": np.ceil(waves) / waves}
         if padded:
             padding = waves * kernels.chip.multiprocessors * tile[0] * tile[1] / (batch * m * n)
-            values[f"padded_{name}"] = np.log2(padding)
-        values[f"tail_{name}"] = np.log2(kernels.tiled_ms(tile) / kernels.roof)
-    return values
+            features[f"padded_{name}"] = np.log2(padding)
+        features[f"tail_{name}"] = np.log2(kernels.tiled_ms(tile) / kernels.roof)
+    return features
 
 
-def _sgemm_features(kernels: Kernels) -> dict[str, Any]:
+def _sgemm(kernels: Kernels) -> Columns:
     _, m, n, k = kernels.gemm
-    return {"biased": kernels.is_op("linear"),
+    return {**_sizes(kernels), "biased": kernels.is_op("linear"),
             **logs(planned=kernels.planned_ms / kernels.roof, powered=kernels.powered_ms / kernels.roof),
             "m_rest": m % 128, "n_rest": n % 128, "k_rest": k % 32, "k_lane": k % 4, "n_lane": n % 4,
             **_tile_features(kernels, VECTOR_TILES)}
 
 
-def _gemm_features(kernels: Kernels, group: str) -> dict[str, Any]:
-    row, (_, m, n, k) = kernels.row, kernels.gemm
-    values = {"m_rest": m % 64, "n_rest": n % 256, "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128, "k_lane": k % 8}
-    if group == "gemm":
-        working, moved, cached = kernels.served
-        served = (working, moved / kernels.move + 1e-3, (moved + cached) * 1e3, (kernels.compute + 1e-9) / (moved + cached))
-        values |= dict(zip(SERVED, map(np.log2, served), strict=True))
-    if group == "convolution":
-        values |= {name: row[name] for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
-        inputs = row["batch"] * row["in_channels"] * row["height"] ** 2
-        values |= logs(positions=m / row["batch"], reads=inputs * kernels.chip.item / kernels.chip.cache_bytes)
-    return {**values, **_tile_features(kernels, TILES, padded=True)}
+def _cudnn(kernels: Kernels) -> Columns:
+    """Return the sizes of a convolution in fp32, and each algorithm beside the shortest."""
+    row, cache, algorithms, m = kernels.row, kernels.chip.cache_bytes, kernels.cudnn, kernels.gemm[1]
+    _, planned, *times = _cudnn_terms(kernels).items()
+    planned = np.maximum(planned[1], 1e-9)
+    pixels, ins, outs, height = m / row.batch, row.in_channels, row.out_channels, row.height
+    features = {
+        **_sizes(kernels), "kernel_h": row.kernel_h, "stride_h": row.stride_h, "height": height,
+        **logs(positions=pixels, ins=ins, outs=outs, outs_over_ins=outs / ins, inputs=ins * pixels, outputs=outs * pixels),
+        "ins_rest": ins % 8, "ins_rest_32": ins % 32, "outs_rest": outs % 32, "outs_rest_64": outs % 64,
+        "outs_rest_128": outs % 128, "m_rest": m % 128, "height_waste_4": waste(height, 4), "height_odd": height % 2,
+        "height_waste_8": waste(height, 8), "height_waste_16": waste(height, 16),
+        "tiles": np.log2(algorithms.tiles), "tiles_rest": algorithms.tiles % 128,
+        **logs(planned=planned, kept_tiles=144 * ins * algorithms.tiles / cache, kept_filters=144 * ins * outs / cache),
+        **{f"{name.removesuffix('_ms')}_over": np.log2(np.maximum(time, 1e-9) / planned) for name, time in times[:4]}}
+    for block, count in algorithms.blocks.items():
+        name = tile_name(block)
+        features |= {f"blocks_{name}": np.log2(count), f"unfilled_{name}": np.ceil(count) / count,
+                     f"fused_{name}": np.log2(algorithms.fused[block] / planned)}
+    return features | {f"gemms_{tile_name(tile)}": np.log2(algorithms.gemms[tile] / planned) for tile in VECTOR_TILES[3:]} | {
+        f"implicit_{filters}": np.log2(time / planned) for filters, time in algorithms.implicit.items()}
+
+
+def _rests(kernels: Kernels) -> Columns:
+    _, m, n, k = kernels.gemm
+    return {**_sizes(kernels), "m_rest": m % 64, "n_rest": n % 256, "n_half": n % 128, "n_lane": n % 8, "k_rest": k % 128,
+            "k_lane": k % 8}
+
+
+def _gemm(kernels: Kernels) -> Columns:
+    working, moved, cached = kernels.served
+    served = (working, moved / kernels.move + 1e-3, (moved + cached) * 1e3, (kernels.compute + 1e-9) / (moved + cached))
+    return _rests(kernels) | logs(**dict(zip(SERVED, served, strict=True))) | _tile_features(kernels, TILES, padded=True)
+
+
+def _convolution(kernels: Kernels) -> Columns:
+    row, chip = kernels.row, kernels.chip
+    reads = row.batch * row.in_channels * row.height ** 2 * chip.item / chip.cache_bytes
+    sizes = {name: row[name] for name in ("kernel_h", "stride_h", "height", "in_channels", "out_channels")}
+    return {**_rests(kernels), **sizes, **logs(positions=kernels.gemm[1] / row.batch, reads=reads),
+            **_tile_features(kernels, TILES, padded=True)}
+
+
+_TABLES: dict[str, tuple[Callable[[Kernels], Columns], ...]] = {
+    "window": (_window_terms, _no_features), "memory": (_memory_terms, _memory), "sgemm": (_sgemm_terms, _sgemm),
+    "gemm": (_gemm_terms, _gemm), "convolution": (_convolution_terms, _convolution), "cudnn": (_cudnn_terms, _cudnn)}

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.operators import inputs
-from lib.predict.operators.chip import Chip
 from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import LEAST_ROWS
@@ -15,8 +14,8 @@ from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import conformal, folds, shapes_of, usable
 from lib.predict.scores import score
 
-_SMOOTH = ("log_flops", "log_bytes", "log_compute", "log_move", "over_ridge", "m", "n", "k", "window", "ins", "outs",
-           "groups", "working", "log_served", "over_served")  # the features over which a correction is smooth
+_SMOOTH = ("log_flops log_bytes log_compute log_move over_ridge m n k window ins outs groups working log_served "
+           "over_served").split()  # the features over which a correction is smooth
 _FEW = 3.0  # rows of its own as which the other parts' factor counts
 
 
@@ -26,44 +25,33 @@ def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     Parts without LEAST_ROWS / 4 rows of several shapes get the median factor of the others (of all rows, where there are none),
     drawn towards that of the rows that they have. Intervals come from rows left out in turn.
     """
-    by_name = {name: rows for name, rows in inputs.by_part(usable(table), model.chip) if name in model.parts}
-    ratios = {name: _ratio(model, name, rows) for name, rows in by_name.items()}
-    corrected = {name: _corrected(model, name, rows, ratios[name]) for name, rows in by_name.items()
-                 if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1}
-    usual = [part.correction.mean for part in corrected.values()] or [value for ratio in ratios.values() for value in ratio]
+    ratios, parts = {}, {}
+    for name, rows in inputs.by_part(usable(table), model.chip):
+        if name in model.parts:
+            plain, (terms, x) = replace(model.parts[name], correction=None), inputs.frames(rows, model.chip)
+            predicted_ms, *_ = plain.predict(terms.to_numpy(), x.to_numpy(), rows[["flops", "bytes"]].to_numpy(float).T)
+            ratios[name] = np.log(rows["latency_ms"].to_numpy() / predicted_ms)
+            if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1:
+                parts[name] = _corrected(plain, rows, terms, x, ratios[name], lengths=model.chip is not None)
+    usual = [part.correction.mean for part in parts.values()] or [value for ratio in ratios.values() for value in ratio]
     shift = float(np.median(usual)) if usual else 0.0
-    shifted = {name: replace(part, correction=Correction.constant(_drawn(shift, ratios.get(name, np.array([])))),
-                             origin=part.origin or model.device) for name, part in model.parts.items()}
-    return replace(model, parts=shifted | corrected)
+    for name, part in model.parts.items():
+        own, weight = np.median(ratios.get(name, shift)), len(ratios.get(name, ()))
+        drawn = float((weight * own + _FEW * shift) / (weight + _FEW))
+        parts.setdefault(name, replace(part, correction=Correction.constant(drawn), origin=part.origin or model.device))
+    return replace(model, parts={name: parts[name] for name in model.parts})
 
 
-def _drawn(shift: float, ratio: np.ndarray) -> float:
-    """Return the log factor of a part of few rows: theirs, drawn towards that of the other parts."""
-    return float((len(ratio) * np.median(ratio) + _FEW * shift) / (len(ratio) + _FEW)) if len(ratio) else shift
-
-
-def _ratio(model: CostModel, name: str, rows: pd.DataFrame) -> np.ndarray:
-    """Return the log of measured over what the model predicts without a correction."""
-    return np.log(rows["latency_ms"].to_numpy() / _predicted_ms(replace(model.parts[name], correction=None), model.chip, rows))
-
-
-def _predicted_ms(part: Part, chip: Chip | None, rows: pd.DataFrame) -> np.ndarray:
-    terms, x = inputs.frames(rows, chip)
-    return part.predict(terms.to_numpy(), x.to_numpy(), (rows["flops"].to_numpy(), rows["bytes"].to_numpy()))[0]
-
-
-def _corrected(model: CostModel, name: str, rows: pd.DataFrame, ratio: np.ndarray) -> Part:
+def _corrected(part: Part, rows: pd.DataFrame, terms: pd.DataFrame, x: pd.DataFrame, ratio: np.ndarray, lengths: bool) -> Part:
     """Return a part corrected by measured rows; its interval comes from rows that a fold of the correction left out.
 
     ``ratio`` is the log of measured over predicted.
     """
-    part, (_, x), lengths = model.parts[name], inputs.frames(rows, model.chip), model.chip is not None
-    measured_ms, groups = rows["latency_ms"].to_numpy(), shapes_of(rows)
-    names = smooth_of(part.features)
-    smooth, factor = x[names].to_numpy(), np.full(len(rows), np.nan)
-    for train, test in folds(groups):
+    names, measured_ms, factor = smooth_of(part.features), rows["latency_ms"].to_numpy(), np.full(len(rows), np.nan)
+    smooth = x[names].to_numpy()
+    for train, test in folds(shapes_of(rows)):
         factor[test] = Correction.fit(names, smooth[train], ratio[train], lengths)(smooth[test])
-    base_ms = _predicted_ms(replace(part, correction=None, scaling=None), model.chip, rows)
+    base_ms, *_ = replace(part, scaling=None).predict(terms.to_numpy(), x.to_numpy())
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
     return replace(part, correction=Correction.fit(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
                    rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")
@@ -80,9 +68,8 @@ def farthest_first(x: np.ndarray, count: int) -> np.ndarray:
     What is far from all that is known corrects a smooth function most (Gonzalez' farthest-first traversal, 1985).
     """
     z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-9)
-    chosen = [int(np.argmin((z ** 2).sum(axis=1)))]
-    distance = ((z - z[chosen[0]]) ** 2).sum(axis=1)
+    chosen, distance = [int(np.argmin((z ** 2).sum(axis=1)))], np.inf
     while len(chosen) < min(count, len(z)):
-        chosen.append(int(np.argmax(distance)))
         distance = np.minimum(distance, ((z - z[chosen[-1]]) ** 2).sum(axis=1))
+        chosen.append(int(np.argmax(distance)))
     return np.array(chosen)

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError
-from lib.predict.operators import features, inputs, parts
+from lib.predict.operators import features, inputs
 from lib.predict.operators.augmentation import crossed
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.parts import FAMILY, Interval, Part
-from lib.predict.operators.regressors import Boosted, Rates, Regressor, Student, nonnegative_rates, weights
+from lib.predict.operators.regressors import Boosted, Rates, Student, nonnegative_rates, weights
 from lib.predict.operators.validation import FOLDS, conformal, folds, shapes_of, usable
 from lib.predict.scores import score
 from lib.progress import track
@@ -27,7 +27,7 @@ _QUICK_FOLDS = 3
 _LEAST_OF_FAMILY = 60  # groups from which on a family has intervals of its own: five GPUs say little of a sixth
 
 Form = Literal["student", "boosted", "rates"]  # of a regressor
-Frames = Callable[[pd.DataFrame], tuple[pd.DataFrame, pd.DataFrame]]  # rows of one part -> their terms and features
+Frames = Callable[[pd.DataFrame], list[pd.DataFrame]]  # rows of one part -> their terms and features
 
 
 def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip | None = None, quick: bool = False,
@@ -37,92 +37,87 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
     ``groups`` says which rows no fold may split. Raises InputError for what ``usable`` refuses, and when no part has enough
     rows.
     """
-    good = usable(table)
+    good, few = usable(table), {}
     model = CostModel(str(good["device"].iloc[0]) if len(good) else "", dict(facts or {}), chip=chip)
-    by_name = dict(inputs.by_part(good, chip))
-    few = {name: len(rows) for name, rows in by_name.items() if len(rows) < LEAST_ROWS}
-    for name in track([name for name in by_name if name not in few], "train"):
-        model.parts[name] = fit_part(by_name[name], partial(inputs.frames, chip=chip), quick, groups(by_name[name]),
-                                     form="student" if chip is None else "boosted")
+    for name, rows in track(list(inputs.by_part(good, chip)), "train"):
+        if len(rows) < LEAST_ROWS:
+            few[name] = len(rows)
+        else:
+            model.parts[name] = fit_part(rows, partial(inputs.frames, chip=chip), quick, groups(rows),
+                                         form="student" if chip is None else "boosted")
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")
     model.facts["left_out"] = few
     return model
 
 
-def fit_regressor(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Regressor:
-    """Train the regressor of one part on its rows.
+def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,
+             form: Form = "student") -> Part:
+    """Train one part on its rows and validate it on groups of them that a fold left out, see ``without_intervals``.
+
+    ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
+    """
+    terms, x = frames(rows)
+    codes, groups = inputs.codes(features.columns(rows)), shapes_of(rows) if groups is None else groups
+    predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
+    for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
+        part = without_intervals(rows.iloc[train], frames, quick, form)
+        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
+        outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
+    counts = groups.groupby(rows["op"]).nunique()
+    large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
+    part = validated(without_intervals(rows, frames, quick, form), rows, rows["latency_ms"].to_numpy(), predicted, fold,
+                     rows["op"].where(rows["op"].isin(large), "").to_numpy(str))
+    part.held_out["out_of_range"] = outside
+    return part
+
+
+def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
+    """Train one part on its rows without intervals or scores.
 
     ``form``: one small network (student), trees (boosted), or rates alone, which carry over to other devices.
     """
     terms, x = frames(rows)
     measured_ms = rows["latency_ms"].to_numpy()
     if form == "rates":
-        return Rates(list(terms), nonnegative_rates(terms, measured_ms))
-    if form == "boosted":
-        return Boosted.fit(terms, x, measured_ms, weights(rows))
-    return Student.distilled(terms, x, measured_ms, weights(rows), quick,
-                             None if quick else lambda count: frames(crossed(rows, count)))
+        regressor = Rates(list(terms), nonnegative_rates(terms, measured_ms))
+    elif form == "boosted":
+        regressor = Boosted.fit(terms, x, measured_ms, weights(rows))
+    else:
+        regressor = Student.distilled(terms, x, measured_ms, weights(rows), quick,
+                                      None if quick else lambda count: frames(crossed(rows, count)))
+    return Part.trained(regressor, rows, x)
 
 
-def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,
-             form: Form = "student") -> Part:
-    """Train one part on its rows and validate it on groups of them that a fold left out, see ``fit_regressor``.
-
-    ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
-    """
-    terms, x = frames(rows)
-    measured_ms, codes = rows["latency_ms"].to_numpy(), inputs.codes(features.columns(rows))
-    groups = shapes_of(rows) if groups is None else groups
-    predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
-    for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
-        part = without_intervals(rows.iloc[train], frames, quick, form)
-        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
-        outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
-    error = np.log(measured_ms / predicted)
-    part = without_intervals(rows, frames, quick, form)
-    ops = _families(rows, x, groups)
+def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: np.ndarray, fold: np.ndarray,
+              ops: np.ndarray | str = "") -> Part:
+    """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out."""
+    error, ops = np.log(measured / predicted), np.broadcast_to(ops, len(rows))
     of_all, part.families = _intervals(error, predicted, ops)
-    part.edges_ms, part.halves = of_all.edges_ms, of_all.halves
-    part.scores = score(measured_ms, predicted)
-    part.held_out = held_out(rows, predicted, error, fold, ops).assign(out_of_range=outside)
+    part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
+    part.held_out = held_out(rows, predicted, error, fold, ops)
     return part
 
 
-def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, form: Form = "student") -> Part:
-    """Train one part on its rows without intervals or scores."""
-    _, x = frames(rows)
-    regressor = fit_regressor(rows, frames, quick, form)
-    return Part(regressor, list(x), parts.ranges(x), inputs.kinds(rows), [], [np.nan], len(rows))
-
-
-def _families(rows: pd.DataFrame, x: pd.DataFrame, groups: pd.Series) -> np.ndarray:
-    """Return the family of each row where it has intervals of its own: of enough groups, and told apart by the features."""
-    counts = groups.groupby(rows["op"]).nunique()
-    members = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
-    return np.where(rows["op"].isin(members), rows["op"], "").astype(str)
-
-
 def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray) -> tuple[Interval, dict[str, Interval]]:
-    """Return the intervals of all rows, and those of each family that has its own."""
-    members = {str(op): ops == op for op in np.unique(ops) if op}
-    return Interval(*conformal(error, predicted)), {op: Interval(*conformal(error[rows], predicted[rows]))
-                                                    for op, rows in members.items()}
+    """Return the intervals of all rows, and those of each family that has its own (``ops`` is empty where it has none)."""
+    def interval(rows: Any) -> Interval:
+        edges, halves = conformal(error[rows], predicted[rows])
+        return Interval(edges_ms=edges, halves=halves)
+
+    return interval(...), {str(op): interval(ops == op) for op in np.unique(ops) if op}
 
 
 def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
-             ops: np.ndarray | None = None) -> pd.DataFrame:
+             ops: np.ndarray | str = "") -> pd.DataFrame:
     """Return each row's prediction by the fold that left it out, its interval by the errors of the others, and the fold.
 
-    ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows; None: of all everywhere.
+    ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows.
     """
-    ops, widths = np.full(len(rows), "") if ops is None else ops, np.zeros(len(rows))
+    ops, widths = np.broadcast_to(ops, len(rows)), np.zeros(len(rows))
     for number in np.unique(fold):
         test = fold == number
         of_all, families = _intervals(error[~test], predicted[~test], ops[~test])
-        widths[test] = of_all.half(predicted[test])
-        for op, interval in families.items():
-            members = test & (ops == op)
-            widths[members] = interval.half(predicted[members])
+        widths[test] = of_all.half(predicted[test], families, ops[test])
     return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
                          "high_ms": predicted * np.exp(widths), "fold": fold}, index=rows.index)

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from lib.predict.operators import features_gpu
-from lib.predict.operators.chip import Chip, extents
-from lib.predict.operators.features import Row
-
-_AXES = ("depth", "height", "width")
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.features import AXES, Row, extents
 
 
 def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
@@ -22,50 +20,30 @@ def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
 
     FLOPs are shared evenly between both gradients, bytes are those that each reads and writes.
     """
-    with_input = np.flatnonzero(row["input_grad"] > 0)
-    if len(with_input):
-        yield with_input, _of_input(_at(row, with_input), chip)
     narrow = features_gpu.groups(row, chip) == "window"
-    for places, weights in ((np.flatnonzero(narrow), _of_few_weights), (np.flatnonzero(~narrow), _of_weights)):
-        if len(places):
-            yield places, weights(_at(row, places), chip)
+    for chosen, kernel in ((row.input_grad > 0, _of_input), (narrow, _of_narrow_weights), (~narrow, _of_weights)):
+        if chosen.any():
+            part = row.at(chosen)
+            out, taps = extents(part), part.kernel_d * part.kernel_h * part.kernel_w
+            pixels = out[0] * out[1] * out[2]
+            inputs = part.batch * part.in_channels * part.depth * part.height * part.width
+            weights = part.out_channels * part.in_channels / part.groups * taps
+            moved = inputs + part.batch * part.out_channels * pixels + weights
+            yield np.flatnonzero(chosen), Row({**part, **kernel(part, out, taps), "flops": part.flops / (1 + part.input_grad),
+                                               "bytes": chip.item * moved})
 
 
-def _at(row: Row, places: np.ndarray) -> Row:
-    return {name: values[places] for name, values in row.items()}
+def _of_input(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+    steps = {f"stride_{axis[0]}": np.ones_like(row.batch) for axis in AXES}
+    same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in AXES}
+    return dict(zip(AXES, out, strict=True), in_channels=row.out_channels, out_channels=row.in_channels, **steps, **same)
 
 
-def _sizes(row: Row) -> tuple[Any, Any, Any, Any]:
-    """Return the values of the input, of the output and of the weights, and the taps of a window."""
-    pixels, outputs, taps = 1, 1, 1
-    for axis, out in zip(_AXES, extents(row), strict=True):
-        pixels, outputs, taps = pixels * row[axis], outputs * out, taps * row[f"kernel_{axis[0]}"]
-    return (row["batch"] * row["in_channels"] * pixels, row["batch"] * row["out_channels"] * outputs,
-            row["out_channels"] * row["in_channels"] / row["groups"] * taps, taps)
+def _of_narrow_weights(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+    return {}
 
 
-def _share(row: Row) -> Any:
-    return row["flops"] / (1 + row["input_grad"])
-
-
-def _of_input(row: Row, chip: Chip) -> Row:
-    inputs, outputs, weights, _ = _sizes(row)
-    axes = dict(zip(_AXES, extents(row), strict=True))
-    steps = {f"stride_{axis[0]}": np.ones_like(row["batch"]) for axis in _AXES}
-    same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in _AXES}
-    return {**row, **axes, **steps, **same, "in_channels": row["out_channels"], "out_channels": row["in_channels"],
-            "flops": _share(row), "bytes": chip.item * (outputs + weights + inputs)}
-
-
-def _of_few_weights(row: Row, chip: Chip) -> Row:
-    inputs, outputs, weights, _ = _sizes(row)
-    return {**row, "flops": _share(row), "bytes": chip.item * (outputs + inputs + weights)}
-
-
-def _of_weights(row: Row, chip: Chip) -> Row:
-    inputs, outputs, weights, taps = _sizes(row)
-    many = row["groups"] > 1
-    return {**row, "op": np.where(many, "bmm", "matmul").astype(object), "layout": np.full(len(many), "nt", object),
-            "batch": row["groups"], "gemm_m": row["out_channels"] / row["groups"],
-            "gemm_n": row["in_channels"] / row["groups"] * taps, "gemm_k": outputs / row["out_channels"],
-            "flops": _share(row), "bytes": chip.item * (outputs + inputs + weights)}
+def _of_weights(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+    op = np.where(row.groups > 1, "bmm", "matmul").astype(object)
+    return {"op": op, "layout": np.full(len(op), "nt", object), "batch": row.groups, "gemm_m": row.out_channels / row.groups,
+            "gemm_n": row.in_channels / row.groups * taps, "gemm_k": row.batch * out[0] * out[1] * out[2]}

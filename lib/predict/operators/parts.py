@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +19,11 @@ from lib.predict.operators.regressors import Boosted, Rates, Student
 FAMILY = "op"  # the feature that tells families apart
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Interval:
     """Half intervals in log time by bin of the predicted time: ``halves`` are one more than the bins' edges."""
 
-    edges_ms: list[float]
+    edges_ms: list[float] = field(default_factory=list)
     halves: list[NotNegative]
 
     def __post_init__(self):
@@ -31,28 +31,30 @@ class Interval:
         require(len(self.halves) == len(self.edges_ms) + 1 and list(self.edges_ms) == sorted(self.edges_ms),
                 f"{len(self.halves)} intervals do not fit edges {self.edges_ms}, which have to grow")
 
-    def half(self, predicted_ms: np.ndarray) -> np.ndarray:
-        """Return half of the nominal 90 % interval of each prediction."""
-        return np.array(self.halves)[np.searchsorted(self.edges_ms, predicted_ms)]
+    def half(self, predicted_ms: np.ndarray, families: Mapping[Any, "Interval"] | None = None,
+             ops: np.ndarray | None = None) -> np.ndarray:
+        """Return half of the nominal 90 % interval of each prediction; of ``ops`` in ``families``, by the family's own."""
+        half = np.array(self.halves)[np.searchsorted(self.edges_ms, predicted_ms)]
+        for op, interval in (families or {}).items():
+            half = np.where(ops == op, interval.half(predicted_ms), half)
+        return half
 
 
 @dataclass
-class Part:
+class Part(Interval):
     """The regressor of one group of families and one pass, its training ranges, intervals and scores on held-out shapes.
 
-    ``features`` are all that an operator has; the regressor uses those that varied in training. ``halves`` are half intervals
-    in log time by bin of the time that the regressor alone predicts (``edges_ms``), ``families`` those of families that have
-    some of their own, by the feature FAMILY. ``origin`` names the device whose kernels it was trained on where that is another
-    one: then every answer is out of range; ``scaling`` leads from a CPU to the one that is predicted (None: the same).
-    ``held_out`` are the predictions of training rows by the fold that left them out, with their intervals; they are not saved.
+    ``features`` are all that an operator has; the regressor uses those that varied in training. The bins of the interval are
+    of the time that the regressor alone predicts, ``families`` are intervals of families that have some of their own, by the
+    feature FAMILY. ``origin`` names the device whose kernels it was trained on where that is another one: then every answer is
+    out of range; ``scaling`` leads from a CPU to the one that is predicted (None: the same). ``held_out`` are the predictions
+    of training rows by the fold that left them out, with their intervals; they are not saved.
     """
 
     regressor: Annotated[Rates | Boosted | Student, Field(discriminator="form")]
     features: list[str]
     ranges: dict[str, Limits]
     kinds: list[tuple[str, str, str]]
-    edges_ms: list[float]
-    halves: list[NotNegative]
     rows: Count
     scores: dict[str, float] = field(default_factory=dict)
     correction: Correction | None = None
@@ -63,30 +65,33 @@ class Part:
 
     def __post_init__(self):
         """Refuse ranges, regressors and corrections of features that there are none of."""
-        Interval(self.edges_ms, self.halves)
+        super().__post_init__()
         used = {*self.regressor.names, *self.ranges, *(self.correction.names if self.correction else ()),
                 *([FAMILY] if self.families else [])}
         require(used <= set(self.features), f"{sorted(used - set(self.features))[:3]} are none of its features")
 
+    @classmethod
+    def trained(cls, regressor: Rates | Boosted | Student, rows: pd.DataFrame, x: pd.DataFrame) -> "Part":
+        """Return the part of a regressor that was trained on rows with features ``x``, without an interval yet."""
+        ranges = {name: (float(x[name].min()), float(x[name].max())) for name in x if name not in TEXTS}
+        return cls(regressor, list(x), ranges, inputs.kinds(rows), len(rows), halves=[np.nan])
+
     @cached_property
     def codes(self) -> np.ndarray:
         """Give the codes of family, kind and layout of the training rows."""
-        return inputs.codes_of(self.kinds)
+        return inputs.codes(pd.DataFrame(self.kinds, columns=inputs.KIND))
 
     @cached_property
-    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        return limits(self.ranges, self.features)
+    def _limits(self) -> np.ndarray:
+        """Give the lower and upper limits of each feature; a text has none."""
+        return np.array([self.ranges.get(name, (-np.inf, np.inf)) for name in self.features]).reshape(-1, 2).T
 
-    def _columns(self, names: list[str]) -> list[int]:
-        return [self.features.index(name) for name in names]
+    @cached_property
+    def _of_families(self) -> dict[float, Interval]:
+        return {code(FAMILY, [op])[0]: interval for op, interval in self.families.items()}
 
-    def _halves(self, predicted: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return half intervals in log time, of a family's own where it has one."""
-        widths = Interval(self.edges_ms, self.halves).half(predicted)
-        for op, interval in self.families.items():
-            members = x[:, self.features.index(FAMILY)] == code(FAMILY, [op])
-            widths[members] = interval.half(predicted[members])
-        return widths
+    def _named(self, x: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        return x[:, [self.features.index(name) for name in names]]
 
     def predict(self, terms: np.ndarray, x: np.ndarray,
                 work: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,32 +100,13 @@ class Part:
         For terms (n, terms) and features (n, features); a scaled part needs their FLOPs and bytes, too (``work``, n each).
         """
         x = x[:, :len(self.features)]  # a part of rates alone has none
-        outside = beyond(self._limits, x)
-        predicted = self.regressor.predict(terms, x[:, self._columns(self.regressor.names)], outside)
-        widths = self._halves(predicted, x)
+        low, high = self._limits
+        outside = ((x < low) | (x > high)).any(axis=1)
+        predicted = self.regressor.predict(terms, self._named(x, self.regressor.names), outside)
+        ops = x[:, self.features.index(FAMILY)] if self.families else None
+        halves = self.half(predicted, self._of_families, ops)
         if self.scaling:
             predicted = self.scaling.scaled_ms(predicted, *work)
         if self.correction:
-            predicted = predicted * np.exp(self.correction(x[:, self._columns(self.correction.names)]))
-        return predicted, widths, outside
-
-    def check_names(self, terms: list[str], features: list[str]) -> None:
-        """Raise ValueError where a part of a file has other terms or features than these; one of rates has no features."""
-        require(self.regressor.terms == terms and self.features in (features, []),
-                "it has other terms or features than this program makes of operators")
-
-
-def ranges(x: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return the least and largest value of each feature that is a number."""
-    return {column: (float(x[column].min()), float(x[column].max())) for column in x if column not in TEXTS}
-
-
-def limits(trained: Mapping[str, tuple[float, float]], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper limits of the features ``names``; a text has none."""
-    low, high = np.array([trained.get(name, (-np.inf, np.inf)) for name in names]).reshape(-1, 2).T
-    return low, high
-
-
-def beyond(bounds: tuple[np.ndarray, np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Return whether each row of features (n, features) lies outside of the limits."""
-    return ((x < bounds[0]) | (x > bounds[1])).any(axis=-1)
+            predicted = predicted * np.exp(self.correction(self._named(x, self.correction.names)))
+        return predicted, halves, outside

@@ -6,11 +6,9 @@ averaged, and one small network is distilled from both (Hinton et al., 2015), so
 is a few arrays.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -26,9 +24,8 @@ LEAST_MS = 1e-4
 TREES: dict[str, Any] = {"objective": "regression_l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 5,
                          "feature_fraction": 0.5, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 1.0, "verbosity": -1,
                          "num_threads": 1, "deterministic": True, "force_row_wise": True}
-_ROUNDS, _BAGS = 500, 2
-_MANY, _LEAVES = 4_000, 63  # from so many rows on trees have so many leaves, of no fewer than 10 rows
-_QUICK_ROUNDS, _QUICK_EPOCHS = 250, 80
+_MANY, _OF_MANY = 4_000, {"num_leaves": 63, "min_data_in_leaf": 10}  # from so many rows on trees are so large
+_FULL, _QUICK = (500, 2, mlp.EPOCHS), (250, 1, 80)  # rounds and bags of trees, epochs of networks
 _LEAST_SPREAD = 0.03  # a row's weight is the inverse of its relative IQR, which is not believed below this
 _STEPS = ("kernel", "stride")  # numbers that are names
 _MOST_VALUES = 30  # of a name that has a column for each
@@ -37,7 +34,7 @@ _QUANTILES = (0.01, 0.99)  # of the training rows' factors: the limits of an ans
 _MORE, _MOST_MORE = 3, 18_000  # augmented rows for each measured one, for distillation
 _WIDTH = 64
 
-More = Callable[[int], tuple[pd.DataFrame, pd.DataFrame]]  # how many -> terms and features of augmented rows
+More = Callable[[int], list[pd.DataFrame]]  # how many -> terms and features of augmented rows
 
 
 def nonnegative_rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
@@ -56,21 +53,19 @@ def shares(terms: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return total, np.log2(parts[:, costs > 0] / total[:, None] + 1e-6)
 
 
-def known_values(x: pd.DataFrame, texts_alone: bool = False) -> dict[str, list[float]]:
-    """Return the values of the columns that are names: texts, and step-like numbers unless ``texts_alone``."""
-    return {name: sorted(map(float, set(x[name]))) for name in x
-            if (name in TEXTS or (name in _STEPS and not texts_alone)) and x[name].nunique() <= _MOST_VALUES}
+def known_values(x: pd.DataFrame, names: tuple[str, ...] = ()) -> dict[str, list[float]]:
+    """Return the values of the columns that are texts, or among ``names``: step-like numbers."""
+    return {name: sorted(set(x[name])) for name in x if (name in TEXTS or name in names) and x[name].nunique() <= _MOST_VALUES}
 
 
 def one_hot(known: dict[str, list[float]], names: list[str], x: np.ndarray) -> np.ndarray:
     """Return ``x`` (n, names) with a column of zeros and ones for each known value; texts themselves are left out."""
-    columns = [x[:, [column for column, name in enumerate(names) if name not in TEXTS]]]
-    columns += [(x[:, names.index(name), None] == np.array(values)).astype(float) for name, values in known.items()]
-    return np.concatenate(columns, axis=1)
+    numbers = x[:, [column for column, name in enumerate(names) if name not in TEXTS]]
+    return np.concatenate([numbers, *(x[:, names.index(name), None] == values for name, values in known.items())], axis=1)
 
 
 @dataclass
-class Regressor(ABC):
+class Regressor:
     """Physical rates, the costs of terms in ms, and by what factor the time departs from their sum."""
 
     terms: list[str]
@@ -80,9 +75,9 @@ class Regressor(ABC):
         """Refuse costs that are not those of the terms."""
         require(len(self.terms) == len(self.costs) > 0, f"{len(self.terms)} terms have {len(self.costs)} costs")
 
-    @abstractmethod
-    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray | float:
         """Return log factors (n) for the terms' shares, features (n, names) and whether each row is out of range."""
+        return 0.0
 
     def predict(self, terms: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return times in ms for terms (n, terms), features (n, names) and whether each row is out of range (n)."""
@@ -97,10 +92,6 @@ class Rates(Regressor):
     form: Literal["rates"] = field(default="rates", kw_only=True)
     names: ClassVar[list[str]] = []  # of features: none
 
-    def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
-        """Return 0 for each row."""
-        return np.zeros(len(share))
-
 
 @dataclass
 class _Learned(Regressor):
@@ -110,9 +101,11 @@ class _Learned(Regressor):
     known: dict[str, list[float]]
 
     def __post_init__(self):
-        """Refuse known values of no feature."""
+        """Refuse known values of no feature, and what no row of the features could be given to."""
         super().__post_init__()
         require(set(self.known) <= set(self.names), "known values of no feature")
+        factor = self.factors(np.zeros((1, (self.costs > 0).sum())), np.zeros((1, len(self.names))), np.zeros(1, bool))
+        require(np.isfinite(factor) & (np.shape(factor) == (1,)), "its learner gives no factor")
 
 
 @dataclass
@@ -128,12 +121,12 @@ class Boosted(_Learned):
 
     def __post_init__(self):
         """Refuse trees that split on other columns than those of the features and shares."""
-        super().__post_init__()
         width = len(self.names) + int((self.costs > 0).sum())
         require(self.trees.feature.max() < width, f"trees split on column {self.trees.feature.max()} of {width}")
+        super().__post_init__()
 
     @classmethod
-    def fit(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _ROUNDS,
+    def fit(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, rounds: int = _FULL[0],
             bags: int = 1, **options: Any) -> "Boosted":
         """Train on terms, features and times (or watts); ``options`` of LightGBM go before those of TREES."""
         import lightgbm
@@ -142,12 +135,12 @@ class Boosted(_Learned):
         costs = nonnegative_rates(terms, measured_ms)
         total, share = shares(terms.to_numpy(), costs)
         answer = np.log(measured_ms / total)
-        wide = np.concatenate([x.to_numpy(float), share], axis=1)
-        data = lightgbm.Dataset(wide.astype(np.float32), answer, weight=weight, free_raw_data=False)
-        size = {"num_leaves": _LEAVES, "min_data_in_leaf": 10} if len(x) >= _MANY else {}
-        boosters = [lightgbm.train({**TREES, **size, **options, "seed": seed}, data, rounds) for seed in range(bags)]
-        return cls(list(terms), costs, list(x), known_values(x, texts_alone=True),
-                   tuple(map(float, np.quantile(answer, _QUANTILES))), Trees.from_boosters(boosters))
+        wide = np.concatenate([x.to_numpy(float), share], axis=1).astype(np.float32)
+        data = lightgbm.Dataset(wide, answer, weight=weight, free_raw_data=False)
+        options = {**TREES, **(_OF_MANY if len(x) >= _MANY else {}), **options}
+        boosters = [lightgbm.train({**options, "seed": seed}, data, rounds) for seed in range(bags)]
+        return cls(list(terms), costs, list(x), known_values(x), tuple(np.quantile(answer, _QUANTILES).tolist()),
+                   Trees.from_boosters(boosters))
 
     def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return log factors; out of range they stay within quantiles of the training rows.
@@ -168,20 +161,9 @@ class Student(_Learned):
     bounds: Limits
     centre: vector()
     scale: vector(Positive)
-    layers: Annotated[list[tuple[array(file="<f4"), array(file="<f4")]], Field(min_length=2)]  # weights, biases: see mlp.Nets
+    layers: Annotated[list[tuple[array(file="<f4", axes=3), array(file="<f4", axes=3)]],
+                      Field(min_length=2)]  # weights, biases: see mlp.Nets
     form: Literal["student"] = field(default="student", kw_only=True)
-
-    def __post_init__(self):
-        """Refuse layers that do not follow one another, or whose inputs are not those that the features make."""
-        sizes, inputs = [(weights.shape, biases.shape) for weights, biases in self.layers], len(self.centre)
-        require(all(len(shape) == 3 for shape, _ in sizes), f"layers of shapes {sizes} are no networks")
-        nets, widths = sizes[0][0][0], [inputs, *(shape[2] for shape, _ in sizes)]
-        expected = [((nets, before, after), (nets, 1, after)) for before, after in pairwise(widths)]
-        require(nets >= 1 and len(self.scale) == inputs and sizes == expected and widths[-1] == 1,
-                f"layers of shapes {sizes} do not follow one another from {inputs} inputs to 1")
-        super().__post_init__()
-        width = one_hot(self.known, self.names, np.zeros((1, len(self.names)))).shape[1] + int((self.costs > 0).sum())
-        require(inputs == width, f"its networks take {inputs} inputs, its features make {width}")
 
     @cached_property
     def _nets(self) -> mlp.Nets:
@@ -189,7 +171,10 @@ class Student(_Learned):
 
     def factors(self, share: np.ndarray, x: np.ndarray, outside: np.ndarray) -> np.ndarray:
         """Return the log factors of the networks."""
-        return np.clip(self._nets(np.concatenate([one_hot(self.known, self.names, x), share], axis=1)), *self.bounds)
+        wide = np.concatenate([one_hot(self.known, self.names, x), share], axis=1)
+        require(wide.shape[1] == len(self.centre) == len(self.scale),
+                f"its networks take {len(self.centre)} inputs, its features make {wide.shape[1]}")
+        return np.clip(self._nets(wide), *self.bounds)
 
     @classmethod
     def distilled(cls, terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray, weight: np.ndarray, quick: bool = False,
@@ -198,21 +183,20 @@ class Student(_Learned):
 
         ``quick`` trains less in a fifth of the time.
         """
-        epochs = _QUICK_EPOCHS if quick else mlp.EPOCHS
-        boosted = Boosted.fit(terms, x, measured_ms, weight, *((_QUICK_ROUNDS, 1) if quick else (_ROUNDS, _BAGS)))
-        names, costs, known = boosted.names, boosted.costs, known_values(x[boosted.names])
+        rounds, bags, epochs = _QUICK if quick else _FULL
+        boosted = Boosted.fit(terms, x, measured_ms, weight, rounds, bags)
+        names, costs, known = boosted.names, boosted.costs, known_values(x[boosted.names], _STEPS)
 
         def inputs(terms: pd.DataFrame, x: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             values, share = x[names].to_numpy(float), shares(terms.to_numpy(float), costs)[1]
-            return values, share, np.concatenate([one_hot(known, names, values), share], axis=1)
+            return share, values, np.concatenate([one_hot(known, names, values), share], axis=1)
 
         answer = np.log(measured_ms / shares(terms.to_numpy(), costs)[0])
         bounds = (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND)
         teacher = mlp.train(inputs(terms, x)[2], answer, weight, epochs=epochs)
         if more:
-            more_terms, more_x = more(min(_MORE * len(x), _MOST_MORE))
-            terms, x = pd.concat([terms, more_terms]), pd.concat([x, more_x])
-        values, share, wide = inputs(terms, x)
+            terms, x = map(pd.concat, zip((terms, x), more(min(_MORE * len(x), _MOST_MORE)), strict=True))
+        share, values, wide = inputs(terms, x)
         answer = (boosted.factors(share, values, np.zeros(len(x), bool)) + np.clip(teacher(wide), *bounds)) / 2
         nets = mlp.train(wide, answer, np.ones(len(answer)), seeds=(0,), epochs=epochs, width=_WIDTH)
         return cls(list(terms), costs, names, known, bounds, nets.centre, nets.scale, nets.layers)

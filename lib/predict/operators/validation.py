@@ -34,14 +34,13 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
 
 def shapes_of(table: pd.DataFrame) -> pd.Series:
     """Return for each row the group that may not be split: the same family and shape, whatever its pass, bias or kind."""
-    names = [name for name in features.NUMBERS if name in table]
-    sizes = table[names].astype(float).fillna(-1).itertuples(index=False, name=None)
-    return pd.Series([f"{op} {size}" for op, size in zip(table["op"], sizes, strict=True)], index=table.index)
+    sizes = table.reindex(columns=features.SIZES).astype(float).fillna(-1).itertuples(index=False, name=None)
+    return table["op"].astype(str) + " " + pd.Series(map(str, sizes), table.index, dtype=str)
 
 
 def matrices_of(table: pd.DataFrame) -> pd.Series:
     """Return for each row of GEMMs on a grid the group that may not be split: all M of one N and K are near one another."""
-    return table["op"].astype(str) + " " + table["gemm_n"].astype(str) + " " + table["gemm_k"].astype(str)
+    return table[["op", "gemm_n", "gemm_k"]].astype(str).agg(" ".join, axis=1)
 
 
 def folds(groups: pd.Series, count: int = FOLDS) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -1,63 +1,82 @@
-"""The power model of a GPU's GEMMs: watts from shape and time, with an interval, bounded by the card."""
+"""The power model of a GPU's GEMMs: watts from shape and time, with an interval, bounded by the card.
+
+The power of a kernel depends on how busy it keeps tensor cores and memory, and on its tiles.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
+from pydantic import model_validator
 
 from lib import paths
 from lib.errors import InputError
-from lib.predict import model_file
-from lib.predict.operators import features, inputs
+from lib.predict.model_file import Format, Positive, dictionary, require
+from lib.predict.operators import features, features_gpu, inputs
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.cost_model import CostModel, Facts
 from lib.predict.operators.parts import Part
-from lib.predict.power.features import frames, names
 
 SHIPPED = paths.REFERENCE / "models" / "power"
 PART = "gemm power"  # the name of its part in files
-_WATTS = ("least_w", "limit_w")
+OPS = ("linear", "matmul", "bmm")
+
+
+class PowerFacts(Facts):
+    """What is known of a power model: the least power in training and the card's limit, between which all answers lie."""
+
+    least_w: Positive
+    limit_w: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PowerFacts":
+        require(self.least_w < self.limit_w, "least_w is not below limit_w")
+        return self
 
 
 @dataclass
-class PowerModel:
-    """``part`` answers in watts; all answers lie between two of the ``facts``, least power in training and the card's limit."""
+class PowerModel(CostModel):
+    """A model whose one part answers in watts."""
 
-    device: str
-    facts: dict[str, Any]
-    part: Part
-    chip: Chip
+    facts: dictionary(PowerFacts)
+
+    FORMAT: ClassVar = Format("power model", "train it again with: python -m lib models --train power", 4)
+
+    def __post_init__(self):
+        """Refuse other parts."""
+        require(set(self.parts) == {PART} and self.chip, f"it has other parts than {PART}, or no chip")
+
+    @property
+    def part(self) -> Part:
+        """Return its one part."""
+        return self.parts[PART]
+
+    def names_of(self, name: str) -> list[list[str]]:
+        """Return the names of the terms and of the features of its part."""
+        row = {"op": OPS[:1], "flops": 1.0, "bytes": 1.0, "latency_ms": 1.0}
+        return [list(table) for table in frames(pd.DataFrame(row), self.chip)]
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``power_w, low_w, high_w, out_of_range`` of GEMMs: ``sweep`` columns, among them ``latency_ms``."""
-        terms, x = frames(table, self.chip)
-        watts, widths, outside = self.part.predict(terms.to_numpy(), x.to_numpy())
-        limits = [self.facts[name] for name in _WATTS]
-        bounds = {"power_w": watts, "low_w": watts * np.exp(-widths), "high_w": watts * np.exp(widths)}
-        in_training = np.isin(inputs.codes(features.columns(table)), self.part.codes)
-        return pd.DataFrame({name: np.clip(values, *limits) for name, values in bounds.items()}, index=table.index).assign(
-            out_of_range=outside | ~in_training)
+        watts, widths, outside = self.part.predict(*(frame.to_numpy() for frame in frames(table, self.chip)))
+        ends = {"power_w": watts, "low_w": watts * np.exp(-widths), "high_w": watts * np.exp(widths)}
+        answer = pd.DataFrame(ends, index=table.index).clip(self.facts["least_w"], self.facts["limit_w"])
+        return answer.assign(out_of_range=outside | ~np.isin(inputs.codes(features.columns(table)), self.part.codes))
 
-    def save(self, path: Path) -> Path:
-        """Write the model as data, see ``model_file``."""
-        return CostModel(self.device, self.facts, {PART: self.part}, self.chip).save(path)
 
-    @classmethod
-    def load(cls, path: Path) -> "PowerModel":
-        """Read a model back; InputError says what is wrong with a damaged file, or with one of something else. Runs no code."""
-        stored = model_file.load(CostModel, path)
-        watts = [stored.facts.get(name) for name in _WATTS]
-        if set(stored.parts) != {PART} or stored.chip is None:
-            raise InputError(f"{path} is no power model: it has other parts than {PART}, or no chip")
-        if not all(type(value) in (int, float) and np.isfinite(value) for value in watts) or not 0 < watts[0] < watts[1]:
-            raise InputError(f"{path}: least_w and limit_w are {watts}: they are watts, the first below the second")
-        try:
-            stored.parts[PART].check_names(*names(stored.chip))
-        except ValueError as error:
-            raise InputError(f"{path} is no power model of this program: {error}") from None
-        return cls(stored.device, stored.facts, stored.parts[PART], stored.chip)
+def frames(rows: pd.DataFrame, chip: Chip) -> list[pd.DataFrame]:
+    """Return terms (their rates are watts) and features of GEMMs: ``sweep`` columns, among them ``latency_ms``."""
+    row, latency_ms = features.columns(rows), rows["latency_ms"].to_numpy(float)
+    compute, memory = row.flops / chip.flops_per_ms / latency_ms, row.bytes / chip.bytes_per_ms / latency_ms
+    either = np.minimum(compute + memory, 1.0)
+    terms = {"idle": 1.0, "compute": np.minimum(compute, 1.0), "memory": np.minimum(memory, 1.0), "either": either,
+             "any": np.sqrt(either)}
+    _, tiles = features_gpu.values(row, "gemm", chip)
+    x = {name: value for name, value in tiles.items() if name not in features_gpu.SERVED}
+    x |= {"latency": np.log2(latency_ms), "compute_used": compute, "memory_used": memory}
+    return [pd.DataFrame(values, index=rows.index, dtype=float) for values in (terms, x)]
 
 
 def path_of(device: str, dtype: str) -> Path:

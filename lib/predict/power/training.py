@@ -4,22 +4,18 @@ Weightings are chosen within the training rows of a fold, on groups of their own
 sensor train nothing and are scored apart.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError
-from lib.predict.operators import inputs, parts, regressors
+from lib.predict.operators import regressors
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.fitting import held_out
+from lib.predict.operators.fitting import validated
 from lib.predict.operators.parts import Part
-from lib.predict.operators.regressors import Boosted
-from lib.predict.operators.validation import FOLDS, conformal, folds
-from lib.predict.power.features import frames
-from lib.predict.power.model import PowerModel, path_of
+from lib.predict.operators.validation import FOLDS, folds
+from lib.predict.power.model import PART, PowerModel, frames, path_of
 from lib.predict.scores import score
 from lib.progress import track
 from lib.tables import columns
@@ -31,9 +27,7 @@ _ROUNDS, _QUICK_ROUNDS, _INNER = 500, 60, 4
 _LEAST_ROWS = 500
 _FEATURES = 0.9  # of the features are seen by each tree: how long the sensor's window was depends on several at once
 _PLAIN = ["m", "n", "k", "latency", "compute_used", "memory_used"]  # features of default trees
-_MODEL, _LONG = "this model", "long windows"
-
-Answer = Callable[[np.ndarray], np.ndarray]  # row numbers -> watts
+_MODEL, _LONG, _ALL = "this model", "long windows", ", all rows"  # _ALL: a learner that short windows train, too
 
 
 def power_table(device: str) -> pd.DataFrame:
@@ -47,8 +41,7 @@ def power_table(device: str) -> pd.DataFrame:
 def usable(table: pd.DataFrame, chip: Chip) -> pd.DataFrame:
     """Return the measured rows of one element type, of the software that has most of them; InputError where they are few."""
     good = table[(table["status"] == "ok") & (table["dtype"] == DTYPE)]
-    if len(good):
-        good = good[good["software_id"] == good["software_id"].mode().iloc[0]]
+    good = good[good["software_id"].isin(good["software_id"].mode()[:1])]
     count = (good["window"] == "long").sum()
     if count < _LEAST_ROWS:
         raise InputError(f"a power model is trained on {_LEAST_ROWS} {DTYPE} rows or more of long windows, there are {count}")
@@ -57,7 +50,10 @@ def usable(table: pd.DataFrame, chip: Chip) -> pd.DataFrame:
 
 
 class Study:
-    """One device's rows with their terms and features, and the groups (N, K) that no fold may split."""
+    """One device's rows with their terms and features, and the groups (N, K) that no fold may split.
+
+    A learner answers in watts for the row numbers ``test`` after it was trained on ``train``.
+    """
 
     def __init__(self, rows: pd.DataFrame, chip: Chip, rounds: int = _ROUNDS):
         self.rows, self.rounds = rows, rounds
@@ -71,75 +67,68 @@ class Study:
 
     def part(self, train: np.ndarray, weighting: str) -> Part:
         """Train rates and trees; ``relative`` weighs a row by what the mean error in per cent makes of it, else all alike."""
-        terms, x, watts = self.terms.iloc[train], self.x.iloc[train], self.watts[train]
-        weight = np.ones(len(train))
-        if weighting == "relative":
-            weight = regressors.shares(terms.to_numpy(), regressors.nonnegative_rates(terms, watts))[0] / watts
-        regressor = Boosted.fit(terms, x, watts, weight / weight.mean(), self.rounds, feature_fraction=_FEATURES)
-        return Part(regressor, list(x), parts.ranges(x), inputs.kinds(self.rows.iloc[train]), [], [np.nan], len(train))
-
-    def predict(self, part: Part, test: np.ndarray) -> np.ndarray:
-        """Return a part's watts for some rows."""
-        return part.predict(self.terms.iloc[test].to_numpy(), self.x.iloc[test].to_numpy())[0]
+        weight = self.utilisation(train, train) / self.watts[train] if weighting == "relative" else np.ones(len(train))
+        x = self.x.iloc[train]
+        return Part.trained(regressors.Boosted.fit(self.terms.iloc[train], x, self.watts[train], weight / weight.mean(),
+                                                   self.rounds, feature_fraction=_FEATURES), self.rows.iloc[train], x)
 
     def weighting(self, train: np.ndarray) -> str:
         """Return the weighting with the least mean error on an inner fold of the training rows."""
         inner, test = self.folds(train, _INNER)[0]
         return min(WEIGHTINGS, key=lambda weighting: float(
-            np.abs(self.predict(self.part(inner, weighting), test) / self.watts[test] - 1).mean()))
+            np.abs(self.answer(self.part(inner, weighting), test) / self.watts[test] - 1).mean()))
 
-    def constant(self, train: np.ndarray) -> Answer:
+    def answer(self, part: Part, test: np.ndarray) -> np.ndarray:
+        """Return a part's watts for some rows."""
+        return part.predict(self.terms.iloc[test].to_numpy(), self.x.iloc[test].to_numpy())[0]
+
+    def constant(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with the mean of the training rows."""
-        mean = self.watts[train].mean()
-        return lambda test: np.full(len(test), mean)
+        return np.full(len(test), self.watts[train].mean())
 
-    def utilisation(self, train: np.ndarray) -> Answer:
+    def utilisation(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with physical rates of utilisation alone."""
         rates = regressors.nonnegative_rates(self.terms.iloc[train], self.watts[train])
-        return lambda test: regressors.shares(self.terms.iloc[test].to_numpy(), rates)[0]
+        return regressors.shares(self.terms.iloc[test].to_numpy(), rates)[0]
 
-    def trees(self, train: np.ndarray) -> Answer:
+    def trees(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with LightGBM as it comes, from shape, time and utilisation."""
         import lightgbm
 
         x = self.x[_PLAIN].to_numpy(np.float32)
         fitted = lightgbm.train({"verbosity": -1, "seed": 0, "num_threads": 1},
                                 lightgbm.Dataset(x[train], np.log(self.watts[train])), 100)
-        return lambda test: np.exp(fitted.predict(x[test]))
+        return np.exp(fitted.predict(x[test]))
 
 
 def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False) -> tuple[PowerModel, pd.DataFrame]:
     """Train on usable rows; return the model and its scores (table ``scores``) on unseen (N, K) beside the baselines."""
     study = Study(rows, chip, _QUICK_ROUNDS if quick else _ROUNDS)
-    baselines = {"constant": study.constant, "utilisation": study.utilisation, "default trees": study.trees}
-    on_all = {f"{name}, all rows": baselines[name] for name in ("constant", "default trees")}  # short windows train them, too
-    answers = {name: np.full(len(rows), np.nan) for name in (*baselines, *on_all, _MODEL)}
+    baselines = {"constant": study.constant, "utilisation": study.utilisation, "default trees": study.trees,
+                 f"constant{_ALL}": study.constant, f"default trees{_ALL}": study.trees}
+    answers = {name: np.full(len(rows), np.nan) for name in (*baselines, _MODEL)}
     fold, weightings = np.zeros(len(rows), int), []
     for number, (train, test) in enumerate(track(study.folds(np.arange(len(rows)), FOLDS), "power")):
         long = train[study.long[train]]
         weightings.append(study.weighting(long))
-        for name, learner in (baselines | on_all).items():
-            answers[name][test] = learner(train if name in on_all else long)(test)
-        answers[_MODEL][test] = study.predict(study.part(long, weightings[-1]), test)
-        fold[test] = number
-    numbers = np.flatnonzero(study.long)
-    predicted, measured = answers[_MODEL][numbers], study.watts[numbers]
-    error = np.log(measured / predicted)
-    part = study.part(numbers, study.weighting(numbers))
-    part.edges_ms, part.halves = conformal(error, predicted)
-    part.held_out = held_out(rows.iloc[numbers], predicted, error, fold[numbers])
+        for name, learner in baselines.items():
+            answers[name][test] = learner(train if name.endswith(_ALL) else long, test)
+        answers[_MODEL][test], fold[test] = study.answer(study.part(long, weightings[-1]), test), number
+    long = np.flatnonzero(study.long)
+    measured = study.watts[long]
+    part = validated(study.part(long, study.weighting(long)), rows.iloc[long], measured, answers[_MODEL][long], fold[long])
     cover = float((part.held_out["low_ms"].le(measured) & part.held_out["high_ms"].ge(measured)).mean() * 100)
-    part.scores = {**score(measured, predicted), "cover": cover}
+    part.scores["cover"] = cover
     facts = {"dtype": rows["dtype"].iloc[0], "latency_type": "kernel", "cache": "warm", "hardware_id": f"published:{device}",
              "software_id": rows["software_id"].iloc[0], "source": "aiconfigurator", "licence": _LICENCE,
-             "least_w": float(measured.min()), "limit_w": float(rows["limit_w"].max()), "rows": len(numbers),
+             "least_w": float(measured.min()), "limit_w": float(rows["limit_w"].max()), "rows": len(long),
              "short_windows": int((~study.long).sum()), "trained_utc": store.utc_now(), "weightings": weightings}
-    return PowerModel(device, facts, part, chip), _scores(study, answers, cover)
+    return PowerModel(device, facts, {PART: part}, chip), _scores(study, answers, cover)
 
 
 def _scores(study: Study, answers: dict[str, np.ndarray], cover: float) -> pd.DataFrame:
     """Return the scores of all learners by windows; ``cover`` is that of the model's intervals on long ones."""
-    windows = {_LONG: study.long, "short windows": ~study.long, "all windows": np.ones(len(study.long), bool)}
+    windows = {_LONG: study.long, "short windows": ~study.long, "all windows": study.long | True}
     rows = [{"kind": "power", "family": family, "learner": name, **score(study.watts[chosen], watts[chosen]),
              "cover": cover if (name, family) == (_MODEL, _LONG) else np.nan}
             for family, chosen in windows.items() if chosen.any() for name, watts in answers.items()]

@@ -3,7 +3,8 @@
 Scores are computed from rows ``held_out`` where these are committed. Kernels of GPUs and power have those of their model files.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws
 
-NUMBERS = {"mape_pct": "mape", "median_pct": "median", "bias_pct": "bias", "coverage_pct": "cover"}
-OF_FAMILIES = {"family_mape_pct": "family_mape", "family_low_pct": "family_mape_low", "family_high_pct": "family_mape_high",
-               "family_coverage_pct": "family_cover", "families": "family_n"}
-COLUMNS = ("device", "what", "kind", "mode", "condition", *NUMBERS, "n", *OF_FAMILIES, "left_out", "source")
-_KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
+KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
+SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "coverage_pct", "n": "n",
+          "family_mape": "family_mape_pct", "family_mape_low": "family_low_pct", "family_mape_high": "family_high_pct",
+          "family_cover": "family_coverage_pct", "family_n": "families"}  # of the scorer, and their columns
+COLUMNS = [*KEYS[:5], *SCORES.values(), *KEYS[5:]]
 FINAL, POWER, EVERY_NETWORK = "networks, final set", "power", "networks, unusable rows too"
 FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of range"}  # those whose answer was flagged so
 LEARNED = "learned"  # memory, predicted by what was learned of other families
@@ -75,7 +76,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
 GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
-Row = dict[str, Any]
+Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
 def table(reference: str = "") -> pd.DataFrame:
@@ -85,22 +86,18 @@ def table(reference: str = "") -> pd.DataFrame:
     """
     models = [registry.load(path) for (device, _), path in registry.model_files(shipped=True).items()
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
-    folders = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
+    machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    lines = [*(line for card in cards.values() for line in of_card(card)),
-             *_of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE), *of_final_set(),
-             *(line for name, folder in folders.items() for line in of_machine(name, folder)),
-             *(line for model in models for line in of_operators(model)), *_of_power(), *_scored(_steps()),
-             *_of_cards(cards, GAINS), *_scored(_gains_of_cpu()),
-             *(line for name, folder in folders.items() for line in _of_labels(name, folder))]
-    return pd.DataFrame(lines, columns=COLUMNS)
+    rows = chain(*map(of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE), of_final_set(),
+                 *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models), _of_power(), _of_steps(),
+                 _of_cards(cards, GAINS), _of_gains(), *(_of_labels(*machine) for machine in machines.items()))
+    scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
+    return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
 
-def _scored(views: Iterable[pd.DataFrame]) -> Iterator[Row]:
-    """Yield the scores (COLUMNS) of rows ``held_out``, those together that are alike in _KEYS."""
-    for rows in views:
-        for scored in score_draws(rows, _KEYS).to_dict("records"):
-            yield row(*(scored[key] for key in _KEYS[:5]), scored, scored["left_out"], scored["source"])
+def _scored(rows: pd.DataFrame, *more: str) -> list[Row]:
+    """Return the scores of rows ``held_out``, those together that are alike in KEYS and ``more``."""
+    return score_draws(rows, [*KEYS, *more]).to_dict("records")
 
 
 def of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
@@ -110,24 +107,23 @@ def of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
     """
     left_out = {"many": "families of timm", "few": "families of the networks that calibrated it",
                 "others": f"each of {choices(card.siblings)}, and families of timm"}
-    for condition, fitted in card.conditions.items():
-        if only not in (None, condition):
-            continue
+    for condition in [only] if only else card.conditions:
+        fitted = card.conditions[condition]
         device, scored = card_model.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
         lines = card_errors.scores(device, NETWORKS)
         wanted = (lines["condition"] == scored) & (fitted.basis != "few")
         for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
             stated = {name: value for name, value in line.items() if not pd.isna(value)}
-            yield row(device, NETWORKS, line["kind"], condition.mode, condition_of_card(scored), {**fitted.scores, **stated},
-                      left_out[fitted.basis], card.source)
+            yield {**fitted.scores, **stated, "device": device, "what": NETWORKS, "mode": condition.mode, "source": card.source,
+                   "condition": condition_of_card(scored), "left_out": left_out[fitted.basis]}
 
 
-def _of_cards(cards: Iterable[str], *wanted: str) -> Iterator[Row]:
+def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
     """Yield further scores of cards: of cards left out, families, gains, and labels that were measured again."""
     for line in (line for device in cards for what in wanted for line in card_errors.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
-        yield row(line["device"], line["what"], line["kind"], line["mode"], condition, line, line["left_out"], "timm")
+        yield {**line, "condition": condition, "source": "timm"}
 
 
 def _of_labels(name: str, folder: Path) -> Iterator[Row]:
@@ -140,8 +136,9 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
                   & (rows["status"] == "ok") & (rows["verdict"] != VERDICTS[-1])]
     for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
         error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
-        yield row(name, NOISE, ALL, mode, condition_of_cpu(memory, int(batch)),
-                  {"mape": error.mean(), "median": error.median(), "n": len(error)}, "none: nothing is predicted", PROJECT)
+        yield {"device": name, "what": NOISE, "kind": ALL, "mode": mode, "condition": condition_of_cpu(memory, int(batch)),
+               "mape": error.mean(), "median": error.median(), "n": len(error), "left_out": "none: nothing is predicted",
+               "source": PROJECT}
 
 
 def of_final_set() -> Iterator[Row]:
@@ -150,8 +147,8 @@ def of_final_set() -> Iterator[Row]:
     needed = ("date", "device", "condition", "mape", "median", "bias", "n", "coverage")
     for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
         mode = "train" if scored["condition"].startswith("train") else "infer"
-        yield row(scored["device"], FINAL, ALL, mode, condition_of_card(scored["condition"]),
-                  {**scored, "cover": scored["coverage"]}, f"final families, opened {scored['date']}", "timm")
+        yield {**scored, "what": FINAL, "kind": ALL, "mode": mode, "condition": condition_of_card(scored["condition"]),
+               "cover": scored["coverage"], "left_out": f"final families, opened {scored['date']}", "source": "timm"}
 
 
 def condition_of_card(name: str) -> str:
@@ -188,19 +185,17 @@ def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
     """
     table = networks.assign(group=networks["family"], case=networks["network"], usable=networks["verdict"] != VERDICTS[-1],
                             left_out="families of torchvision", device=device, source=PROJECT)
-    names = ["device", "mode", "group", "case", "batch_size", "usable", "left_out", "source"]
-    times = frame(**table[names], what=NETWORKS, kind=networks.get("kind", ""), condition=networks["memory"],
-                  measured=networks["latency_ms"], predicted=networks["predicted_ms"], low=networks["low_ms"],
-                  high=networks["high_ms"], out_of_range=networks["outside"] > OUTSIDE)
-    table = table[table["usable"] & (table["memory"] == "default")]
+    times = frame(**table, what=NETWORKS, condition=table["memory"], out_of_range=table["outside"] > OUTSIDE,
+                  measured=table["latency_ms"], predicted=table["predicted_ms"], low=table["low_ms"], high=table["high_ms"])
+    table = table[table["usable"] & (table["memory"] == "default")].assign(kind=ALL)
+    counted = table.assign(condition="weights and tensors", predicted=table["memory_mb"],
+                           left_out="none: nothing of it is fitted")
     tensors_mb = table["memory_mb"] - table["peak_mb"] + table["tensors_mb"]
-    counted = {**table[names], "kind": ALL, "condition": "weights and tensors", "predicted": table["memory_mb"],
-               "left_out": "none: nothing of it is fitted"}
     parts = [times, frame(**counted, what=TENSORS, measured=tensors_mb),
              frame(**counted, what=RESIDENT, measured=table["rss_mb"])]
     if {*_RESIDENT} <= {*table}:
-        ends = dict(zip(("predicted", "low", "high"), (table[name] for name in _RESIDENT), strict=True))
-        parts.append(frame(**table[names], **ends, what=RESIDENT, kind=ALL, condition=LEARNED, measured=table["rss_mb"]))
+        ends = {end: table[name] for end, name in zip(("predicted", "low", "high"), _RESIDENT, strict=True)}
+        parts.append(frame(**table, **ends, what=RESIDENT, condition=LEARNED, measured=table["rss_mb"]))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -210,77 +205,69 @@ def of_machine(name: str, folder: Path) -> Iterator[Row]:
     path = folder / "predictions" / "operators.parquet"
     if path.is_file():
         rows = store.read(path, "held_out")
-        yield from _scored([rows.assign(device=name, what=np.where(rows["out_of_range"], FLAGGED[OPERATORS], OPERATORS))])
+        yield from _scored(rows.assign(device=name, what=np.where(rows["out_of_range"], FLAGGED[OPERATORS], OPERATORS)))
 
 
 def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
-    """Yield the scores of networks on a machine's CPU by allocator, mode, batch size and kind, and of their memory."""
-    yield from _scored(_network_views(network_rows(name, machine_networks(folder))))
+    """Yield the scores of networks on a machine's CPU: together and by kind, with unusable rows, and those flagged.
 
-
-def _network_views(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    """Yield networks together and by kind, with unusable ones, and those that were flagged; and what they took of memory."""
-    networks, usable = rows[rows["what"] == NETWORKS], rows[rows["usable"] & (rows["what"] == NETWORKS)]
-    for view in (usable.assign(kind=ALL), usable[usable["kind"] != ""], networks.assign(kind=ALL, what=EVERY_NETWORK)):
-        yield view.assign(condition=list(map(condition_of_cpu, view["condition"], view["batch_size"])))
-    flagged = usable[usable["out_of_range"].astype(bool)]
-    yield flagged.assign(kind=ALL, what=FLAGGED[NETWORKS], condition=flagged["condition"].map(condition_of_cpu))
-    yield rows[rows["what"] != NETWORKS]
+    Each with its ``batch_size`` and ``memory``; then what they took of memory.
+    """
+    rows = network_rows(name, machine_networks(folder))
+    timed = rows[rows["what"] == NETWORKS]
+    usable = timed[timed["usable"].astype(bool)]
+    flagged = usable[usable["out_of_range"].astype(bool)].assign(what=FLAGGED[NETWORKS], batch_size=0)
+    for view in (usable.assign(kind=ALL), usable[usable["kind"] != ""], timed.assign(kind=ALL, what=EVERY_NETWORK),
+                 flagged.assign(kind=ALL)):
+        for line in _scored(view, "batch_size"):
+            memory = line["condition"]
+            yield {**line, "memory": memory, "condition": condition_of_cpu(memory, line["batch_size"])}
+    yield from _scored(rows[rows["what"] != NETWORKS])
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
     """Yield the scores of a model's own parts, those that are not of another device."""
-    for name, part in model.parts.items():
-        if part.scores and not part.origin:
-            yield of_part(model, name)
+    return (of_part(model, name) for name, part in model.parts.items() if part.scores and not part.origin)
 
 
 def of_part(model: CostModel, name: str) -> Row:
     """Return the scores of one part of a model; of one that another GPU's kernels trained, the errors on GPUs left out."""
-    part, (group, _, passes) = model.parts[name], name.partition(" ")
+    part, (group, _, passes), facts = model.parts[name], name.partition(" "), model.facts
     trained_on = part.origin or model.device
     of_others = model.device == ANY_GPU or (model.chip is not None and trained_on.partition(" ")[0] != model.device)
     left_out = "GPUs, one after another" if of_others else "shapes, in folds"
     costs = dict(zip(getattr(part.regressor, "terms", ()), getattr(part.regressor, "costs", ()), strict=True))
     if costs.get("before", 0.0) > 0:  # calls that were measured earlier, which no user's call has
         left_out += ", their place in the published table known"
-    condition = f"{model.facts['dtype']}, {model.facts['latency_type'].replace('_', ' ')}, {model.facts.get('cache', 'warm')}"
-    return row(trained_on.removeprefix(transfer_cpu.CPU), OPERATORS, group, passes, condition, part.scores, left_out,
-               model.facts.get("source", ""))
+    condition = f"{facts['dtype']}, {facts['latency_type'].replace('_', ' ')}, {facts.get('cache', 'warm')}"
+    return {**part.scores, "device": trained_on.removeprefix(transfer_cpu.CPU), "what": OPERATORS, "kind": group,
+            "mode": passes, "condition": condition, "left_out": left_out, "source": facts.get("source", "")}
 
 
 def _of_power() -> Iterator[Row]:
     for path in power_model.model_files():
         model = power_model.of_device(*registry.key_of(path))
-        yield row(model.device, POWER, "gemm", "infer", model.facts["dtype"], model.part.scores,
-                   "(N, K)", model.facts.get("source", ""))
+        yield {**model.part.scores, "device": model.device, "what": POWER, "kind": "gemm", "mode": "infer",
+               "condition": model.facts["dtype"], "left_out": "(N, K)", "source": model.facts.get("source", "")}
 
 
-def _gains_of_cpu() -> Iterator[pd.DataFrame]:
-    """Yield gains of layouts and element types, of families left out."""
+def _of_gains() -> Iterator[Row]:
+    """Yield the scores of gains of layouts and element types on a CPU, families left out."""
     for path in sorted(cpu_gains.FOLDER.glob("*.json")):
         rows = load(path)
-        yield rows[rows["usable"].astype(bool)].assign(kind=ALL)
+        yield from _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL))
 
 
-def _steps() -> Iterator[pd.DataFrame]:
-    """Yield profiled training steps by the sum of their parts, each group left out."""
+def _of_steps() -> Iterator[Row]:
+    """Yield the scores of profiled training steps by the sum of their parts, each group left out."""
     for path in sorted((registry.SHIPPED / steps.FOLDER).glob("*.csv")):
         table = store.read(path, "steps")
         table = table[table["learner"] == step.SUM_OF_PARTS]
-        group = table["workload"].where(table["split"] == "workload", table["arch"])
-        yield frame(device=path.stem.removeprefix(transfer_cpu.CPU), what=STEPS, kind=ALL, mode="train", group=group,
-                    condition="whole steps, fp32", case=table["run_id"], batch_size=table["batch_size"],
-                    left_out=table["split"].map(_STEP_SPLITS), measured=table["measured_ms"], predicted=table["predicted_ms"],
-                    low=table["low_ms"], high=table["high_ms"], source="profiles of W1 to W7")
-
-
-def row(device: str, what: str, kind: str, mode: str, condition: str, scored: Mapping[str, Any], left_out: str,
-        source: str) -> Row:
-    """Return a row (COLUMNS) of scores: mape, n, and others where they are known, in %; of families each has one vote."""
-    numbers = {shown: float(scored.get(name, np.nan)) for shown, name in (NUMBERS | OF_FAMILIES).items()}
-    return {"device": device, "what": what, "kind": kind, "mode": mode, "condition": condition, **numbers,
-            "n": int(scored["n"]), "left_out": left_out, "source": source}
+        ends = {name: table[f"{name}_ms"] for name in ("measured", "predicted", "low", "high")}
+        yield from _scored(frame(
+            **ends, device=path.stem.removeprefix(transfer_cpu.CPU), what=STEPS, kind=ALL, mode="train", case=table["run_id"],
+            condition="whole steps, fp32", batch_size=table["batch_size"], left_out=table["split"].map(_STEP_SPLITS),
+            group=table["workload"].where(table["split"] == "workload", table["arch"]), source="profiles of W1 to W7"))
 
 
 def case_of(scored: Mapping[str, Any]) -> Any:

@@ -7,17 +7,14 @@ from functools import cache
 from pathlib import Path
 
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS
 from lib.predict.networks import architectures
-from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
-from lib.predict.registry import Predictor
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors
-from lib.predict.trust.errors import Row
+from lib.predict.trust.errors import ALL, ALLOCATORS, NETWORKS, Row
 
-NUMBERS = (*errors.NUMBERS, "n")
-COLUMNS = (*(f"held_out_{name}" for name in NUMBERS), "held_out")
+NUMBERS = {name: errors.SCORES[name] for name in ("mape", "median", "bias", "cover", "n")}
+COLUMNS = (*(f"held_out_{name}" for name in NUMBERS.values()), "held_out")
 _FEW = 10  # networks of a kind, below which those of all kinds are quoted, too
 _PARTS, _LITTLE = 3, 0.05  # of a model that are named; the share of the time below which one is not
 
@@ -32,28 +29,31 @@ class Quote:
     @property
     def columns(self) -> Row:
         """Give COLUMNS."""
-        return {**{f"held_out_{name}": self.numbers.get(name, math.nan) for name in NUMBERS}, COLUMNS[-1]: self.words}
+        return dict(zip(COLUMNS, (*(self.numbers.get(name, math.nan) for name in NUMBERS), self.words), strict=True))
 
 
-def quote(predictor: Predictor, work: Work, passes: Estimate, memory: str = "default") -> Quote:
-    """Return what was held out that is most like an answer; ``memory``: the allocator's of a CPU's passes."""
-    if condition := passes.provenance.condition:
-        card = predictor.card.under(condition)
-        fitted = card.conditions[condition]
-        about = "no network was measured on it so; " if fitted.basis == "others" else ""
-        if fitted.corrected_since:
-            about += f"corrected since by {fitted.corrected_since} of its networks; "
-        return _of_kind(errors.of_card(card, condition), architectures.of_work(work.table), about)
-    if predictor.device_type == "cpu":
-        return _of_calibration(predictor, work.mode, memory) if CALIBRATED in predictor.model.facts else \
-            _of_cpu(predictor, work, memory)
-    return _of_operators(predictor, passes)
+def quote(answer) -> Quote:
+    """Return what was held out that is most like an answer (``advice.query.Answer``) to a question about a network."""
+    gain, of_cpu = answer.passes.provenance.gain, _of_calibration if CALIBRATED in answer.predictor.model.facts else _of_cpu
+    quoted = _of_card(answer) if answer.passes.provenance.condition else of_cpu(answer) \
+        if answer.predictor.device_type == "cpu" else _of_operators(answer)
+    return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}") if gain else quoted
 
 
-def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
-    """Return the row of a kind, and that of all kinds beside it where it is of few, or in its place where it is of none."""
-    of_kinds = {row["kind"]: row for row in rows}
-    of_all = of_kinds[errors.ALL]
+def _of_card(answer) -> Quote:
+    condition = answer.passes.provenance.condition
+    card = answer.predictor.card.under(condition)
+    fitted = card.conditions[condition]
+    about = "no network was measured on it so; " if fitted.basis == "others" else ""
+    if fitted.corrected_since:
+        about += f"corrected since by {fitted.corrected_since} of its networks; "
+    return _of_kind(errors.of_card(card, condition), answer.work, about)
+
+
+def _of_kind(rows: Iterable[Row], work: Work, about: str = "") -> Quote:
+    """Return the row of a network's kind, beside it that of all kinds where it is of few, in its place for want of it."""
+    of_kinds, kind = {row["kind"]: row for row in rows}, architectures.of_work(work.table)
+    of_all = of_kinds[ALL]
     if kind not in of_kinds:
         return _quoted(of_all, f"{about}{f'no {kind} network was held out; ' if len(of_kinds) > 1 else ''}")
     of_kind = of_kinds[kind]
@@ -61,84 +61,75 @@ def _of_kind(rows: Iterable[Row], kind: str, about: str = "") -> Quote:
 
 
 def _quoted(row: Row, about: str = "", more: str = "") -> Quote:
-    return Quote(row, f"{about}{row['kind']} networks on {errors.case_of(row)}: {_errors(row)}{more}; left out: "
-                      f"{row['left_out']} ({row['source']})")
+    return Quote({**row, "n": int(row["n"])}, f"{about}{row['kind']} networks on {errors.case_of(row)}: "
+                                                 f"{_errors(row)}{more}; left out: {row['left_out']} ({row['source']})")
 
 
 def _errors(row: Row) -> str:
-    parts = [f"MAPE {row['mape_pct']:.1f} %, median {row['median_pct']:.1f} %"]
-    if math.isfinite(row["bias_pct"]):
-        parts.append(f"bias {row['bias_pct']:+.1f} %")
-    if math.isfinite(row["coverage_pct"]):
-        parts.append(f"{row['coverage_pct']:.0f} % inside their intervals")
-    return ", ".join([*parts, f"n {row['n']:,}"])
+    """Return the errors of a row in words, those that are known."""
+    forms = {"mape": "MAPE {:.1f} %", "median": "median {:.1f} %", "bias": "bias {:+.1f} %",
+             "cover": "{:.0f} % inside their intervals", "n": "n {:,.0f}"}
+    return ", ".join(form.format(row[name]) for name, form in forms.items() if math.isfinite(row.get(name, math.nan)))
 
 
-def _of_cpu(predictor: Predictor, work: Work, memory: str) -> Quote:
+def _of_cpu(answer) -> Quote:
     """Return the errors of networks on the machine of a CPU's model: of the batch size that is nearest.
 
     Where the heap was not measured they are those of the other one, whose interval the answer has.
     """
-    machines, name = archive.machines(imported=True), predictor.machine or predictor.model.facts.get("machine", "")
-    heap = predictor.composition(work.mode, memory).interval_of or memory
-    sizes, rows = _of_machine(name, machines[name], _written(machines[name]), work.mode, heap) if name in machines else ([], [])
-    if not sizes:
-        return Quote({}, f"no network with the {errors.ALLOCATORS[memory]} was held out on the machine of this model")
+    predictor, work, memory, mode = answer.predictor, answer.work, answer.heap, answer.work.mode
+    name, heap = predictor.machine or predictor.model.facts.get("machine", ""), answer.composition.interval_of or memory
+    folder = archive.machines(imported=True).get(name)
+    rows = [row for row in (_networks_of(name, folder) if folder else ()) if (row["mode"], row["memory"]) == (mode, heap)]
+    if not rows:
+        return Quote({}, f"no network with the {ALLOCATORS[memory]} was held out on the machine of this model")
+    sizes = sorted({row["batch_size"] for row in rows})
     nearest = min(sizes, key=lambda size: abs(math.log(size / work.batch_size)))
-    condition = errors.condition_of_cpu(heap, nearest)
-    about = ("not of this machine: " if predictor.origin else "") + _other_heap(memory, heap) + \
-        ("forward and backward of " if work.mode == "train" else "")
-    return _of_kind([row for row in rows if row["condition"] == condition], architectures.of_work(work.table), about)
+    other_heap = "" if heap == memory else (f"no network was measured with the {ALLOCATORS[memory]}, its interval is that "
+                                            f"with the {ALLOCATORS[heap]}; ")
+    about = ("not of this machine: " if predictor.origin else "") + other_heap + \
+        ("forward and backward of " if mode == "train" else "")
+    return _of_kind([row for row in rows if row["batch_size"] == nearest], work, about)
 
 
-def _other_heap(memory: str, heap: str) -> str:
-    """Return what is said of a heap that was not measured, in whose place another one stands."""
-    return "" if heap == memory else (f"no network was measured with the {errors.ALLOCATORS[memory]}, its interval is that "
-                                      f"with the {errors.ALLOCATORS[heap]}; ")
+def _networks_of(name: str, folder: Path) -> list[Row]:
+    """Return the scores of the networks of a machine, computed once for a file."""
+    path = folder / "predictions" / "networks.csv"
+    return _scores(name, folder, path.stat().st_mtime) if path.is_file() else []
 
 
 @cache
-def _of_machine(name: str, folder: Path, _: float, mode: str, heap: str) -> tuple[list[int], list[Row]]:
-    """Return the batch sizes that usable networks were held out at on a machine, by mode and heap, and the rows of its mode."""
-    networks = errors.machine_networks(folder)
-    usable = networks[(networks["mode"] == mode) & (networks["memory"] == heap) & (networks["verdict"] != VERDICTS[-1])]
-    return [int(size) for size in sorted(set(usable["batch_size"]))], [
-        row for row in errors.of_its_networks(name, folder) if row["what"] == errors.NETWORKS and row["mode"] == mode]
+def _scores(name: str, folder: Path, _: float) -> list[Row]:
+    return [row for row in errors.of_its_networks(name, folder) if row["what"] == NETWORKS]
 
 
-def _written(folder: Path) -> float:
-    path = folder / "predictions" / "networks.csv"
-    return path.stat().st_mtime if path.is_file() else 0.0
-
-
-def _of_calibration(predictor: Predictor, mode: str, memory: str) -> Quote:
+def _of_calibration(answer) -> Quote:
     """Return the errors of the networks that a calibration measured, each left out."""
-    fitted = predictor.composition(mode, memory)
+    fitted, heap = answer.composition, answer.heap
     if not fitted.networks or not fitted.scores:
-        with_heap = f" with the {errors.ALLOCATORS[memory]}" if fitted.networks else ""
+        with_heap = f" with the {ALLOCATORS[heap]}" if fitted.networks else ""
         return Quote({}, f"no network was measured{with_heap} when this machine was calibrated")
-    return _quoted(errors.row(predictor.device, errors.NETWORKS, errors.ALL, mode, errors.condition_of_cpu(memory),
-                                fitted.scores, "each network of the calibration", "measured here"))
+    return _quoted({**fitted.scores, "device": answer.predictor.device, "kind": ALL, "mode": answer.work.mode,
+                    "condition": errors.condition_of_cpu(heap), "left_out": "each network of the calibration",
+                    "source": "measured here"})
 
 
-def _of_operators(predictor: Predictor, passes: Estimate) -> Quote:
+def _of_operators(answer) -> Quote:
     """Return the mean errors of the model's parts, by their shares of the time: no network was measured on the device."""
-    table, model = passes.operators, predictor.model
+    table, model = answer.passes.operators, answer.predictor.model
     times = (table["predicted_ms"] * table["calls"]).groupby(table["part"]).sum().sort_values(ascending=False)
     shares = times / times.sum()
     rows = {name: errors.of_part(model, name) for name in shares.index if model.parts[name].scores}
-    scored = shares[list(rows)]
-    text = [f"{name} {share:.0%}{_whose(model.parts[name].origin)}: "
-            + (f"MAPE {rows[name]['mape_pct']:.1f} %, n {rows[name]['n']:,}" if name in rows else "nothing measured")
-            for name, share in shares.head(_PARTS).items() if share > _LITTLE]
+    text = []
+    for name, share in shares.head(_PARTS)[lambda shares: shares > _LITTLE].items():
+        by, row = model.parts[name].origin, rows.get(name)
+        scored = f"MAPE {row['mape']:.1f} %, n {row['n']:,.0f}" if row else "nothing measured"
+        text.append(f"{name} {share:.0%}{f' (by {by})' if by else ''}: {scored}")
     words = f"no network was measured there; of its operators, by share of the time: {'; '.join(text)}"
-    if not len(scored):
+    if not rows:
         return Quote({}, words)
-    means = {name: float(sum(share * rows[part][name] for part, share in scored.items()) / scored.sum())
+    weights = shares[list(rows)] / shares[list(rows)].sum()
+    means = {name: float(sum(weights[part] * row.get(name, math.nan) for part, row in rows.items()))
              for name in NUMBERS if name != "n"}
     left_out = "; ".join(dict.fromkeys(f"{row['left_out']} ({row['source']})" for row in rows.values()))
-    return Quote({**means, "n": sum(row["n"] for row in rows.values())}, f"{words}; left out: {left_out}")
-
-
-def _whose(origin: str) -> str:
-    return f" (by {origin})" if origin else ""
+    return Quote({**means, "n": int(sum(row["n"] for row in rows.values()))}, f"{words}; left out: {left_out}")

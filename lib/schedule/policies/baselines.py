@@ -1,17 +1,17 @@
-"""The baselines: small functions of the state and the predictions, named in ``BASELINES``."""
+"""The baselines: small policies of the state and the predictions, named in ``BASELINES``."""
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
-from statistics import fmean
 
 import numpy as np
 
 from lib.schedule import bounds
-from lib.schedule.policies.greedy import NOTHING_STARTS, greedy
+from lib.schedule.policies.greedy import NOTHING_STARTS, Greedy, Key
 from lib.schedule.policies.queues import Queues
+from lib.schedule.problem import Fleet
 from lib.schedule.state import Action, CoreBudget, Policy, Predict, Start, State, refining
 
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
@@ -19,51 +19,28 @@ MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
 # ------------------------------------------------------------------------------------------ one pool of jobs
 
 
-def _in_order(job: int, count: int, device_type: int, row: list[float]) -> float:
-    return count
+def _fastest_type(fleet: Fleet, times: np.ndarray) -> np.ndarray:
+    return times.argmin(axis=1)[:, None] == np.arange(times.shape[1])
 
 
-def _fastest_type(row: list[float]) -> tuple[int, ...]:
-    return (row.index(min(row)),)
+def _cpu(fleet: Fleet, times: np.ndarray, cpu: bool = True) -> np.ndarray:
+    """Return the CPUs, or else the types that are none; all types for a job that can run on none of those."""
+    preferred = fleet.cpu == cpu
+    return preferred | ~((times < inf) & preferred).any(axis=1)[:, None]
 
 
-def first_come(state: State, predict: Predict) -> list[Action]:
-    """First come, first served, on the fastest free device."""
-    return greedy(state, predict, _in_order)
+def shortest(jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return the shortest time of each job."""
+    return times.min(axis=1, keepdims=True)
 
 
-def fastest(state: State, predict: Predict) -> list[Action]:
-    """First come, first served, each job only on its fastest type."""
-    return greedy(state, predict, _in_order, _fastest_type)
+def short_and_apt(jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return time x (time / shortest): small for jobs that are short here, and shorter here than elsewhere."""
+    with np.errstate(over="ignore", under="ignore"):
+        return times * times / times.min(axis=1, keepdims=True)
 
 
-def _only(state: State, predict: Predict, cpu: bool) -> list[Action]:
-    preferred = np.flatnonzero(state.fleet.cpu == cpu).tolist()
-
-    def allowed(row: list[float]) -> Sequence[int]:
-        return [number for number in preferred if row[number] < inf] or range(len(row))
-
-    return greedy(state, predict, _in_order, allowed)
-
-
-def cpu_only(state: State, predict: Predict) -> list[Action]:
-    """First come, first served, on CPUs; a job that no CPU can run goes where it can."""
-    return _only(state, predict, cpu=True)
-
-
-def gpu_only(state: State, predict: Predict) -> list[Action]:
-    """First come, first served, on devices that are no CPU; a job that none of them can run goes where it can."""
-    return _only(state, predict, cpu=False)
-
-
-def shortest_first(state: State, predict: Predict) -> list[Action]:
-    """Start the shortest waiting job first, by its shortest time, on the fastest free device."""
-    return greedy(state, predict, lambda job, count, device_type, row: min(row))
-
-
-def affinity(state: State, predict: Predict) -> list[Action]:
-    """Start the job with the least time x (time / shortest) first: short here, and shorter here than elsewhere."""
-    return greedy(state, predict, lambda job, count, device_type, row: row[device_type] * row[device_type] / min(row))
+affinity = Greedy(key=short_and_apt)
 
 
 @dataclass
@@ -71,22 +48,28 @@ class _SizeSplit:
     """The longest times of the jobs so far, in order; the types, the slowest first; their cumulative shares of devices."""
 
     sizes: list[float]
-    order: list[int]
-    shares: list[float]
+    order: np.ndarray
+    shares: np.ndarray
 
     @classmethod
     def at_start(cls, state: State, predict: Predict) -> "_SizeSplit":
         """Return the split of no jobs yet, with the types in the order of the median times of waiting jobs."""
-        rows = np.array([predict.row(job) for job in state.waiting] or [[1.0] * len(state.fleet.types)])
+        rows = predict.table[list(state.waiting)]
         finite = [column[np.isfinite(column)] for column in rows.T]
-        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable").tolist()
-        return cls([], order, (np.cumsum(state.fleet.counts[order]) / len(state.fleet)).tolist())
+        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable")
+        return cls([], order, np.cumsum(state.fleet.counts[order]) / len(state.fleet))
 
-    def allowed(self, row: list[float]) -> list[int]:
-        """Return the type for a job of these times, or the fastest on which it can run."""
-        share = bisect_left(self.sizes, max(time for time in row if time < inf)) / len(self.sizes)
-        chosen = self.order[min(bisect_left(self.shares, share + 1e-12), len(self.order) - 1)]
-        return [chosen] if row[chosen] < inf else [number for number in self.order if row[number] < inf][-1:]
+    def allowed(self, fleet: Fleet, times: np.ndarray) -> np.ndarray:
+        """Return the type for jobs of these times, or the fastest on which they can run."""
+        share = np.searchsorted(self.sizes, _longest(times)) / len(self.sizes)
+        place = np.minimum(np.searchsorted(self.shares, share + 1e-12), len(self.order) - 1)[:, None]
+        able, places = np.isfinite(times[:, self.order]), np.arange(len(self.order))
+        last = np.where(able, places, -1).max(axis=1, keepdims=True)
+        return (np.where(np.take_along_axis(able, place, 1), place, last) == places)[:, np.argsort(self.order)]
+
+
+def _longest(times: np.ndarray) -> np.ndarray:
+    return times.max(axis=1, where=np.isfinite(times), initial=0.0)
 
 
 def by_size(state: State, predict: Predict) -> list[Action]:
@@ -96,50 +79,52 @@ def by_size(state: State, predict: Predict) -> list[Action]:
     """
     new = state.new_jobs(_SizeSplit)
     split = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
-    for job in new:
-        insort(split.sizes, max(time for time in predict.row(job) if time < inf))
-    return greedy(state, predict, _in_order, split.allowed)
+    for size in _longest(predict.table[new]).tolist():
+        insort(split.sizes, size)
+    return Greedy(allowed=split.allowed)(state, predict)
 
 
 # ------------------------------------------------------------------------------------------ a queue per device
 
 
-def _bind(state: State, predict: Predict, order: Callable[[list[int]], list[int]]) -> list[Action]:
-    """Bind arriving jobs, in an order, to the device where they end first; a freed device corrects what is expected of it."""
-    freed, new = state.freed if Queues in state.memory else [], state.new_jobs(Queues)
-    queues = state.recall(Queues, lambda: Queues(state))
-    for device in freed:
-        queues.expect(device, state.now_s + queues.load_s[device])
-    devices = {device for device in freed if queues.jobs[device]} | queues.blocked
-    for job in order(new):
-        row = [time + setup for time, setup in zip(predict.row(job), state.setup_s, strict=True)]
-        end_s, device_type, device = queues.earliest(state, row)
-        queues.put(job, device, row[device_type], end_s)
-        devices.add(device)
-    queues.blocked = set()
-    actions, budget = [], CoreBudget(state)
-    for device in sorted(devices):
-        device_type, job = state.type_of[device], queues.jobs[device][0]
-        if device not in state.free[device_type]:
-            continue
-        if budget.take(job, device_type):
-            actions.append(Start(queues.pop(device, predict(job, device_type) + state.setup_s[device_type]), device))
-        else:
-            queues.blocked.add(device)
-    return actions or (NOTHING_STARTS if state.waiting else [])
+def _longest_mean(jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
+    return -times.mean(axis=1, where=np.isfinite(times))
 
 
-def earliest_finish(state: State, predict: Predict) -> list[Action]:
-    """Bind each arriving job to the device where it is expected to end first (StarPU's dmda)."""
-    return _bind(state, predict, lambda jobs: jobs)
+@dataclass(frozen=True)
+class Bind:
+    """Bind arriving jobs to the device where they are expected to end first, those with the smallest ``turn`` first.
 
+    A device that becomes free corrects what is expected of it.
+    """
 
-def longest_first(state: State, predict: Predict) -> list[Action]:
-    """Bind jobs, the longest on average first, to the device where they end first (HEFT for independent tasks)."""
-    def mean(job: int) -> float:
-        return fmean(time for time in predict.row(job) if time < inf)
+    turn: Key | None = None
 
-    return _bind(state, predict, lambda jobs: sorted(jobs, key=mean, reverse=True))
+    def __call__(self, state: State, predict: Predict) -> list[Action]:
+        """Return the starts."""
+        freed, new = state.freed if Queues in state.memory else [], state.new_jobs(Queues)
+        queues = state.recall(Queues, lambda: Queues(state))
+        for device in freed:
+            queues.expect(device, state.now_s + queues.load_s[device])
+        devices = {device for device in freed if queues.jobs[device]} | queues.blocked
+        if self.turn and new:
+            new = np.array(new)[np.argsort(self.turn(new, predict.table[new]), kind="stable")].tolist()
+        for job in new:
+            row = [time + setup for time, setup in zip(predict.row(job), state.setup_s, strict=True)]
+            end_s, device_type, device = queues.earliest(state, row)
+            queues.put(job, device, row[device_type], end_s)
+            devices.add(device)
+        queues.blocked = set()
+        actions, budget = [], CoreBudget(state)
+        for device in sorted(devices):
+            device_type, job = state.type_of[device], queues.jobs[device][0]
+            if device not in state.free[device_type]:
+                continue
+            if budget.take(job, device_type):
+                actions.append(Start(queues.pop(device, predict(job, device_type) + state.setup_s[device_type]), device))
+            else:
+                queues.blocked.add(device)
+        return actions or (NOTHING_STARTS if state.waiting else [])
 
 
 # ------------------------------------------------------------------------------------------ a matching
@@ -189,7 +174,8 @@ def _solved(state: State, predict: Predict) -> MatchingPlan:
     return plan
 
 
+# first come first served on any device, on the fastest type, on CPUs or on others; StarPU's dmda; HEFT of independent tasks
 BASELINES: dict[str, Policy] = {
-    "cpu-only": cpu_only, "gpu-only": gpu_only, "fastest": fastest, "first-come": first_come, "by-size": by_size,
-    "earliest-finish": earliest_finish, "longest-first": longest_first, "shortest-first": shortest_first, "affinity": affinity,
-    "matching": matching}
+    "cpu-only": Greedy(allowed=_cpu), "gpu-only": Greedy(allowed=partial(_cpu, cpu=False)),
+    "fastest": Greedy(allowed=_fastest_type), "first-come": Greedy(), "by-size": by_size, "earliest-finish": Bind(),
+    "longest-first": Bind(_longest_mean), "shortest-first": Greedy(key=shortest), "affinity": affinity, "matching": matching}

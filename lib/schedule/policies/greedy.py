@@ -1,13 +1,17 @@
 """Starting waiting jobs on free devices, always the best pair by a key: what most baselines are made of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from lib.schedule.policies.queues import Entry, LazyHeap
+from lib.schedule.problem import Fleet
 from lib.schedule.state import Action, CoreBudget, Predict, Start, State, Wait
 
-Key = Callable[[int, int, int, list[float]], float]  # (job, order of arrival, device type, times on all types)
-Allowed = Callable[[list[float]], Iterable[int]]  # times on all types -> the types that the job may take
+Key = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers of jobs, their times (jobs, types) -> keys (jobs, types)
+Allowed = Callable[[Fleet, np.ndarray], np.ndarray]  # fleet, times (jobs, types) -> the types that each job may take
 NOTHING_STARTS = [Wait("every job waits for a device that it was given")]
 
 
@@ -21,10 +25,7 @@ class _Ready:
     def first(self, state: State, device_type: int, budget: CoreBudget, valid: Callable[[Entry], bool],
               aside: list[tuple[int, Entry]]) -> Entry | None:
         """Return the first job for a type that fits the cores that are left; wider jobs are put ``aside``."""
-        heap = self.heaps[device_type]
-        if budget.left == inf:
-            return heap.first(valid)
-        cpu = state.fleet.cpu[device_type]
+        heap, cpu = self.heaps[device_type], state.fleet.cpu[device_type]
         if not cpu and not budget.fits(self.least_cores):
             return None
         while (entry := heap.first(valid)) and not budget.has(entry[2], device_type):
@@ -34,35 +35,51 @@ class _Ready:
         return entry
 
 
-def greedy(state: State, predict: Predict, key: Key, allowed: Allowed | None = None) -> list[Action]:
+@dataclass(frozen=True)
+class Greedy:
     """Start waiting jobs on free devices, always the pair with the smallest key, and of equal keys the shortest time.
 
-    A job that needs more host cores than are free lets others go first.
+    By default jobs start in the order in which they arrive, on any type that can run them. A job that needs more host cores
+    than are free lets others go first.
     """
-    waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
-    new = state.new_jobs(_Ready)
-    ready = state.recall(_Ready, lambda: _Ready(state))
-    for job in new:
-        row = predict.row(job)
-        ready.count += 1
-        ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[job])
-        for device_type in range(len(row)) if allowed is None else allowed(row):
-            if row[device_type] < inf:
-                ready.heaps[device_type].push((key(job, ready.count, device_type, row), row[device_type], job))
 
-    def valid(entry: Entry) -> bool:
-        return entry[2] in waiting and entry[2] not in started
+    key: Key | None = None
+    allowed: Allowed | None = None
 
-    idle = {device_type: state.idle(device_type, len(waiting))[::-1] for device_type, free in enumerate(state.free) if free}
-    while True:
-        firsts = [(*entry, device_type) for device_type, devices in idle.items()
-                  if devices and (entry := ready.first(state, device_type, budget, valid, aside))]
-        if not firsts:
-            break
-        _, _, job, device_type = min(firsts)
-        budget.take(job, device_type)
-        started.add(job)
-        actions.append(Start(job, idle[device_type].pop()))
-    for device_type, entry in aside:
-        ready.heaps[device_type].push(entry)
-    return actions or (NOTHING_STARTS if waiting else [])
+    def tables(self, fleet: Fleet, jobs: np.ndarray, times: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return the keys, None for the order of arrival, and the times, inf where a job may not run (jobs, types)."""
+        key = self.key and np.broadcast_to(self.key(jobs, times), times.shape)
+        return key, times if self.allowed is None else np.where(self.allowed(fleet, times), times, inf)
+
+    def _add(self, ready: _Ready, state: State, predict: Predict, jobs: list[int]) -> None:
+        if not jobs:
+            return
+        key, times = self.tables(state.fleet, np.array(jobs), predict.table[jobs])
+        ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[jobs].min())
+        for number, (job, row) in enumerate(zip(jobs, times.tolist(), strict=True)):
+            ready.count += 1
+            keys = [ready.count] * len(row) if key is None else key[number].tolist()
+            for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
+                if seconds < inf:
+                    heap.push((first, seconds, job))
+
+    def __call__(self, state: State, predict: Predict) -> list[Action]:
+        """Return the starts."""
+        waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
+        new = state.new_jobs(_Ready)
+        ready = state.recall(_Ready, lambda: _Ready(state))
+        self._add(ready, state, predict, new)
+
+        def valid(entry: Entry) -> bool:
+            return entry[2] in waiting and entry[2] not in started
+
+        idle = {device_type: state.idle(device_type, len(waiting))[::-1] for device_type, free in enumerate(state.free) if free}
+        while firsts := [(*entry, device_type) for device_type, devices in idle.items()
+                         if devices and (entry := ready.first(state, device_type, budget, valid, aside))]:
+            _, _, job, device_type = min(firsts)
+            budget.take(job, device_type)
+            started.add(job)
+            actions.append(Start(job, idle[device_type].pop()))
+        for device_type, entry in aside:
+            ready.heaps[device_type].push(entry)
+        return actions or (NOTHING_STARTS if waiting else [])

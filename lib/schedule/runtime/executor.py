@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from lib import locks
 from lib.errors import InputError, choices, is_no_space
 from lib.progress import track
 from lib.schedule.contention import Contention
-from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.schedule.runtime.engine.engine import TICK_S, Engine
+from lib.schedule.problem import Jobs, Problem
+from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
 
@@ -31,7 +33,6 @@ class PreparedJobs:
     specs: Sequence[Spec]
     jobs: Jobs
     slots: Sequence[Slot]
-    fleet: Fleet
     predicted_s: np.ndarray
     policy: Policy
     name: str = ""
@@ -39,10 +40,23 @@ class PreparedJobs:
     contention: Contention | None = None
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def problem(self) -> Problem:
         """Return the jobs as a problem whose predictions are exact."""
-        return Problem(self.jobs, self.fleet, self.predicted_s, self.predicted_s)
+        return Problem(self.jobs, fleet_of(self.slots), self.predicted_s, self.predicted_s)
+
+    def contention_of(self, types: tuple[str, ...]) -> Contention | None:
+        """Return how jobs slow each other down on some of the device types, if known."""
+        return self.contention and self.contention.subset([self.problem.fleet.types.index(name) for name in types])
+
+
+class _Progress(Observer):
+    def __init__(self, total: int):
+        self._steps = iter(track(range(total), "jobs"))
+
+    def ended(self, *_: object) -> None:
+        """Count a job."""
+        next(self._steps)
 
 
 def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
@@ -54,42 +68,30 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
     happen at least once: a job that is killed between its effect and its entry runs again. Raises InputError when another
     process runs it, the journal is of other jobs, a disk is full, or a job can run nowhere.
     """
-    specs, jobs, fleet, path = prepared.specs, prepared.jobs, prepared.fleet, folder / JOURNAL
-    rows = dict(zip((spec.job_id for spec in specs), prepared.problem.feasible_s.tolist(), strict=True))
-    device = {slot.name: number for number, slot in enumerate(prepared.slots)}
+    problem, path = prepared.problem, folder / JOURNAL
+    rows = dict(zip(problem.jobs.ids, problem.feasible_s.tolist(), strict=True))
 
-    def site_of(present: tuple[Slot, ...]) -> tuple[Fleet, Contention | None]:
-        part, types = fleet.subset([device[slot.name] for slot in present])
-        return part, prepared.contention and prepared.contention.subset(types)
+    def predicted_s(spec: Spec, device_type: str) -> float:
+        return rows[spec.job_id][problem.fleet.types.index(device_type)]
 
-    with locks.writer(path), closing(Journal(path, specs, again)) as journal:
-        engine = Engine(journal, prepared.policy, lambda spec, name: rows[spec.job_id][fleet.types.index(name)], site_of,
-                        limits or Limits(), prepared.spawn, tick_s=TICK_S)
-        ended = journal.ended()
-        for job in np.argsort(jobs.arrival_s, kind="stable").tolist():
-            if specs[job].job_id not in ended:
-                engine.add(Entry.from_jobs(specs[job], jobs, job))
+    with locks.writer(path), closing(Journal(path, prepared.specs, again)) as journal:
+        ended, order = journal.ended(), np.argsort(problem.jobs.arrival_s, kind="stable").tolist()
+        todo = [job for job in order if prepared.specs[job].job_id not in ended]
+        engine = Engine(journal, prepared.policy, predicted_s, limits, prepared.spawn, _Progress(len(todo)),
+                        prepared.contention_of)
+        for job in todo:
+            engine.add(Entry.from_jobs(prepared.specs[job], problem.jobs, job))
         for slot in prepared.slots:
-            engine.join(slot)
-        engine.run(_until_empty(engine))
+            engine.add_slot(slot)
+        engine.run(lambda: _is_empty(engine))
         return journal.attempts(), journal.results(), list(engine.slots.notes)
 
 
-def _until_empty(engine: Engine) -> Callable[[], bool]:
-    """Return whether every job has ended, as a function; it raises InputError where no slot is left for some."""
-    total = engine.left
-    progress, seen = iter(track(range(total), "jobs")), 0
-
-    def empty() -> bool:
-        nonlocal seen
-        for _ in range(total - engine.left - seen):
-            next(progress)
-        seen, left = total - engine.left, engine.left
-        stranded = engine.stranded if len(engine.slots) else [*engine.waiting.values(), *engine.upcoming]
-        if left and left == len(stranded):
-            names = choices(entry.job_id for entry in stranded[:3])
-            raise InputError(f"no slot is left for {left} jobs, such as {names}; the same call again resumes where this one "
-                             f"ended ({'; '.join(list(engine.slots.notes)[-3:])})")
-        return not left
-
-    return empty
+def _is_empty(engine: Engine) -> bool:
+    """Return whether every job has ended. Raises InputError where no slot is left for some."""
+    left, stranded = engine.left, engine.stranded if len(engine.slots) else [*engine.waiting.values(), *engine.upcoming]
+    if left and left == len(stranded):
+        names = choices(entry.job_id for entry in stranded[:3])
+        raise InputError(f"no slot is left for {left} jobs, such as {names}; the same call again resumes where this one "
+                         f"ended ({'; '.join(list(engine.slots.notes)[-3:])})")
+    return not left

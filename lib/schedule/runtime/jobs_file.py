@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from lib.schedule import bounds, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs
+from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, interference, run_record
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
@@ -32,63 +32,52 @@ _GUESS_S = 10.0
 _BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what a run's folder holds before its journal
 
 
-@dataclass(frozen=True)
-class Probes:
-    """By (workload, device type): ``times`` (setup_s, step_s), or in ``failed`` the reason why there are none."""
-
-    times: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    failed: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def notes(self, workload_id: str = "") -> list[str]:
-        """Return where a workload (empty: each) could not be probed, and why, one line each."""
-        return [f"{name} could not be probed on {device_type}: {reason}" for (name, device_type), reason in self.failed.items()
-                if workload_id in ("", name)]
+Probes = dict[tuple[str, str], dict[str, float] | str]  # (workload, device type) -> setup_s and step_s, or why there are none
 
 
-def _probe(workloads: Sequence[str], site: Site, fleet: Fleet, folder: Path, alone: bool) -> Probes:
+def _probe(workloads: Sequence[str], site: Site, folder: Path, alone: bool) -> Probes:
     """Return the set-up and the step, in s, of each workload on each device type, or why there are none.
 
     ``alone``: one slot at a time, because contention is known and added later; else all slots of a type work at once, as in
     the run. Results stay in ``folder``; a failed probe is tried again by the next call.
     """
-    names, probes = tuple(dict.fromkeys(workloads)), Probes()
+    names, probes, fleet = tuple(dict.fromkeys(workloads)), {}, fleet_of(site.slots)
     specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}) for name in names]
     for number, device_type in enumerate(fleet.types if names else ()):
         slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:1 if alone else None])
         part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{'-alone' if alone else ''}"
         jobs, guess_s = replace(Jobs.plain(len(names)), ids=names), np.full((len(names), 1), _GUESS_S)
-        prepared = PreparedJobs(specs, jobs, slots, fleet_of(slots), guess_s, registry.policy("first-come"), spawn=site.spawn)
+        prepared = PreparedJobs(specs, jobs, slots, guess_s, registry.policy("first-come"), spawn=site.spawn)
         _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
-        for row in ends.itertuples():
-            if row.status == "done":
-                probes.times[row.job_id, device_type] = row.result
-            else:
-                probes.failed[row.job_id, device_type] = row.reason
+        probes |= {(row.job_id, device_type): row.result if row.status == "done" else
+                   f"{row.job_id} could not be probed on {device_type}: {row.reason}" for row in ends.itertuples()}
     return probes
 
 
-def _of_notebook(spec: Spec, durations: Durations, device_type: str) -> Duration:
-    """Return how long the notebook of a job should take."""
-    return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
+def duration(spec: Spec, device_type: str, probes: Probes, durations: Durations) -> Duration:
+    """Return how long a job should take on a device type, inf with the reason if its workload could not be probed there."""
+    if "path" in spec.arguments:
+        return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
+    times = probes[spec.arguments["workload_id"], device_type]
+    if isinstance(times, str):
+        return Duration(np.inf, times)
+    return Duration(times["setup_s"] + times["step_s"] * spec.arguments["steps"], "a probe")
 
 
-def predicted_s(specs: Sequence[Spec], probes: Probes, site: Site, fleet: Fleet, durations: Durations) -> np.ndarray:
-    """Return predicted seconds (jobs, types), inf where a job cannot run or its workload could not be probed.
+def predicted(specs: Sequence[Spec], probes: Probes, site: Site, durations: Durations) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return predicted seconds (jobs, types), inf where a job cannot run or be probed, and notes of guesses and failed probes.
 
     Raises InputError, with the reasons, for a job whose workload could not be probed where it can run.
     """
-    table = np.full((len(specs), len(fleet.types)), np.inf)
-    for job, spec in enumerate(specs):
-        for number, device_type in enumerate(fleet.types):
-            if "workload_id" not in spec.arguments:
-                table[job, number] = _of_notebook(spec, durations, device_type).seconds
-            elif times := probes.times.get((spec.arguments["workload_id"], device_type)):
-                table[job, number] = times["setup_s"] + times["step_s"] * spec.arguments["steps"]
-    table = np.where(site.able, table, np.inf)
+    types = fleet_of(site.slots).types
+    rows = [[duration(spec, name, probes, durations) for name in types] for spec in specs]
+    table = np.where(site.able, [[seconds for seconds, _ in row] for row in rows], np.inf)
     for job in np.flatnonzero(np.isinf(table).all(axis=1)):
-        why = choices(probes.notes(specs[job].arguments["workload_id"]))
-        raise InputError(f"no slot can run job {specs[job].job_id!r}: {why}; the same call again probes anew what failed")
-    return table
+        reasons = choices(source for seconds, source in rows[job] if seconds == np.inf)
+        raise InputError(f"no slot can run job {specs[job].job_id!r}: {reasons}; the same call again probes anew what failed")
+    guesses = [f"{spec.job_id} on {name}: {seconds:g} s is {source}" for spec, row in zip(specs, rows, strict=True)
+               for name, (seconds, source) in zip(types, row, strict=True) if "guess" in source]
+    return table, (*(probe for probe in probes.values() if isinstance(probe, str)), *guesses)
 
 
 def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
@@ -145,10 +134,10 @@ def _probed(classes: Sequence[str], workloads: Sequence[str], site: Site, out: P
     """
     from lib.measure import machine
 
-    fleet = fleet_of(site.slots)
     table = interference.newest(machine.ids()["hardware_id"]) if site.spawn is ProcessWorker else None
-    contention = None if table is None else Contention.from_table(table, tuple(dict.fromkeys(classes)), fleet.types)
-    return contention, _probe(workloads, site, fleet, out, contention is not None)
+    contention = table if table is None else Contention.from_table(table, tuple(dict.fromkeys(classes)),
+                                                                   fleet_of(site.slots).types)
+    return contention, _probe(workloads, site, out, contention is not None)
 
 
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
@@ -157,15 +146,11 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
 
     Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is probed.
     """
-    policy, (specs, jobs), durations = registry.aimed(name, objective), read(path, out), Durations()
-    site = site_of(jobs, count)
-    workloads = [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
+    policy, (specs, jobs) = registry.aimed(name, objective), read(path, out)
+    site, workloads = site_of(jobs, count), [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
-    fleet = fleet_of(site.slots)
-    notes = [f"{spec.job_id} on {name}: {seconds:g} s is {source}" for spec in specs if "path" in spec.arguments
-             for name in fleet.types for seconds, source in [_of_notebook(spec, durations, name)] if "guess" in source]
-    return PreparedJobs(specs, jobs, site.slots, fleet, predicted_s(specs, probes, site, fleet, durations), policy, name,
-                        site.spawn, contention, (*probes.notes(), *notes))
+    predicted_s, notes = predicted(specs, probes, site, Durations())
+    return PreparedJobs(specs, jobs, site.slots, predicted_s, policy, name, site.spawn, contention, notes)
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -> Path:
@@ -178,9 +163,9 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
     _, probes = _probed(names, names, site := local_site(Jobs.plain(count)), out)
     device_type, long_s, rows = fleet_of(site.slots).types[0], np.random.default_rng(0).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
-        if (name, device_type) not in probes.times:
-            raise InputError(choices(probes.notes(name)))
-        times = probes.times[name, device_type]
+        times = probes[name, device_type]
+        if isinstance(times, str):
+            raise InputError(times)
         steps = max(1, round((long_s[number] - times["setup_s"]) / times["step_s"]))
         rows.append({"job_id": f"{name}-{number}", "workload_id": name, "steps": steps})
     return files.create(out / "jobs.csv", pd.DataFrame(rows).to_csv(index=False).encode())

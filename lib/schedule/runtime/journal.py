@@ -28,12 +28,10 @@ CREATE TABLE attempts (job_id TEXT NOT NULL REFERENCES jobs, attempt INTEGER NOT
                        PRIMARY KEY (job_id, attempt));
 CREATE TABLE ends (job_id TEXT PRIMARY KEY REFERENCES jobs, status TEXT NOT NULL, reason TEXT NOT NULL, result TEXT NOT NULL,
                    attempt INTEGER NOT NULL, end_s REAL NOT NULL);
-"""
-_OPEN_TABLES = """
 CREATE TABLE submits (number INTEGER PRIMARY KEY, job_id TEXT NOT NULL UNIQUE REFERENCES jobs, memory_mb REAL NOT NULL,
                       cpu_cores REAL NOT NULL, priority INTEGER NOT NULL, deadline_s REAL, at_s REAL NOT NULL);
 CREATE TABLE cancels (job_id TEXT PRIMARY KEY REFERENCES jobs, at_s REAL NOT NULL);
-"""  # of an open list
+"""
 _END_ATTEMPT = "UPDATE attempts SET end_s = ?, status = ?, reason = ? WHERE job_id = ? AND attempt = ?"
 
 
@@ -76,6 +74,7 @@ class Entry:
     attempt: int = 0  # the latest
     seconds: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
+    number: int = -1  # in the view
 
     @property
     def job_id(self) -> str:
@@ -101,7 +100,7 @@ class Journal:
         holds is tried again, as if it had never been tried.
         """
         files.folder(path.parent)
-        self.path, self._lock = path, threading.RLock()
+        self.path, self._lock, self._inode = path, threading.RLock(), 0
         with files.writing(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, files.PRIVATE))
             path.chmod(files.PRIVATE)  # of an older file too; SQLite gives its other files the same mode
@@ -119,7 +118,7 @@ class Journal:
 
     def _create(self, specs: Sequence[Spec] | None) -> None:
         """Fill the journal in one transaction: if it is killed before the end, the file is empty, and no journal yet."""
-        for statement in f"{_TABLES}{_OPEN_TABLES}".split(";"):
+        for statement in _TABLES.split(";"):
             self._base.execute(statement)
         self._base.execute("INSERT INTO facts VALUES ('version', ?)", (str(_VERSION),))
         self._base.executemany("INSERT INTO jobs VALUES (?, ?)", [(spec.job_id, spec.as_text()) for spec in specs or ()])
@@ -127,11 +126,7 @@ class Journal:
 
     def _resume(self, specs: Sequence[Spec] | None, again: Callable[[str], bool]) -> None:
         facts = dict(self._base.execute("SELECT name, value FROM facts"))
-        if facts.get("version") == "1":  # it has a fixed list
-            for statement in _OPEN_TABLES.split(";"):
-                self._base.execute(statement)
-            self._base.execute("UPDATE facts SET value = ? WHERE name = 'version'", (str(_VERSION),))
-        elif facts.get("version") != str(_VERSION):
+        if facts.get("version") != str(_VERSION):
             raise InputError(f"{self.path} is a journal of version {facts.get('version', '?')}, this is version "
                              f"{_VERSION}; give another folder")
         if (specs is None) != (facts.get("list") == "open"):
@@ -143,10 +138,10 @@ class Journal:
         self._base.execute("UPDATE attempts SET status = 'lost', reason = 'the run was killed', end_s = start_s "
                            "WHERE status = 'running'")
         failed = self._base.execute("SELECT job_id, reason FROM ends WHERE status = 'failed'").fetchall()
-        for job_id in (job_id for job_id, reason in failed if again(reason)):
-            self._base.execute("DELETE FROM ends WHERE job_id = ?", (job_id,))
-            self._base.execute("UPDATE attempts SET status = 'lost' WHERE job_id = ? AND status IN ('retried', 'failed')",
-                               (job_id,))
+        retried = [(job_id,) for job_id, reason in failed if again(reason)]
+        self._base.executemany("DELETE FROM ends WHERE job_id = ?", retried)
+        self._base.executemany("UPDATE attempts SET status = 'lost' WHERE job_id = ? AND status IN ('retried', 'failed')",
+                               retried)
 
     @contextmanager
     def _one_line(self) -> Iterator[None]:
@@ -161,6 +156,10 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Begin and commit; InputError if the journal's file was removed or replaced: new entries would be lost with it."""
+        if self._inode and not (self.path.exists() and self.path.stat().st_ino == self._inode):
+            raise UnwritableError(f"{self.path} was removed while the run went on, and with it what was noted; the same call "
+                                  "again begins anew")
         with self._lock, self._one_line():
             self._base.execute("BEGIN IMMEDIATE")
             try:
@@ -175,15 +174,8 @@ class Journal:
         with self._lock, self._one_line():
             return self._base.execute(query).fetchall()
 
-    def check_there(self) -> None:
-        """Raise InputError if the journal's file was removed or replaced: new entries would be lost with it."""
-        if not self.path.exists() or self.path.stat().st_ino != self._inode:
-            raise UnwritableError(f"{self.path} was removed while the run went on, and with it what was noted; the same call "
-                                  "again begins anew")
-
     def submit(self, entry: Entry) -> bool:
         """Note a new job of an open list; False if it is known already, InputError if that was another job."""
-        self.check_there()
         job_id, text = entry.job_id, entry.spec.as_text()
         with self._transaction():
             recorded = self._base.execute("SELECT spec FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
@@ -204,7 +196,6 @@ class Journal:
         return self._change("UPDATE submits SET priority = :value WHERE job_id = :job_id", job_id, priority)
 
     def _change(self, statement: str, job_id: str, value: float) -> bool:
-        self.check_there()
         with self._transaction():
             opens = self._base.execute("SELECT 1 FROM jobs WHERE job_id = :job_id AND job_id NOT IN (SELECT job_id FROM ends)",
                                        {"job_id": job_id}).fetchone()
@@ -214,7 +205,6 @@ class Journal:
 
     def start(self, job_id: str, device: str, at_s: float) -> int:
         """Note that an attempt begins; return its number, 0 if it must not because the job is cancelled or has ended."""
-        self.check_there()
         with self._transaction():
             if self._base.execute("SELECT job_id FROM cancels WHERE job_id = :job_id UNION "
                                   "SELECT job_id FROM ends WHERE job_id = :job_id", {"job_id": job_id}).fetchone():
@@ -232,7 +222,6 @@ class Journal:
 
     def end(self, job_id: str, attempt: int, at_s: float, status: str, reason: str = "", result: Any = None) -> bool:
         """Note the end of a job (done, failed, cancelled) with its result; False if it had ended before."""
-        self.check_there()
         with self._transaction():
             new = self._base.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)",
                                      (job_id, status, reason, json.dumps(result), attempt, at_s)).rowcount == 1
@@ -264,16 +253,16 @@ class Journal:
         return self._rows("SELECT coalesce(max(s), 0.0) FROM (SELECT start_s AS s FROM attempts UNION ALL SELECT end_s FROM "
                           "attempts UNION ALL SELECT at_s FROM submits UNION ALL SELECT end_s FROM ends)")[0][0]
 
-    def _table(self, name: str, columns: list[str], order: str) -> pd.DataFrame:
+    def _table(self, name: str, order: str, *columns: str) -> pd.DataFrame:
         return pd.DataFrame(self._rows(f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}"), columns=columns)
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        return self._table("attempts", ["job_id", "device", "start_s", "end_s", "attempt", "status", "reason"], "start_s")
+        return self._table("attempts", "start_s", "job_id", "device", "start_s", "end_s", "attempt", "status", "reason")
 
     def results(self) -> pd.DataFrame:
         """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
-        table = self._table("ends", ["job_id", "status", "reason", "result", "attempt", "end_s"], "end_s")
+        table = self._table("ends", "end_s", "job_id", "status", "reason", "result", "attempt", "end_s")
         with self._one_line():
             return table.assign(result=[json.loads(text) for text in table["result"]])
 

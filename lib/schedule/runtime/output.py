@@ -1,48 +1,34 @@
-"""The lines that a worker process prints during an attempt: numbered, in order, and all before the attempt's end.
-
-Standard output and error of the worker and of its children are one pipe. The worker marks there where an attempt begins and
-ends, through a second descriptor, so a task may close or redirect its standard output.
-"""
+"""The lines that a worker process prints during an attempt: numbered, in order, and all before the attempt's end."""
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 LONGEST = 8192  # characters of a line; a longer one comes in pieces
-_MARK = re.compile(rb"\0(begin|end) ([^\0\n]*)\n")  # any other NUL is text
-_MARK_SO_FAR = re.compile(rb"\0(b|be|beg|begi|begin|e|en|end|(begin|end) [^\0\n]*)?")
-_OUTCOMES = ("done", "failed", "stopped", "refused")
+_OUTCOMES = ("done", "failed", "stopped", "refused", "died")
 _MOST = 2**20  # bytes that are taken at once
 
 
-def redirect(output: Connection) -> Callable[[str, str], None]:
-    """Let this process, a worker, print to ``output``; return the function that marks the begin or end of an attempt there."""
-    marks = os.dup(output.fileno())  # children do not inherit it
+def redirect(output: Connection) -> None:
+    """Let this process, a worker, and its children print to ``output``."""
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         stream.flush()
         os.dup2(output.fileno(), number)
         stream.reconfigure(line_buffering=True)
     output.close()
 
-    def mark(event: str, token: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(marks, f"\0{event} {token}\n".encode())
-
-    return mark
-
 
 class Output:
-    """The leading process's end: reports ``{"log": [n, line]}`` of attempts, n from 1; other lines go to its stderr."""
+    """The leading process's end: reports ``{"log": [n, line]}`` of attempts, n from 1; other lines go to its stderr.
+
+    A worker flushes its output before it sends an outcome. So when that is here, all lines before it are in the pipe.
+    """
 
     def __init__(self):
         self.pipe, self.theirs = get_context("spawn").Pipe(duplex=False)
-        self._rest, self._token, self._number, self._ended = b"", "", 0, set()
-        self._waiting: list[tuple[Any, ...]] = []
+        self._rest, self._token, self._number = b"", "", 0
 
     def started(self) -> Connection:
         """Note that the worker has its end of the pipe; return the end that becomes readable."""
@@ -50,39 +36,20 @@ class Output:
         os.set_blocking(self.pipe.fileno(), False)
         return self.pipe
 
-    def merged(self, messages: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return a worker's messages with the lines that it printed; an outcome waits for all lines before it."""
-        self._waiting += messages
-        ready = list(self._reports())
-        while self._waiting:
-            event, *content = self._waiting[0]
-            if event in _OUTCOMES:
-                if content[0] not in self._ended:
-                    break
-                self._ended.remove(content[0])
-            elif event == "died" and self._rest:
-                ready += self._lines(b"\n")
-            ready.append(self._waiting.pop(0))
-        return ready
+    def begin(self, token: str) -> None:
+        """Note that an attempt begins: the lines from now on are those of the attempt."""
+        self._lines(last=True)
+        self._token, self._number = token, 0
 
-    def _reports(self) -> Iterator[tuple[Any, ...]]:
-        """Read what there is, and note where attempts begin and end."""
-        text, done = self._rest + self._read(), 0
-        cut = text.rfind(b"\0")
-        if cut < 0 or not _MARK_SO_FAR.fullmatch(text, cut):
-            cut = len(text)
-        self._rest = b""
-        for mark in _MARK.finditer(text, 0, cut):
-            yield from self._lines(text[done:mark.start()])
-            yield from self._lines(b"\n") if self._rest else ()
-            done, (event, token) = mark.end(), mark.groups()
-            if event == b"begin":
-                self._token, self._number = token.decode(errors="replace"), 0
-            else:
+    def merged(self, messages: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return a worker's messages with the lines that it printed; those of an attempt are before its outcome."""
+        ready = self._lines()
+        for message in messages:
+            if message[0] in _OUTCOMES:
+                ready += self._lines(last=True)
                 self._token = ""
-                self._ended.add(token.decode(errors="replace"))
-        yield from self._lines(text[done:cut])
-        self._rest += text[cut:]  # the begin of a mark whose rest is still to come
+            ready.append(message)
+        return ready
 
     def _read(self) -> bytes:
         text, part = b"", b"."
@@ -94,19 +61,21 @@ class Output:
             text += part
         return text
 
-    def _lines(self, text: bytes) -> Iterator[tuple[Any, ...]]:
-        """Yield the lines that end in ``text``, each without what a carriage return overwrote; keep the rest."""
-        *whole, self._rest = (self._rest + text).split(b"\n")
-        if len(self._rest) > 4 * LONGEST:
+    def _lines(self, last: bool = False) -> list[tuple[Any, ...]]:
+        """Return the lines that have ended, or also the ``last``, each without what a carriage return overwrote."""
+        *whole, self._rest = (self._rest + self._read()).split(b"\n")
+        if self._rest and (last or len(self._rest) > 4 * LONGEST):
             whole, self._rest = [*whole, self._rest], b""
+        pieces = []
         for line in whole:
             shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-            for start in range(0, max(1, len(shown)), LONGEST):
-                if self._token:
-                    self._number += 1
-                    yield "report", self._token, {"log": [self._number, shown[start:start + LONGEST]]}
-                else:
-                    print(shown[start:start + LONGEST], file=sys.stderr)
+            pieces += [shown[start:start + LONGEST] for start in range(0, max(1, len(shown)), LONGEST)]
+        if not self._token:
+            sys.stderr.writelines(f"{piece}\n" for piece in pieces)
+            return []
+        first = self._number + 1
+        self._number += len(pieces)
+        return [("report", self._token, {"log": [number, piece]}) for number, piece in enumerate(pieces, first)]
 
     def close(self) -> None:
         """Close this end of the pipe."""

@@ -12,22 +12,21 @@ import pandas as pd
 from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine, Observer
-from lib.schedule.runtime.engine.plan import plan
 from lib.schedule.runtime.executor import JOURNAL
 from lib.schedule.runtime.journal import Entry, Journal, Spec
-from lib.schedule.runtime.local_site import fleet_of
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
+from lib.schedule.runtime.workers import Limits, ProcessWorker, Spawn
 from lib.schedule.state import Policy
 
 _MOST_PRIORITY = 10**6
 
 
-class Service:
+class Service(Engine):
     """A queue of jobs, led by a policy, with its journal in a folder. Methods are thread-safe; ``run`` is for one thread.
 
     A call that submits, cancels or reorders is in the journal when it returns: a service that is killed and opened on the same
     folder again ends no job twice and loses none. The journal does not hold slots; add them after opening. No job starts on a
-    device type while a job of higher priority waits that can run there.
+    device type while a job of higher priority waits that can run there. After an error, such as a full disk, ``run`` may be
+    called again: jobs that had not ended are tried again.
     """
 
     def __init__(self, folder: Path, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None = None,
@@ -39,15 +38,14 @@ class Service:
         """
         with ExitStack() as opened:
             opened.enter_context(locks.writer(folder / JOURNAL))
-            self._journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=_never)))
-            self._engine = Engine(self._journal, policy, predicted_s, lambda slots: (fleet_of(slots), None), limits or Limits(),
-                                  spawn, observer)
-            self._policy, self._classes = policy, {}
+            journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=lambda reason: False)))  # ends are known
+            super().__init__(journal, policy, predicted_s, limits, spawn, observer)
+            self._classes: dict[str, int] = {}
             self._order = threading.Lock()  # the journal and the engine get calls in the same order
-            for entry in self._journal.submitted():
-                self._add(entry)
-            for job_id in self._journal.cancelled():
-                self._engine.post(partial(self._engine.cancel, job_id))
+            for entry in journal.submitted():
+                self._take(entry)
+            for job_id in journal.cancelled():
+                self.post(partial(self._cancel, job_id))
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Service":
@@ -67,90 +65,43 @@ class Service:
         Raises InputError for a job that cannot be written as JSON, and for a name of another job.
         """
         _check(spec, memory_mb, cpu_cores, priority, deadline_s)
-        at_s = self._engine.now()
+        at_s = self.now()
         entry = Entry(spec, at_s, math.inf if math.isnan(deadline_s) else at_s + deadline_s, float(memory_mb), float(cpu_cores),
                       priority=priority)
-        with self._order:
-            new = self._journal.submit(entry)
-            if new:
-                self._engine.post(partial(self._add, entry))
-        return new
+        return self._note(self.journal.submit, entry, change=partial(self._take, entry))
 
     def cancel(self, job_id: str) -> bool:
         """Cancel a job: it never starts again; if it runs it is told to stop, and killed after ``limits.grace_s``.
 
         Returns False if it has ended, or is unknown. A job that ends before it hears of this keeps its end.
         """
-        return self._change("cancel", job_id, self._engine.now(), partial(self._engine.cancel, job_id))
+        return self._note(self.journal.cancel, job_id, self.now(), change=partial(self._cancel, job_id))
 
     def reorder(self, job_id: str, priority: int) -> bool:
         """Give a job another priority, the highest goes first; False if it has ended, or is unknown."""
         _check_priority(job_id, priority)
-        return self._change("reorder", job_id, priority, partial(self._engine.reorder, job_id, priority))
+        return self._note(self.journal.reorder, job_id, priority, change=partial(self._reorder, job_id, priority))
 
-    def _change(self, call: str, job_id: str, value: float, change: Callable[[], None]) -> bool:
+    def _note(self, write: Callable[..., bool], *words: object, change: Callable[[], None]) -> bool:
         """Note a change in the journal, which may refuse it; then let the engine make it."""
         with self._order:
-            is_open = getattr(self._journal, call)(job_id, value)
-            if is_open:
-                self._engine.post(change)
-        return is_open
-
-    def add_slot(self, slot: Slot) -> None:
-        """Add a slot, in the place of one of that name."""
-        self._engine.post(partial(self._engine.join, slot))
-
-    def remove_slot(self, name: str) -> None:
-        """Remove a slot; what runs there is stopped, and tried again elsewhere."""
-        self._engine.post(partial(self._engine.leave, name))
-
-    def predict_anew(self) -> None:
-        """Predict the times of the jobs that wait again, as when more is known of devices."""
-        self._engine.post(self._engine.predict_anew)
-
-    def now(self) -> float:
-        """Return the seconds of the clock of plans, attempts and ends."""
-        return self._engine.now()
-
-    def run(self, until: Callable[[], bool]) -> None:
-        """Run jobs until ``until()`` holds, which is called several times a second; then workers are shut down.
-
-        After an error, such as a full disk, it may be called again: jobs that had not ended are tried again.
-        """
-        self._engine.run(until)
-
-    def plan(self) -> pd.DataFrame:
-        """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``)."""
-        self._engine.settle()
-        with self._engine.lock:
-            view = self._engine.snapshot(planning=True)
-        return plan(view, self._policy)
-
-    @property
-    def left(self) -> int:
-        """Return how many jobs have not ended."""
-        self._engine.settle()
-        with self._engine.lock:
-            return self._engine.left
+            if is_new := write(*words):
+                self.post(change)
+        return is_new
 
     def attempts(self) -> pd.DataFrame:
         """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        return self._journal.attempts()
+        return self.journal.attempts()
 
     def ends(self) -> pd.DataFrame:
         """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
-        return self._journal.results()
+        return self.journal.results()
 
-    def _add(self, entry: Entry) -> None:
+    def _take(self, entry: Entry) -> None:
         arguments = entry.spec.arguments
         name = str(arguments.get("workload_id") or arguments.get("path") or entry.spec.call)
         entry.job_class = self._classes.setdefault(name, len(self._classes))
-        self._engine.add(entry)
-
-
-def _never(reason: str) -> bool:
-    """Try no failed job again after a restart: observers have heard of its end."""
-    return False
+        self.add(entry)
 
 
 def _check(spec: Spec, memory_mb: float, cpu_cores: float, priority: int, deadline_s: float) -> None:
@@ -160,12 +111,11 @@ def _check(spec: Spec, memory_mb: float, cpu_cores: float, priority: int, deadli
         f"{spec.job_id}{spec.as_text()}".encode()
     except (TypeError, ValueError) as error:
         raise InputError(f"the job {spec.job_id!r} cannot be written as JSON: {error}") from None
-    for name, value, right, rule in (
-            ("memory_mb", memory_mb, 0 <= memory_mb < math.inf, "a number, 0 or more"),
-            ("cpu_cores", cpu_cores, 0 <= cpu_cores < math.inf, "a number, 0 or more"),
-            ("deadline_s", deadline_s, math.isnan(deadline_s) or deadline_s > 0, "a number of seconds above 0, or NaN")):
-        if not right:
-            raise InputError(f"{name} of job {spec.job_id!r} is {value}: it is {rule}")
+    for name, value in (("memory_mb", memory_mb), ("cpu_cores", cpu_cores)):
+        if not 0 <= value < math.inf:
+            raise InputError(f"{name} of job {spec.job_id!r} is {value}: it is a number, 0 or more")
+    if deadline_s <= 0:
+        raise InputError(f"deadline_s of job {spec.job_id!r} is {deadline_s}: it is a number of seconds above 0, or NaN")
     _check_priority(spec.job_id, priority)
 
 

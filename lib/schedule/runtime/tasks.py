@@ -9,10 +9,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from lib import paths
+from lib.config import definitions
 from lib.errors import InputError
 from lib.execution import execute_notebook
+from lib.measure import machine
 from lib.schedule.runtime.worker_process import Job
+from lib.work import datasets, training, weights, workloads
 
 WEIGHTS = "weights.pt"
 _STATE = "state.pt"  # of a job that is not done: the next attempt resumes from it
@@ -46,18 +51,12 @@ def warm_up() -> None:
     import medmnist  # noqa: F401
     import torchvision  # noqa: F401
 
-    from lib.measure import machine
-    from lib.work import training  # noqa: F401
-
     machine.ids()
 
 
 @cache
 def _opened(workload_id: str) -> tuple[Any, Any]:
     """Open a workload's data, once per worker; return its task and its whole training split."""
-    from lib.config import definitions
-    from lib.work import datasets, workloads
-
     task = workloads.prepare(definitions.workload(workload_id))
     opened = datasets.open_splits(task.workload, "auto", "native")
     return task, datasets.bounded(opened.splits["train"], 0, task.workload.batch_size, 0)
@@ -65,8 +64,6 @@ def _opened(workload_id: str) -> tuple[Any, Any]:
 
 def _order(samples: int, batch_size: int, first: int) -> Iterator[list[int]]:
     """Yield the samples of batch ``first`` and all later ones: full batches, in a new random order each epoch."""
-    import torch
-
     batches = samples // batch_size
     for epoch in count(first // batches):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
@@ -76,11 +73,6 @@ def _order(samples: int, batch_size: int, first: int) -> Iterator[list[int]]:
 
 def _trainer(job: Job, workload_id: str, first: int = 0) -> tuple[Any, Iterator[Any]]:
     """Build a workload's model; return its trainer, and its endless batches from number ``first`` on."""
-    import torch
-
-    from lib.measure import machine
-    from lib.work import training
-
     torch.set_num_threads(job.threads)
     training.seed_everything(0)
     task, data = _opened(workload_id)
@@ -100,10 +92,6 @@ class _Checkpoint:
 
     def resume(self, trainer_at: Callable[[int], tuple[Any, Iterator[Any]]]) -> tuple[int, Any, Iterator[Any]]:
         """Return the steps done, the trainer and its batches from there on; InputError for a damaged state."""
-        import torch
-
-        from lib.work import weights
-
         if not (self.folder / _STATE).is_file():
             return 0, *trainer_at(0)
         state = weights.load(self.folder / _STATE)
@@ -115,10 +103,6 @@ class _Checkpoint:
 
     def keep_when_due(self, trainer: Any, steps: int) -> None:
         """Keep the state after so many steps, unless one was kept a moment ago."""
-        import torch
-
-        from lib.work import weights
-
         begin = time.monotonic()
         if begin - self._kept_s < max(_KEEP_S, _KEEP_SHARE * self._took_s):
             return
@@ -129,8 +113,6 @@ class _Checkpoint:
 
     def end(self, trainer: Any) -> Path:
         """Write the weights, and remove the state."""
-        from lib.work import weights
-
         path = weights.save(trainer.model.state_dict(), self.folder / WEIGHTS)
         (self.folder / _STATE).unlink(missing_ok=True)
         return path
@@ -147,8 +129,8 @@ def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, A
     begin = time.perf_counter()
     loss = trainer.train(_Steps(job, batches, steps - before, lambda done: checkpoint.keep_when_due(trainer, before + done)))
     seconds = time.perf_counter() - begin
-    weights = str(checkpoint.end(trainer))
-    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": weights}
+    path = str(checkpoint.end(trainer))
+    return {"steps": steps, "trained": steps - before, "seconds": seconds, "loss": loss, "weights": path}
 
 
 def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:

@@ -107,7 +107,8 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
     ``pipe`` exchanges messages with that process by ``recv`` and ``send``, as a Connection does: EOFError or OSError when it is
     gone. Printed text goes to ``output``, if there is one.
     """
-    mark = redirect(output) if output else lambda event, token: None
+    if output:
+        redirect(output)
     pin(cores)
     leader, over = _Leader(pipe), threading.Event()
 
@@ -124,10 +125,10 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
         _, token, call, arguments = message
         job = Job(device, cores, threads, partial(leader.send, "report", token))
         leader.begin(token, job)
-        mark("begin", token)
         outcome = _outcome(token, call, arguments, job)
         _free()
-        mark("end", token)
+        sys.stdout.flush()
+        sys.stderr.flush()
         leader.send(*outcome)
     over.set()
 

@@ -125,6 +125,8 @@ class ProcessWorker:
 
     def send(self, *message: Any) -> None:
         """Send a message; a dead worker is noticed by its messages."""
+        if self._output and message[0] == "run":
+            self._output.begin(message[1])
         self.process.send(message)
 
     def shut_down(self) -> None:

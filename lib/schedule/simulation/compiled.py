@@ -1,22 +1,49 @@
-"""The compiled simulator, for the policies of NAMES: the schedules of ``events.simulate``, of 10^6 jobs in a few seconds.
+"""The compiled simulator (numba), for policies that are ``Greedy`` or ``Bind``: the schedules of ``events.simulate``.
 
-It knows neither contention nor limits of the host's cores.
+Every choice and every tie falls as there. It knows neither contention nor limits of the host's cores.
 """
 
-from math import fsum
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from numba import njit
 
 from lib.errors import InputError, choices
+from lib.schedule.policies.baselines import BASELINES, Bind
+from lib.schedule.policies.greedy import Greedy
+from lib.schedule.portable import compiled
 from lib.schedule.problem import Problem
-from lib.schedule.simulation import compiled_loop
-from lib.schedule.simulation.compiled_loop import BOUND, BY_KEY, IN_LINE
 from lib.schedule.simulation.events import Faults, Outcome, table
 
-_KINDS = {"first-come": IN_LINE, "fastest": IN_LINE, "cpu-only": IN_LINE, "gpu-only": IN_LINE, "shortest-first": BY_KEY,
-          "affinity": BY_KEY, "earliest-finish": BOUND, "longest-first": BOUND}
-NAMES = tuple(_KINDS)
+NAMES = tuple(name for name, policy in BASELINES.items() if isinstance(policy, Greedy | Bind))
+_STATUS = ("done", "retried", "failed")
+_DONE, _RETRIED, _FAILED = 0.0, 1.0, 2.0
+
+
+class _Run(NamedTuple):
+    """A problem and the state of its run, changed in place; times in s, (jobs, types)."""
+
+    type_of: np.ndarray  # (devices)
+    work_s: np.ndarray  # of an attempt with set-up
+    predicted_s: np.ndarray  # bound: with set-up; inf where the policy puts no job
+    key: np.ndarray  # the smallest starts first; empty: as they arrive
+    turn: np.ndarray  # (jobs) bound: the smallest of an instant first; empty: as they arrive
+    chance: float  # that an attempt fails
+    draw: np.random.Generator
+    came: np.ndarray  # (1) how many jobs came to wait
+    started: np.ndarray  # (1) how many attempts started
+    waits: np.ndarray  # (jobs)
+    tried: np.ndarray  # (jobs) attempts
+    runs: np.ndarray  # (devices) the job, -1: none
+    since_s: np.ndarray  # (devices)
+    fails: np.ndarray  # (devices)
+    first: np.ndarray  # (devices) bound: first job of the queue, -1: none
+    last: np.ndarray
+    after: np.ndarray  # (jobs) bound: the next job of the queue, -1: none
+    load_s: np.ndarray  # (devices) bound: expected seconds of the queue
+    end_s: np.ndarray  # (devices) bound: when the queue is expected to end
 
 
 def covers(problem: Problem, name: str) -> bool:
@@ -29,136 +56,143 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
 
     Raises InputError for another policy and where the host's cores are limited.
     """
-    if name not in NAMES:
-        raise InputError(f"the policy {name!r} is not compiled; these are: {choices(NAMES)}")
     if not covers(problem, name):
-        raise InputError(f"the compiled simulator knows no limit of the host's cores, here {problem.fleet.host_cores:g}; "
-                         "events.simulate does")
-    faults = faults or Faults()
-    setup = _setup(problem, name)
-    state, draw = _at_start(setup), np.random.default_rng(faults.seed)
-    jobs, room = len(setup.order), len(setup.order) + len(setup.type_of)
-    log = compiled_loop.Log(*(np.empty(room, dtype) for dtype in (np.int64, np.int64, float, float, np.int64, np.int8)),
-                            line=np.empty(jobs + room, np.int64))  # an attempt may bring a job back into the line
-    while not compiled_loop.run_events(setup, state, log, float(faults.chance), int(faults.attempts), draw):
-        log = compiled_loop.Log(*(np.concatenate([column, np.empty_like(column)]) for column in log))
-    *columns, status = (column[:state.count[compiled_loop.ENDED]] for column in log[:6])
-    return Outcome(table(problem, *columns, pd.array(compiled_loop.STATUS, dtype="str").take(status)), problem)
-
-
-def _setup(problem: Problem, name: str) -> compiled_loop.Setup:
-    """Return the columns that the loop needs for a policy: copies of one layout and type, so that it is compiled once."""
-    kind, arrival = _KINDS[name], np.array(problem.jobs.arrival_s, float)
-    predicted = np.array(problem.feasible_s, float, order="C")
-    seconds, key, turn, rank, ranked = predicted, np.zeros((0, 0)), np.zeros(0), *np.zeros((2, 0, 0), np.int32)
-    if kind == IN_LINE:
-        seconds = np.where(_allowed(problem, name, predicted), predicted, np.inf)
-    elif kind == BY_KEY:
-        key = _keys(name, predicted)
-        rank, ranked = _ranks(key, predicted)
+        raise InputError(f"the compiled simulator knows {choices(NAMES)}, without a limit of the host's cores: not {name!r}, "
+                         f"with {problem.fleet.host_cores:g} cores")
+    faults, policy, fleet = faults or Faults(), BASELINES[name], problem.fleet
+    jobs, devices, predicted_s = len(problem.jobs), len(fleet), problem.feasible_s
+    key, turn, numbers, arrival_s = np.zeros((0, 0)), np.zeros(0), np.arange(jobs), np.array(problem.jobs.arrival_s, float)
+    if isinstance(policy, Greedy):
+        keys, predicted_s = policy.tables(fleet, numbers, predicted_s)
+        key = key if keys is None else np.array(keys, order="C")
     else:
-        seconds = predicted + problem.fleet.setup_s
-        if name == "longest-first":
-            turn = -_means(predicted)
-    order = np.lexsort((turn, arrival)) if len(turn) else np.argsort(arrival, kind="stable")
-    work = np.ascontiguousarray(problem.fleet.setup_s + problem.actual_s)
-    return compiled_loop.Setup(kind, order, arrival[order], np.array(problem.fleet.type_of, np.int64), work, seconds, key, rank,
-                               ranked, turn)
+        turn = policy.turn(numbers, predicted_s) if policy.turn else turn
+        predicted_s = predicted_s + fleet.setup_s
+    run = _Run(
+        np.array(fleet.type_of, np.int64), np.ascontiguousarray(fleet.setup_s + problem.actual_s),
+        np.array(predicted_s, order="C"), key, turn, float(faults.chance), np.random.default_rng(faults.seed),
+        *np.zeros((2, 1), np.int64), waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64), runs=np.full(devices, -1),
+        since_s=np.zeros(devices), fails=np.zeros(devices, bool), first=np.full(devices, -1),
+        last=np.full(devices, -1), after=np.full(jobs, -1), load_s=np.zeros(devices),
+        end_s=np.full(devices, arrival_s.min()))
+    order = np.argsort(arrival_s, kind="stable")
+    job, device, start_s, end_s, attempt, status = run_events(run, isinstance(policy, Bind), order, arrival_s, faults.attempts)
+    return Outcome(table(problem, job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
+                         pd.array(_STATUS, dtype="str").take(status.astype(int))), problem)
 
 
-def _allowed(problem: Problem, name: str, predicted: np.ndarray) -> np.ndarray:
-    """Return (jobs, types), or what is broadcast to it: the types to which the policy restricts itself."""
-    if name == "first-come":
-        return np.array(True)
-    if name == "fastest":
-        return predicted.argmin(axis=1)[:, None] == np.arange(predicted.shape[1])
-    preferred = problem.fleet.cpu == (name == "cpu-only")
-    return preferred | ~((predicted < np.inf) & preferred).any(axis=1)[:, None]
+@njit
+def _start(run, ends, at_s, job, device):
+    work_s = run.work_s[job, run.type_of[device]]
+    run.waits[job] = False
+    run.tried[job] += 1
+    run.runs[device], run.since_s[device] = job, at_s
+    run.fails[device] = run.chance > 0 and run.draw.random() < run.chance
+    if run.fails[device]:
+        work_s *= run.draw.random()
+    run.started[0] += 1
+    heappush(ends, (at_s + work_s, run.started[0], device))
 
 
-def _keys(name: str, predicted: np.ndarray) -> np.ndarray:
-    least = predicted.min(axis=1)[:, None]
-    with np.errstate(over="ignore", under="ignore"):
-        return np.repeat(least, predicted.shape[1], axis=1) if name == "shortest-first" else predicted * predicted / least
+@njit
+def _greedy(run, ends, ready, free, at_s, new):
+    """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type).
 
-
-def _ranks(key: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (types, jobs) the rank of each job by (key, time, number), and the job of each rank."""
-    rank, ranked = np.zeros((2, *key.T.shape), np.int32)
-    for device_type, seconds in enumerate(predicted.T):
-        jobs = np.flatnonzero(seconds < np.inf)
-        order = jobs[np.lexsort((seconds[jobs], key[jobs, device_type]))]
-        ranked[device_type, :len(jobs)] = order
-        rank[device_type, order] = np.arange(len(jobs))
-    return rank, ranked
-
-
-def _means(predicted: np.ndarray) -> np.ndarray:
-    """Return the mean of each job's finite times as ``statistics.fmean`` does: of the exact sum, rounded once.
-
-    The error of each addition is known exactly; where the errors' own sum is not exact, ``fsum`` adds the times.
+    Of ``free`` devices the one freed last is taken first.
     """
-    finite = np.isfinite(predicted)
-    times = np.where(finite, predicted, 0.0)
-    total, error, inexact = times[:, 0], np.zeros(len(times)), np.zeros(len(times), bool)
-    for column in times.T[1:]:
-        total, lost = _two_sum(total, column)
-        error, lost = _two_sum(error, lost)
-        inexact |= lost != 0
-    total = total + error
-    total[inexact] = [fsum(row) for row in times[inexact]]
-    return total / finite.sum(axis=1)
+    for job in new:
+        run.came[0] += 1
+        for device_type, heap in enumerate(ready):
+            if run.predicted_s[job, device_type] < np.inf:
+                key = run.key[job, device_type] if run.key.size else float(run.came[0])
+                heappush(heap, (key, run.predicted_s[job, device_type], job))
+    while True:
+        best, chosen = (np.inf, np.inf, 0), -1
+        for device_type, heap in enumerate(ready):
+            if free[device_type]:
+                while heap and not run.waits[heap[0][2]]:
+                    heappop(heap)
+                if heap and (chosen < 0 or heap[0] < best):
+                    best, chosen = heap[0], device_type
+        if chosen < 0:
+            return
+        _start(run, ends, at_s, best[2], free[chosen].pop())
 
 
-def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rounded sum and its error (Knuth, TAOCP 2, 4.2.2)."""
-    total = a + b
-    rounded = total - a
-    return total, (a - (total - rounded)) + (b - rounded)
+@njit
+def _expect(run, soonest, device, end_s):
+    run.end_s[device] = end_s
+    heappush(soonest[run.type_of[device]], (end_s, 0.0, device))
 
 
-def _at_start(setup: compiled_loop.Setup) -> compiled_loop.State:
-    """Return the state before any job arrived, with room for what the kind of policy needs."""
-    jobs, types, devices = len(setup.order), setup.work_s.shape[1], len(setup.type_of)
-    counts = np.bincount(setup.type_of, minlength=types)
-    by_type = [np.flatnonzero(setup.type_of == device_type) for device_type in range(types)]
-    free, leaf, leaves = np.zeros((types, counts.max()), np.int64), np.zeros(devices + 1, np.int64), _leaves(counts.max())
-    for device_type, members in enumerate(by_type):
-        free[device_type, :len(members)] = members[::-1]
-        leaf[members] = leaves + np.arange(len(members))
-    bound_jobs, bound = (jobs, devices) if setup.kind == BOUND else (0, 0)
-    return compiled_loop.State(
-        count=np.zeros(compiled_loop.COUNTERS, np.int64),
-        waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64),
-        runs=np.zeros(devices, np.int64), since_s=np.zeros(devices), fails=np.zeros(devices, bool),
-        due_s=np.full(devices + 1, np.inf), started=np.zeros(devices + 1, np.int64),
-        ends=_tree(np.arange(devices), devices, _leaves(devices)),
-        free=free, idle=counts, head=np.zeros(types, np.int64),
-        ready=np.stack([_empty_set(jobs if setup.kind == BY_KEY else 1)] * types),
-        news=np.zeros(bound_jobs, np.int64), queue=np.full((bound, 2), -1), after=np.zeros(bound_jobs, np.int64),
-        load_s=np.zeros(bound), pending=_empty_set(devices),
-        end_s=np.append(np.full(devices, setup.arrival_s[0]), np.inf), leaf=leaf,
-        soonest=np.stack([_tree(members, devices, leaves) for members in by_type]))
+@njit
+def _bind(run, ends, soonest, pending, at_s, new):
+    """Put each job into the queue of the device on which it ends first; start the first jobs of free devices, in order."""
+    jobs = np.array(new)
+    for job in jobs[np.argsort(run.turn[jobs], kind="mergesort")] if run.turn.size else jobs:
+        best, chosen = np.inf, -1
+        for device_type, heap in enumerate(soonest):
+            if run.predicted_s[job, device_type] < np.inf:
+                while heap[0][0] != run.end_s[heap[0][2]]:
+                    heappop(heap)
+                end_s = max(heap[0][0], at_s) + run.predicted_s[job, device_type]
+                if chosen < 0 or end_s < best:
+                    best, chosen = end_s, heap[0][2]
+        if run.first[chosen] < 0:
+            run.first[chosen] = job
+        else:
+            run.after[run.last[chosen]] = job
+        run.last[chosen], run.after[job] = job, -1
+        run.load_s[chosen] += run.predicted_s[job, run.type_of[chosen]]
+        _expect(run, soonest, chosen, best)
+        heappush(pending, chosen)
+    while pending:
+        device = heappop(pending)
+        job = run.first[device]
+        if job >= 0 and run.runs[device] < 0:
+            after = run.first[device] = run.after[job]
+            run.load_s[device] = run.load_s[device] - run.predicted_s[job, run.type_of[device]] if after >= 0 else 0.0
+            _start(run, ends, at_s, job, device)
 
 
-def _empty_set(most: int) -> np.ndarray:
-    """Return the empty set of numbers below ``most``."""
-    words = 1
-    while 64 * (words - (words - 1) // 64) < most:
-        words = 64 * words + 1
-    return np.zeros(words, np.uint64)
+@compiled()
+def run_events(run, bound, order, arrival_s, attempts):
+    """Let all events happen; return job, device, start, end, attempt and status of each attempt, in the order of their ends.
 
-
-def _leaves(count: int) -> int:
-    """Return the least power of two that is not smaller."""
-    return 1 << (int(count) - 1).bit_length()
-
-
-def _tree(members: np.ndarray, nobody: int, leaves: int) -> np.ndarray:
-    """Return a tree of equal devices, in which the first wins."""
-    tree = np.full(2 * leaves, nobody)
-    tree[leaves:leaves + len(members)] = members
-    while leaves > 1:
-        tree[leaves // 2:leaves] = tree[leaves:2 * leaves:2]
-        leaves //= 2
-    return tree
+    All events of an instant come before one decision: arrivals in their order, then ends in the order of their starts.
+    """
+    jobs, arrived, log = len(order), 0, [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)][1:]
+    types = range(run.work_s.shape[1])
+    free = [list(np.flatnonzero(run.type_of == device_type)[::-1]) for device_type in types]
+    heaps = [[(run.end_s[device], 0.0, device) for device in free[device_type][::-1]] for device_type in types]
+    ends, new, pending = [(0.0, 0, 0)][1:], [0][1:], [0][1:]
+    if not bound:
+        for heap in heaps:
+            heap.clear()
+    while arrived < jobs or ends:
+        at_s = min(arrival_s[order[arrived]] if arrived < jobs else np.inf, ends[0][0] if ends else np.inf)
+        new.clear()
+        while arrived < jobs and arrival_s[order[arrived]] == at_s:
+            new.append(order[arrived])
+            arrived += 1
+        while ends and ends[0][0] == at_s:
+            device = heappop(ends)[2]
+            job = run.runs[device]
+            run.runs[device], status = -1, _DONE
+            if run.fails[device]:
+                status = _RETRIED if run.tried[job] < attempts else _FAILED
+            log.append((float(job), float(device), run.since_s[device], at_s, float(run.tried[job]), status))
+            if bound:
+                _expect(run, heaps, device, at_s + run.load_s[device])
+                heappush(pending, device)
+            else:
+                free[run.type_of[device]].append(device)
+            if status == _RETRIED:
+                new.append(job)
+        for job in new:
+            run.waits[job] = True
+        if bound:
+            _bind(run, ends, heaps, pending, at_s, new)
+        else:
+            _greedy(run, ends, heaps, free, at_s, new)
+    return np.array(log).T

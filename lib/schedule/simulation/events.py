@@ -11,7 +11,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
-from lib.schedule.state import CoreBudget, Policy, Predict, Restart, State, Wait
+from lib.schedule.state import Policy, Predict, Restart, State, Wait
 
 _ARRIVE, _END, _WAKE = 0, 1, 2
 ATTEMPTS = 3
@@ -150,12 +150,9 @@ class Simulation:
 
     def _start(self, job: int, device: int) -> None:
         state, device_type = self.state, self.state.type_of[device]
-        possible = {"it is not waiting": job in state.waiting, "the device is not free": device in state.free[device_type],
-                    "it cannot run there": self.predict(job, device_type) < np.inf,
-                    "too few cores of the host are free": CoreBudget(state).has(job, device_type)}
-        if not all(possible.values()):
+        if obstacle := state.obstacle(job, device, self.predict):
             raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
-                              f"{next(reason for reason, holds in possible.items() if not holds)}")
+                              f"{obstacle}")
         self._attempts[job] += 1
         state.start(job, device, self._attempts[job])
         self._version[device] += 1

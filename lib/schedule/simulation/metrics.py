@@ -1,6 +1,5 @@
 """Figures of a schedule: makespan, completion times, slowdown, use, energy, price, fairness, missed deadlines."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,13 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     without that part.
     """
     problem, table, rows = outcome.problem, job_table(outcome), outcome.schedule
-    fleet, jct, slowdown = problem.fleet, table["jct_s"].to_numpy(float), table["slowdown"].to_numpy(float)
-    makespan = float(rows["end_s"].max())
-    used, ended = busy_s(outcome), len(jct) > 0
-    percentiles = np.percentile(jct, _SHARES).tolist() if ended else [math.nan] * len(_SHARES)
+    fleet, jct_s, slowdown = problem.fleet, table["jct_s"].astype(float), table["slowdown"].astype(float)
+    makespan, used = float(rows["end_s"].max()), busy_s(outcome)
     joules, source = energy.of_schedule(problem, rows, makespan)
-    return {"makespan_s": makespan, "mean_jct_s": float(jct.mean()) if ended else math.nan,
-            **{f"p{share}_jct_s": value for share, value in zip(_SHARES, percentiles, strict=True)},
-            "mean_slowdown": float(slowdown.mean()) if ended else math.nan,
-            "worst_slowdown": float(slowdown.max()) if ended else math.nan,
-            "fairness": float(slowdown.sum() ** 2 / (len(slowdown) * (slowdown ** 2).sum())) if ended else math.nan,
+    return {"makespan_s": makespan, "mean_jct_s": float(jct_s.mean()),
+            **{f"p{share}_jct_s": float(jct_s.quantile(share / 100)) for share in _SHARES},
+            "mean_slowdown": float(slowdown.mean()), "worst_slowdown": float(slowdown.max()),
+            "fairness": float(slowdown.mean() ** 2 / (slowdown ** 2).mean()),
             "late": int(table["late"].sum()),
             **{status: int((rows["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,
@@ -62,8 +58,9 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
 
 
 def _decisions(outcome: Outcome) -> dict[str, float | None]:
-    names, timed = [f"decide_{name}_us" for name in ("p50", "p99", "max")], len(outcome.decide_s) > 0
-    plain_us = np.percentile(outcome.decide_s - outcome.refine_s, (50, 99, 100)) * 1e6 if timed else [None] * len(names)
-    return {"decide_s": float(outcome.decide_s.sum()) if timed else None,
-            "refine_s": float(outcome.refine_s.sum()) if timed else None,
-            **{name: None if us is None else float(us) for name, us in zip(names, plain_us, strict=True)}}
+    names = ("decide_p50_us", "decide_p99_us", "decide_max_us")
+    if not len(outcome.decide_s):
+        return dict.fromkeys(("decide_s", "refine_s", *names))
+    plain_us = np.percentile(outcome.decide_s - outcome.refine_s, (50, 99, 100)) * 1e6
+    return {"decide_s": float(outcome.decide_s.sum()), "refine_s": float(outcome.refine_s.sum()),
+            **dict(zip(names, plain_us.tolist(), strict=True))}

@@ -6,12 +6,18 @@ import pandas as pd
 from lib.missing import MissingError, needs
 from lib.predict.networks import architectures
 from lib.predict.trust import errors
-from lib.report.plots import axes, equality, groups, intervals, label_rows, legend
+from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, points
 from lib.report.style import SERIES
 
 _MANY = 10  # networks of a kind, below which its error says little
 _MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
 _OTHER_ERRORS = {errors.FINAL: ("final set", "x", "#111111"), errors.NOISE: ("labels", "|", "#7a7a7a")}
+
+
+def _labelled(figure, measured: str, predicted: str):
+    figure.supxlabel(measured, fontsize=10)
+    figure.supylabel(predicted, fontsize=10)
+    return figure
 
 
 @needs("errors of held-out networks")
@@ -31,10 +37,9 @@ def trust(rows: pd.DataFrame):
         axis.scatter(part["mape_pct"], order.get_indexer(part["case"]), label=label if len(part) else None, zorder=3, **options)
 
     for kind, mark, colour in zip(architectures.KINDS, "os^D", SERIES, strict=False):
-        part = networks[networks["kind"] == kind]
-        many = part["n"] >= _MANY
-        draw(part[~many], kind, marker=mark, s=34, facecolors="white", edgecolors=colour)
-        draw(part[many], kind, marker=mark, s=34, facecolors=colour, edgecolors=colour)
+        for many, face in ((False, "white"), (True, colour)):
+            draw(networks[(networks["kind"] == kind) & ((networks["n"] >= _MANY) == many)], kind, marker=mark, s=34,
+                 facecolors=face, edgecolors=colour)
     for what, (name, mark, colour) in _OTHER_ERRORS.items():
         draw(rows[rows["what"] == what], name, marker=mark, s=40, color=colour)
     axis.set(xlabel="mean absolute error of held-out networks, %", xlim=(0, None))
@@ -48,19 +53,12 @@ def trust(rows: pd.DataFrame):
 def parity(predictions: pd.DataFrame, most: int = 6):
     """Return predicted over measured time, a panel a family; the band is 10 %."""
     families = predictions["family"].value_counts().index[:most]
-    columns = min(3, len(families))
-    rows = -(-len(families) // columns)
-    figure, panels = axes(columns, 3.1 * columns, 2.9 * rows, rows)
-    for axis in panels[len(families):]:
-        axis.set_visible(False)
-    for axis, family in zip(panels, families, strict=False):
-        part = predictions[predictions["family"] == family]
-        equality(axis, part[["latency_ms", "predicted_ms"]].to_numpy())
+    shown = predictions[predictions["family"].isin(families)].sort_values("family", key=families.get_indexer, kind="stable")
+    figure, panels = facets(shown, "family", 3.1, 2.9, 3)
+    for axis, _, part in panels:
+        equality(axis, part, "latency_ms", "predicted_ms")
         axis.scatter(part["latency_ms"], part["predicted_ms"], s=7, color=SERIES[0], alpha=0.5, linewidths=0)
-        axis.set_title(family, fontsize=10)
-    figure.supxlabel("measured, ms", fontsize=10)
-    figure.supylabel("predicted on unseen shapes, ms", fontsize=10)
-    return figure
+    return _labelled(figure, "measured, ms", "predicted on unseen shapes, ms")
 
 
 @needs("scores")
@@ -69,9 +67,8 @@ def learners(scores: pd.DataFrame):
     families = scores["family"].unique()
     figure, (axis,) = axes(height=0.6 + 0.42 * len(families))
     for name, part, options in groups(scores, "learner"):
-        places = pd.Index(families).get_indexer(part["family"])
         ours = {"color": "#111111", "s": 80, "marker": "*"} if name == scores["learner"].iloc[-1] else {}
-        axis.scatter(part["mape"], places, **(options | ours))
+        axis.scatter(part["mape"], pd.Index(families).get_indexer(part["family"]), **(options | ours))
     axis.set(xscale="log", xlabel="MAPE on unseen shapes, %")
     axis.xaxis.set_major_formatter("{x:g}")
     label_rows(axis, families, 11)
@@ -84,8 +81,7 @@ def learners(scores: pd.DataFrame):
 def by_size(table: pd.DataFrame, most: int = 6):
     """Return the median error against the measured time, a line a family."""
     figure, (axis,) = axes(height=3.4)
-    shown = table[table["family"].isin(table["family"].unique()[:most])]
-    for _, part, options in groups(shown, "family"):
+    for _, part, options in groups(table[table["family"].isin(table["family"].unique()[:most])], "family"):
         axis.plot(np.sqrt(part["from_ms"] * part["to_ms"]), part["median"], markersize=4, **options)
     axis.set(xscale="log", xlabel="measured, ms", ylabel="median error, %", ylim=(0, None))
     axis.legend(fontsize=9, ncols=2)
@@ -118,20 +114,17 @@ def effects(table: pd.DataFrame, most: int = 14):
 @needs("predicted networks")
 def networks(table: pd.DataFrame):
     """Return predicted over measured time of whole networks, a panel a case; test networks are filled, tuning ones hollow."""
-    cases = table.groupby(["mode", "batch_size"], sort=True)
-    figure, panels = axes(len(cases), 3.1 * len(cases), 3.2)
-    for axis, ((mode, batch), part) in zip(panels, cases, strict=True):
-        equality(axis, part[["latency_ms", "predicted_ms"]].to_numpy())
+    case = table["mode"] + ", batch " + table["batch_size"].astype(str)
+    figure, panels = facets(table.assign(case=case).sort_values(["mode", "batch_size"], kind="stable"), "case", 3.1, 3.2)
+    for axis, _, part in panels:
+        equality(axis, part, "latency_ms", "predicted_ms")
         axis.vlines(part["latency_ms"], part["low_ms"], part["high_ms"], color="#b8c7dd", linewidth=0.8)
         for tuning, face in ((True, "none"), (False, SERIES[0])):
             chosen = part[part["tuning"] == tuning]
             axis.scatter(chosen["latency_ms"], chosen["predicted_ms"], s=22, facecolors=face, edgecolors=SERIES[0], zorder=3,
                          label="tuning" if tuning else "test")
-        axis.set_title(f"{mode}, batch {batch}", fontsize=10)
-    panels[0].legend(fontsize=8)
-    figure.supxlabel("measured, ms", fontsize=10)
-    figure.supylabel("predicted, ms", fontsize=10)
-    return figure
+    figure.axes[0].legend(fontsize=8)
+    return _labelled(figure, "measured, ms", "predicted, ms")
 
 
 @needs("predicted networks")
@@ -140,27 +133,18 @@ def memory(table: pd.DataFrame):
     figure, panels = axes(2, height=3.4)
     for axis, (measured, predicted, title) in zip(panels, _MEMORY, strict=True):
         rows = table[table[[measured, predicted]].gt(0).all(axis=1)].sort_values("mode")
-        if len(rows):
-            equality(axis, rows[[measured, predicted]].to_numpy())
-        for _, part, options in groups(rows, "mode"):
-            axis.scatter(part[measured], part[predicted], s=18, alpha=0.8, **options)
         axis.set_title(title, fontsize=10)
         if len(rows):
+            equality(axis, rows, measured, predicted)
+            points(axis, rows, measured, predicted, "mode", s=18, alpha=0.8)
             axis.legend(fontsize=9)
-    figure.supxlabel("measured, MB", fontsize=10)
-    figure.supylabel("predicted, MB", fontsize=10)
-    return figure
+    return _labelled(figure, "measured, MB", "predicted, MB")
 
 
 @needs("devices")
 def devices(table: pd.DataFrame):
     """Return the predicted time of each device with its interval; hollow where it lies outside of the training ranges."""
-    shown = table.sort_values("predicted_ms")
-    figure, (axis,) = axes(width=7, height=0.9 + 0.3 * len(shown))
-    intervals(axis, shown["low_ms"], shown["high_ms"])
-    rows, faces = range(len(shown)), np.where(shown["out_of_range"], "white", SERIES[0])
-    axis.scatter(shown["predicted_ms"], rows, facecolors=faces, edgecolors=SERIES[0], zorder=3)
-    axis.scatter(shown["measured_ms"], rows, marker="x", color=SERIES[1], zorder=3)
-    axis.set(xscale="log", xlabel="ms (x: measured)")
-    label_rows(axis, shown["device"], 11)
-    return figure
+    faces = np.where(table.sort_values("predicted_ms")["out_of_range"], "white", SERIES[0])
+    return interval_rows(table.sort_values("predicted_ms"), "device", "ms (x: measured)",
+                         predicted_ms={"facecolors": faces, "edgecolors": SERIES[0]},
+                         measured_ms={"marker": "x", "color": SERIES[1]})

@@ -1,11 +1,25 @@
-"""The tables of the cost model's study, as people read them."""
+"""The tables of the cost model's study, as people read them, the numbers of its sentences, and its key numbers."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
-from lib.predict.evaluation import evaluate, models_at_hand, profiled_steps
+from lib.errors import InputError
+from lib.predict.evaluation import evaluate, profiled_steps
 from lib.predict.trust import errors
-from lib.studies.cost_model.study import ALLOCATORS, OURS, retained
+from lib.progress import watched
+from lib.report.sentences import KeyNumbers, Numbers
+from lib.report.style import table_html
+from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation, retained
 
+_COVERAGE = (88, 92)  # %, of intervals that are nominally 90 %
+_RECOMPUTED = 1e-4  # relative: the published tables hold single precision
+_RELEARNED = 0.15  # relative: trees and networks learned on another processor end elsewhere
+_MANY, _FEW, _NAMED = 10, 5, 3  # networks of a kind; of a family; how many are named
+_APART = 1.5  # times the mean error with a retained heap: the allocator matters
+_CHOICES = {"mode": ("infer", "train"), "dtype": ("fp32", "bf16", "fp16")}
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
 _TRUST = {"device": "device", "kind": "kind", "mode": "mode", "condition": "condition", "mape_pct": "MAPE %",
@@ -93,6 +107,128 @@ def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
     return table[["family", "learner", *_SHOWN]].rename(columns={**_SHOWN, "family": "left out"})
 
 
-def models() -> pd.DataFrame:
-    """Return every registered model, part by part, with its scores."""
-    return models_at_hand.summary()
+# ------------------------------------------------------------------------------------------------- numbers of sentences
+
+def trust_numbers(rows: pd.DataFrame) -> Numbers:
+    """Return the answers to trust least and most, the intervals that hold too little, and the final set.
+
+    ``rows``: ``errors.table``.
+    """
+    rows = rows.assign(case=errors.case_of(rows))
+    networks, families, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FAMILIES, errors.FINAL))
+    weakest = errors.weakest_first(networks).query("n >= @_MANY")
+    cases = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
+    means = families[families["n"] >= _FEW].groupby("kind")[["mape_pct", "bias_pct"]].mean()
+    modes = final.groupby("mode").agg(low=("mape_pct", "min"), high=("mape_pct", "max"), covered_low=("coverage_pct", "min"),
+                                      covered_high=("coverage_pct", "max"))
+    return {"many": _MANY, "least": weakest.head(_NAMED), "weakest": weakest, "cases": cases, "nominal": _COVERAGE[0],
+            "short": cases[cases["coverage_pct"] < _COVERAGE[0]], "flagged": flagged(rows),
+            "families": means.nlargest(_NAMED + 2, "mape_pct").reset_index(), "modes": modes.reset_index(),
+            "opened": final.groupby(["device", "condition"]).size().max(), "final": final}
+
+
+def flagged(rows: pd.DataFrame) -> list[Numbers]:
+    """Return coverage and error of the answers that were flagged as out of range, of operators and of networks."""
+    parts = ((what, rows[(rows["what"] == name) & (rows["n"] > 0)]) for what, name in errors.FLAGGED.items())
+    names = ("coverage_pct", "mape_pct")
+    return [{"what": what, "n": part["n"].sum(), **{name: np.average(part[name], weights=part["n"]) for name in names}}
+            for what, part in parts if len(part)]
+
+
+def operators(scores: pd.DataFrame, predicted: pd.DataFrame) -> Numbers:
+    """Return the errors on operators beside the best other learner, the coverage, and those that are off by more than half.
+
+    ``scores``: of every learner, ``predicted``: the operators of the evaluation.
+    """
+    own = scores[scores["learner"] == OURS]
+    best_other = scores[scores["learner"] != OURS].groupby("family")["mape"].min().reindex(own["family"])
+    far = predicted[predicted["relative_error"].abs() > 0.5]
+    return {"ours": own.assign(better=own["mape"].to_numpy() < best_other.to_numpy(), inside=own["cover"].between(*_COVERAGE)),
+            "low": _COVERAGE[0], "high": _COVERAGE[1], "far": far, "far_pct": len(far) / max(1, len(predicted)) * 100,
+            "far_families": far["family"].value_counts().reset_index()}
+
+
+def curve(table: pd.DataFrame) -> Numbers:
+    """Return a learning curve, and what its last step saved."""
+    saved = 1 - table["mape"].iloc[-1] / table["mape"].iloc[-2] if len(table) > 1 else np.nan
+    return {"curve": table, "saved": saved, "falling": saved > 0.05}
+
+
+def networks(study: Evaluation) -> Numbers:
+    """Return how whole networks and their memory are predicted, and what the allocator and measurement noise change."""
+    scores = study.scores[study.scores["kind"] == "network"]
+    scores = scores.assign(case=scores["family"].map(case_name))
+    kept, default = (scores[scores["family"].str.endswith(evaluate.with_memory(memory))] for memory in ALLOCATORS)
+    every = pd.concat([study.with_allocator(memory) for memory in ALLOCATORS])
+    times = every[every["replayed_mb"] == 0].pivot_table(index=["network", "mode", "batch_size"], columns="memory",
+                                                         values="latency_ms").reindex(columns=list(ALLOCATORS)).dropna()
+    return {"cases": scores, "kept": kept, "default": default, "pairs": len(times) or None,
+            "page_faults": bool(default["mape"].max() > _APART * kept["mape"].mean()),
+            "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": _memory(study.unseen)}
+
+
+def _memory(unseen: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the peak of tensors is off, and how far that and the learned size are off resident memory, %."""
+    rows = unseen[unseen["memory"] == "default"]
+    resident = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs() * 100
+    tensors = (rows["memory_mb"] / (rows["memory_mb"] - rows["peak_mb"] + rows["tensors_mb"]) - 1) * 100
+    inside = rows["rss_mb"].between(rows["rss_low_mb"], rows["rss_high_mb"]).astype(float) * 100
+    return pd.DataFrame({"tensors": tensors, "off": tensors.abs(),
+                         "tensors_only": (rows["memory_mb"] / rows["rss_mb"] - 1).abs() * 100, "resident": resident,
+                         "inside": inside.where(resident.notna())})
+
+
+def steps(whole: pd.DataFrame) -> Numbers:
+    """Return how whole steps whose architecture was left out are predicted by each learner (``profiled_steps``)."""
+    left_out = whole[whole["split"] == "arch"] if len(whole) else whole
+    table = profiled_steps.scores(left_out).sort_values("mape") if len(left_out) else pd.DataFrame(columns=["n"])
+    return {"whole": table.to_dict("records"), "runs": table["n"].max(),
+            "architectures": left_out["arch"].nunique() if len(left_out) else None}
+
+
+def shipped(repeated: pd.DataFrame) -> Numbers:
+    """Return whether the shipped model still gives its published predictions; ``repeated``: ``study.reproduced``."""
+    return {"cases": repeated.assign(off=(repeated["shipped_ms"] / repeated["published_ms"] - 1).abs()),
+            "differs": not repeated["same"].all()}
+
+
+def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFrame) -> KeyNumbers:
+    """Return the key numbers, each computed here: errors, coverage, errors of what was trained again."""
+    def errors_of(scores: pd.DataFrame, kinds: pd.Series | str, tolerance: float) -> KeyNumbers:
+        names = kinds + scores["family"].map(case_name) + ", MAPE"
+        return {name: (value, "%", tolerance) for name, value in zip(names, scores["mape"], strict=True)}
+
+    own = study.scores[study.scores["learner"] == OURS]
+    networks, operators = (own[own["kind"] == kind] for kind in ("network", "operator"))
+    whole = profiled_steps.scores(study.whole_steps) if len(study.whole_steps) else pd.DataFrame(
+        columns=["learner", "family", "mape"], dtype=str)
+    return {**errors_of(own, own["kind"] + ", ", _RECOMPUTED),
+            **{f"network, {case_name(row.family)}, coverage": (row.cover, "%", 0.0) for row in networks.itertuples()},
+            "operator, least coverage": (operators["cover"].min(), "%", 0.0),
+            "operator, most coverage": (operators["cover"].max(), "%", 0.0),
+            **errors_of(whole[whole["learner"] == profiled_steps.OURS], "", _RECOMPUTED),
+            "published predictions that the shipped model gives": (int(repeated["same"].sum()), f"of {len(repeated)}", 0.0),
+            **errors_of(relearned[relearned["learner"] == OURS], "relearned, ", _RELEARNED)}
+
+
+# ------------------------------------------------------------------------------------------------- another question
+
+def controls(query: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, str]]) -> None:
+    """Show a form filled with ``query`` whose button shows the table and caption of ``answer(**values)``.
+
+    Nothing where nobody watches, as in a batch run or a report.
+    """
+    if not watched():
+        return
+    from IPython.display import HTML, display
+    from ipywidgets import BoundedIntText, Dropdown, interact_manual
+
+    def respond(**values: Any) -> None:
+        try:
+            display(HTML(table_html(*answer(**values))))
+        except InputError as error:
+            print(error)
+
+    interact_manual.options(manual_name="advise")(respond, **{
+        name: Dropdown(options=_CHOICES[name], value=value) if name in _CHOICES else
+        BoundedIntText(value or 1, min=1, max=4096) if isinstance(value, int) else value for name, value in query.items()})

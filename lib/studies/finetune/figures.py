@@ -3,7 +3,7 @@
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.plots import PALE, axes, intervals, label_rows, legend
+from lib.report.plots import PALE, axes, interval_rows, legend
 from lib.report.style import SERIES
 
 _CURVES = {"train/step_{}": {"label": "training step", "color": PALE, "linewidth": 1.2},
@@ -37,12 +37,6 @@ def learning(history: pd.DataFrame):
 @needs("predictions")
 def predictions(table: pd.DataFrame):
     """Return the predicted step on each device with its interval, and the measured one, logarithmic."""
-    figure, (axis,) = axes(height=1.2 + 0.34 * len(table))
-    rows = range(len(table))
-    intervals(axis, table["low_ms"], table["high_ms"], "nominal 90 % interval")
-    axis.scatter(table["predicted_ms"], rows, color=SERIES[0], label="predicted")
-    axis.scatter(table["measured_ms"], rows, color=SERIES[1], marker="|", s=260, linewidths=2.5, label="measured")
-    axis.set(xscale="log", xlabel="ms, a step with all of its parts")
-    label_rows(axis, table["device"], 11)
-    legend(figure)
-    return figure
+    return interval_rows(table, "device", "ms, a step with all of its parts", span="nominal 90 % interval",
+                         predicted_ms={"color": SERIES[0], "label": "predicted"},
+                         measured_ms={"color": SERIES[1], "marker": "|", "s": 260, "linewidths": 2.5, "label": "measured"})

@@ -1,4 +1,4 @@
-"""The tables of a fine-tune: its config, its epochs, its metrics, and which classes are taken for which."""
+"""The tables of a fine-tune (config, epochs, metrics, confusions), the numbers of its sentences, and its key numbers."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,8 @@ import pandas as pd
 
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation
-from lib.studies.finetune.study import Study
+from lib.report.sentences import KeyNumbers, Numbers
+from lib.studies.finetune.study import Study, measured_ms
 
 EPOCHS = ("epoch", "train_loss", "train_acc@1", "val_loss", "val_acc@1", "monitored", "lr", "train_s", "images_per_sec",
           "energy_j")
@@ -47,11 +48,10 @@ def recomputed(results: Study) -> dict[str, float]:
 
 def metrics(results: Study) -> pd.DataFrame:
     """Return a row a metric: of the best epoch on val, and of its weights on test (NaN without a test split)."""
-    best = results.summary["history"][results.summary["best_epoch"]]
+    best, tested = results.summary["history"][results.summary["best_epoch"]], results.summary["test"]
     names = [name.removeprefix("val_") for name in best if name.startswith("val_")]
-    tested = [results.summary["test"].get(f"test_{name}") for name in names]
-    table = pd.DataFrame({"metric": names, "val": [best[f"val_{name}"] for name in names], "test": tested})
-    return table.astype({"val": float, "test": float})
+    rows = [(name, best[f"val_{name}"], tested.get(f"test_{name}")) for name in names]
+    return pd.DataFrame(rows, columns=["metric", "val", "test"]).astype({"val": float, "test": float})
 
 
 def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
@@ -69,3 +69,50 @@ def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["truth", "predicted", "samples", "of"])
     table = table[table["samples"] > 0].assign(share_pct=lambda one: 100 * one["samples"] / one["of"])
     return table.drop(columns="of").sort_values("samples", ascending=False, kind="stable", ignore_index=True)
+
+
+# ------------------------------------------------------------------------------------------------- numbers of sentences
+
+def learning(table: pd.DataFrame, monitor: str) -> Numbers:
+    """Return the epochs with the energy of an image, and the same, best monitored metric first; ``table``: ``epochs``."""
+    table = table.assign(image_j=table["energy_j"] / (table["images_per_sec"] * table["train_s"]))
+    ranked = table[table["monitored"].notna()].sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
+    return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": bool(table["image_j"].isna().all()),
+            "last_is_best": len(table) > 1 and len(ranked) > 0 and ranked.index[0] == table.index[-1]}
+
+
+def worth(metrics: pd.DataFrame) -> Numbers:
+    """Return what the best weights reach on test, without a test split on val; ``metrics``: the table of that name."""
+    table = metrics.set_index("metric").reindex(["acc@1", "acc_macro", "auroc_macro"])
+    split = "test" if table["test"].notna().any() else "val"
+    accuracy, macro, auroc = table[split]
+    return {"split": split, "accuracy": accuracy, "macro": macro, "auroc": auroc,
+            "over_val": 100 * (table["test"] - table["val"])["acc@1"]}
+
+
+def predicted(table: pd.DataFrame) -> Numbers:
+    """Return how far the prediction is off, and which device would be fastest; ``table``: ``study.predicted``."""
+    if not len(table):
+        return {"devices": table, **dict.fromkeys(("error", "inside", "elsewhere", "faster"))}
+    run, fastest = table.iloc[0], table.nsmallest(1, "predicted_ms").iloc[0]
+    return {"devices": table, "error": run["predicted_ms"] / run["measured_ms"] - 1,
+            "inside": bool(run["low_ms"] <= run["measured_ms"] <= run["high_ms"]),
+            "elsewhere": fastest["device"] != run["device"], "faster": run["predicted_ms"] / fastest["predicted_ms"]}
+
+
+def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,
+                resumed: pd.DataFrame) -> KeyNumbers:
+    """Return the key numbers: name to value, unit and tolerance."""
+    numbers = {name: (value, "") for name, value in recomputed(results).items()}
+    train = phases[phases["task_type"] == "train"]
+    if len(train):
+        numbers["unexplained share of the step"] = (train.iloc[0]["unaccounted_pct"], "%")
+    if len(predictions):
+        step = predictions.iloc[0]
+        numbers |= {"predicted step": (step["predicted_ms"], "ms"),
+                    "predicted forward and backward": (step["forward_ms"] + step["backward_ms"], "ms"),
+                    "measured step": (step["measured_ms"], "ms"),
+                    "measured forward and backward": (measured_ms(results.rows)["passes_ms"], "ms")}
+    checked = {"values that differ after a resume": (resumed["different"].sum(), "", 0.0)} if len(resumed) else {}
+    rate = pd.DataFrame(results.summary["history"])["images_per_sec"].median()
+    return {**{name: (*number, 0.001) for name, number in numbers.items()}, **checked, "throughput": (rate, "images/s", None)}

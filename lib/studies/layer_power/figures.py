@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.plots import INK, axes, groups, intervals, label_rows, legend
+from lib.report.plots import INK, axes, facets, interval_rows, label_rows, legend, points
 from lib.report.style import SERIES
 from lib.tensorrt.engine import KINDS
 
@@ -31,7 +31,7 @@ def power_log(samples: pd.DataFrame, windows: pd.DataFrame, title: str):
 
 @needs("layers with power")
 def mapping(table: pd.DataFrame):
-    """Return recovered over true watts of each layer by its number of windows with samples; ``table``: ``study.recovered``."""
+    """Return recovered over true watts of each layer by its number of windows with samples; ``table``: ``tables.recovered``."""
     if "true_w" not in table:
         raise MissingError("known true power: the recorded power is measured")
     figure, (axis,) = axes(width=9)
@@ -51,8 +51,7 @@ def layers_by_kind(layers: pd.DataFrame):
     """Return runtime over FLOPs and over bytes of every layer, a colour a kind."""
     figure, panels = axes(2, 9, 4)
     for axis, column, label in zip(panels, ("flops", "bytes"), ("FLOPs", "compulsory bytes"), strict=True):
-        for _, part, options in groups(layers, "kind", _COLOURS):
-            axis.scatter(part[column], part["runtime"], s=18, alpha=0.7, linewidths=0, **options)
+        points(axis, layers, column, "runtime", "kind", _COLOURS, s=18, alpha=0.7, linewidths=0)
         axis.set(xscale="log", yscale="log", xlabel=label)
     panels[0].set_ylabel("ms")
     legend(figure)
@@ -62,11 +61,10 @@ def layers_by_kind(layers: pd.DataFrame):
 @needs("scores")
 def errors(scores: pd.DataFrame):
     """Return the mean error of each learner on networks left out, a panel a kind, logarithmic."""
-    kinds, models = scores["kind"].unique(), scores["model"].unique()
-    figure, panels = axes(len(kinds), 9, 3.2, sharey=True)
-    for axis, kind in zip(panels, kinds, strict=True):
-        part = scores[scores["kind"] == kind].set_index("model").reindex(models)
-        percent = 100 * part["mape"]
+    models = scores["model"].unique()
+    figure, panels = facets(scores, "kind", 9 / scores["kind"].nunique(), 3.2, sharey=True)
+    for axis, kind, part in panels:
+        percent = 100 * part.set_index("model")["mape"].reindex(models)
         bars = axis.barh(range(len(models)), percent, color=_COLOURS[kind])
         axis.bar_label(bars, [f"{value:,.0f}" if np.isfinite(value) else "" for value in percent], padding=3, fontsize=9)
         axis.set(xscale="log", title=f"{kind} (n = {part['n'].max():.0f})", xlim=(5, 5 * percent.max()))
@@ -78,26 +76,19 @@ def errors(scores: pd.DataFrame):
 @needs("networks")
 def networks(totals: pd.DataFrame):
     """Return measured and predicted time of each network's layers with the sum of their 90 % intervals."""
-    figure, (axis,) = axes(width=9, height=1.2 + 0.4 * len(totals))
-    intervals(axis, totals["low_ms"], totals["high_ms"], "sum of 90 % intervals")
-    axis.scatter(totals["predicted_ms"], range(len(totals)), color=SERIES[0], label="predicted, its network left out")
-    axis.scatter(totals["measured_ms"], range(len(totals)), color=SERIES[1], marker="D", s=26, label="measured")
-    axis.set(xscale="log", xlabel="ms")
-    label_rows(axis, totals["network"], 11)
-    legend(figure)
-    return figure
+    return interval_rows(totals, "network", "ms", span="sum of 90 % intervals",
+                         predicted_ms={"color": SERIES[0], "label": "predicted, its network left out"},
+                         measured_ms={"color": SERIES[1], "marker": "D", "s": 26, "label": "measured"})
 
 
 @needs("search")
 def search(trials: pd.DataFrame):
     """Return the value of each trial of a search and the best until then, a panel a kind; ``trials``: kind, trial, value."""
-    kinds = trials["kind"].unique()
-    figure, panels = axes(len(kinds), 9, 3)
-    for axis, kind in zip(panels, kinds, strict=True):
-        part = trials[trials["kind"] == kind]
+    figure, panels = facets(trials, "kind", 9 / trials["kind"].nunique(), 3)
+    for axis, kind, part in panels:
         axis.scatter(part["trial"], 100 * part["value"], s=14, color=_COLOURS[kind], label="trial")
         axis.plot(part["trial"], 100 * part["value"].cummin(), color=INK, linewidth=1.2, label="best")
-        axis.set(title=kind, xlabel="trial")
-    panels[0].set_ylabel("RMSPE of networks left out, %")
+        axis.set_xlabel("trial")
+    figure.supylabel("RMSPE of networks left out, %", fontsize=10)
     legend(figure)
     return figure

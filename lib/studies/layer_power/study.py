@@ -14,12 +14,9 @@ from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine
-from lib.tensorrt.models import baselines, lasso, layer_model, predictions, trained_models, training, tuning
-from lib.tensorrt.models.layer_model import LayerModel
-from lib.tensorrt.models.scores import score
-from lib.tensorrt.recordings import dataset, latencies, mapping, recording, synthetic_power
-from lib.tensorrt.recordings.latencies import LayerTimes
-from lib.tensorrt.recordings.mapping import Coverage
+from lib.tensorrt.models import baselines, lasso, layer_model, predictions, training, tuning
+from lib.tensorrt.models.layer_model import LayerModel, score
+from lib.tensorrt.recordings import dataset, mapping, recording, synthetic_power
 from lib.work import networks
 
 LEARNERS = {"mean": baselines.mean, "roofline": baselines.roofline}
@@ -34,11 +31,10 @@ class Recorded:
 
     name: str
     engine: Engine
-    times: dict[str, LayerTimes]
+    times: pd.DataFrame
     log: PowerLog | None
     idle_w: float
     layerwise: pd.DataFrame
-    coverage: Coverage | None
     power: str
 
 
@@ -71,23 +67,25 @@ def study(p: LayerPowerParams) -> Study:
 def _sources(p: LayerPowerParams) -> tuple[dataset.Source, Path, str, str]:
     """Return one recording and the folder of training data, the device that they are of, and a note on both."""
     if p.recordings:
-        folders = dataset.models(Path(p.recordings))
-        chosen = p.network or next(iter(folders))
-        if chosen not in folders:
-            raise InputError(f"{p.recordings} holds no recording {chosen!r}; there are: {choices(folders)}")
+        recorded = _chosen(Path(p.recordings), p.network)
         built = paths.DATA / "layer_power" / files.safe_name(Path(p.recordings).resolve().name)
         dataset.preprocess(Path(p.recordings), built / "preprocessed_data")
         dataset.convert(built / "preprocessed_data", built / "training_data")
-        return folders[chosen], built / "training_data", p.device_name or "not stated", f"Recordings in {p.recordings}."
+        return recorded, built / "training_data", p.device_name or "not stated", f"Recordings in {p.recordings}."
     machine, reference = archive.machine_with("layer_power", "recordings of layers", p.reference)
     if p.source == "replay":
-        folders = dataset.models(reference / "raw_data")
-        name = p.network or next(iter(folders))
-        if name not in folders:
-            raise InputError(f"{machine} has no raw recording of {name!r}; it has: {choices(folders)}")
-        return folders[name], reference / "training_data", machine, f"REPLAY of recordings made on {machine}."
+        recorded, note = _chosen(reference / "raw_data", p.network), f"REPLAY of recordings made on {machine}."
+        return recorded, reference / "training_data", machine, note
     recorded = dataset.Source.beside(_record(p) / dataset.ENGINE)
     return recorded, reference / "training_data", machine, f"Recorded now; layers of other networks are those of {machine}."
+
+
+def _chosen(folder: Path, network: str) -> dataset.Source:
+    recordings = dataset.models(folder)
+    name = network or next(iter(recordings))
+    if name not in recordings:
+        raise InputError(f"{folder} holds no recording {name!r}; there are: {choices(recordings)}")
+    return recordings[name]
 
 
 def _record(p: LayerPowerParams) -> Path:
@@ -104,13 +102,12 @@ def _with_power(folder: Path) -> None:
 
 
 def _read(source: dataset.Source) -> Recorded:
-    read, times = engine.read(source.engine), latencies.read(source.latency)
+    read, times = engine.read(source.engine), mapping.read_times(source.latency)
     if not source.power:
-        table = pd.DataFrame(columns=mapping.COLUMNS)
-        return Recorded(source.name, read, times, None, float("nan"), table, None, "not measured")
+        return Recorded(source.name, read, times, None, np.nan, pd.DataFrame(columns=mapping.COLUMNS), "not measured")
     log, idle_w = power_log.read(source.power), power_log.read_idle_w(source.idle)
-    table, coverage = mapping.layerwise(read, times, log, idle_w)
-    return Recorded(source.name, read, times, log, idle_w, table, coverage, dataset.power_source(source.engine.parent))
+    table, _ = mapping.layerwise(read, times, log, idle_w)
+    return Recorded(source.name, read, times, log, idle_w, table, dataset.power_source(source.engine.parent))
 
 
 def _power_note(recorded: Recorded) -> str:
@@ -158,41 +155,17 @@ def _left_out(table: pd.DataFrame, learner, target: str) -> np.ndarray:
 
 def totals(results: Study) -> pd.DataFrame:
     """Return measured and predicted time of each network's layers, each predicted by models that did not see it."""
-    table, rows = layer_model.measured(results.layers, "runtime").reset_index(drop=True), []
-    predicted = np.full(len(table), np.nan)
-    half = np.zeros(len(table))
+    table = layer_model.measured(results.layers, "runtime").assign(predicted=np.nan, half=0.0)
     for kind in KINDS.values():
-        own, model = (table["kind"] == kind).to_numpy(), results.models.get(("runtime", kind))
+        own, model = table["kind"] == kind, results.models.get(("runtime", kind))
         if model:
-            predicted[own] = layer_model.held_out(table, kind, "runtime", model.setting)[own]
-            half[own] = model.half
-    for name, part in table.groupby("network"):
-        at = part.index.to_numpy()
-        rows.append({"network": name, "layers": len(at), "measured_ms": part["runtime"].sum(),
-                     "predicted_ms": predicted[at].sum(), "low_ms": (predicted[at] * np.exp(-half[at])).sum(),
-                     "high_ms": (predicted[at] * np.exp(half[at])).sum()})
-    return pd.DataFrame(rows).assign(error=lambda one: one["predicted_ms"] / one["measured_ms"] - 1)
-
-
-def recovered(recorded: Recorded) -> pd.DataFrame:
-    """Return a row a layer: watts above idle by our mapping and by the original's, and, of synthetic power, the true ones."""
-    if recorded.log is None:
-        return pd.DataFrame()
-    means = recorded.layerwise.groupby("layer_name", sort=False)["layer_power_excluding_idle_power_micro_watt"]
-    table = pd.DataFrame({"power_w": means.mean() / 1e6, "windows": means.count()})
-    table["runtime_ms"] = recorded.layerwise.groupby("layer_name")["layer_run_time"].median()
-    table["original_w"] = _original(recorded)
-    if recorded.power == "synthetic":
-        table["true_w"] = pd.Series(synthetic_power.layer_w(recorded.engine, recorded.times))
-    return table.rename_axis("layer").reset_index()
-
-
-def _original(recorded: Recorded) -> pd.Series:
-    """Return the watts above idle that the original study's mapping gives each layer."""
-    names = [name for name, times in recorded.times.items() for _ in range(len(times))]
-    end_s = np.concatenate([times.end_s for times in recorded.times.values()])
-    start_s = end_s - np.concatenate([times.latency_ms for times in recorded.times.values()]) / 1e3
-    return (pd.Series(baselines.original_window_means(start_s, end_s, recorded.log)).groupby(names).mean()) - recorded.idle_w
+            table.loc[own, "predicted"] = layer_model.held_out(table, kind, "runtime", model.setting)[own.to_numpy()]
+            table.loc[own, "half"] = model.half
+    table = table.assign(low=table["predicted"] * np.exp(-table["half"]), high=table["predicted"] * np.exp(table["half"]))
+    sums = {f"{name}_ms": (column, lambda values: values.sum(skipna=False)) for name, column in (
+        ("measured", "runtime"), ("predicted", "predicted"), ("low", "low"), ("high", "high"))}
+    table = table.groupby("network").agg(layers=("runtime", "size"), **sums).reset_index()
+    return table.assign(error=table["predicted_ms"] / table["measured_ms"] - 1)
 
 
 def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
@@ -206,5 +179,5 @@ def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
 def sample_prediction(p: LayerPowerParams, results: Study) -> pd.DataFrame:
     """Return what the shipped models say of an engine's layers: of the given one, or of the recorded network's."""
     read = engine.read(Path(p.engine)) if p.engine else results.recorded.engine
-    models = trained_models.load(trained_models.SHIPPED_DEVICE, (trained_models.SHIPPED,))
+    models = training.load_models(training.SHIPPED_DEVICE, (training.SHIPPED,))
     return predictions.of_engine(read, models, p.device_name)

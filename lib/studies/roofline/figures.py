@@ -5,6 +5,7 @@ import pandas as pd
 
 from lib.missing import MissingError, needs
 from lib.report.plots import INK, axes, groups, label_rows, legend
+from lib.report.plots import points as draw_points
 from lib.report.style import SERIES
 from lib.studies.roofline.tables import percent
 
@@ -46,13 +47,10 @@ def roofs(table: pd.DataFrame):
     bottom = max(low * table["peak_gbps"].min(), table["peak_gflops"].min() / 8)
     _scales(axis, low, high, bottom, table["peak_gflops"].max() * 2.2)
     _lines(axis, table)
-    axis.set_title(f"{table['device'].iloc[0]}, {_source(table)}")
+    source = "as the vendor states it" if table["source"].iloc[0] == "vendor" else "measured here"
+    axis.set_title(f"{table['device'].iloc[0]}, {source}")
     legend(figure)
     return figure
-
-
-def _source(table: pd.DataFrame) -> str:
-    return "as the vendor states it" if table["source"].iloc[0] == "vendor" else "measured here"
 
 
 @needs("usable points")
@@ -71,8 +69,7 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labe
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     _scales(axis, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
     _lines(axis, table)
-    for _, part, options in groups(points, by):
-        axis.scatter(part["ai"], part["attained_gflops"], s=38, linewidths=0, zorder=3, **options)
+    draw_points(axis, points, "ai", "attained_gflops", by, s=38, linewidths=0, zorder=3)
     over = points[points["below_roof"] < 1]
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)
@@ -148,18 +145,16 @@ def throughput(table: pd.DataFrame):
 
     ``table``: env, workload_id, arch, backend, batch_size, precision, n, mean, std.
     """
-    names = [f"{row.workload_id} {row.arch} b{row.batch_size}" for row in table.itertuples()]
-    table = table.assign(name=names, series=table["env"] + " " + table["backend"] + " " + table["precision"])
+    names = table["workload_id"] + " " + table["arch"] + " b" + table["batch_size"].astype(str)
     figure, (axis,) = axes(width=8.5, height=1.4 + 0.33 * len(table))
-    order = {series: SERIES[number % len(SERIES)] for number, series in enumerate(dict.fromkeys(table["series"]))}
-    for place, row in enumerate(table.itertuples()):
-        axis.barh(place, row.mean, color=order[row.series], xerr=None if np.isnan(row.std) else row.std, ecolor=INK, capsize=2)
-        spread = "" if np.isnan(row.std) else f" ± {row.std:,.3g}"
-        axis.annotate(f"{row.mean:,.4g}{spread}  (n = {row.n})", (row.mean + (0 if np.isnan(row.std) else row.std), place),
-                      xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    for series, colour in order.items():
-        axis.barh([], [], color=colour, label=series)
+    rows = table.reset_index(drop=True)
+    for _, part, style in groups(rows, rows["env"] + " " + rows["backend"] + " " + rows["precision"]):
+        spread = part["std"].fillna(0.0)
+        bars = axis.barh(part.index, part["mean"], color=style["color"], label=style["label"], ecolor=INK, capsize=2,
+                         xerr=spread.where(spread > 0))
+        axis.bar_label(bars, [f"{row.mean:,.4g}" + ("" if np.isnan(row.std) else f" ± {row.std:,.3g}") + f"  (n = {row.n})"
+                              for row in part.itertuples()], padding=4, fontsize=8)
     axis.set(xscale="log", xlabel="images/s", xlim=(table["mean"].min() / 3, table["mean"].max() * 5))
-    label_rows(axis, table["name"], 8)
+    label_rows(axis, names, 8)
     legend(figure, 3)
     return figure

@@ -86,8 +86,8 @@ def step_work(task: Task, precision: str, channels_last: bool = False, accumulat
     are not known.
     """
     shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, torch_name(precision), channels_last,
-                            device=device)
+    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, dtype=torch_name(precision),
+                            channels_last=channels_last, device=device)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
         raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
@@ -222,7 +222,7 @@ def against_operators(results: Study) -> pd.DataFrame:
     rows = []
     for row in results.whole.itertuples():
         roof = results.roof(row.roof_dtype)
-        seconds = roofline.each_at_its_roof(results.parts[row.label], roof)
+        seconds = roofline.seconds(results.parts[row.label], roof).sum()
         memory = roofline.memory_share(results.parts[row.label], roof)
         rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
                      "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,

@@ -1,13 +1,17 @@
-"""The tables of the roofline study, as people read them."""
+"""The tables of the roofline study, as people read them, the numbers of its sentences, and its key numbers."""
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from lib.predict.analytic.roofline import Roof, roof_of
+from lib.report.sentences import KeyNumbers, Numbers
+from lib.studies.roofline.study import Study
 
-_POINT = ["label", "arch", "batch_size", "precision", "elapsed_ms", "ai", "attained_gflops", "attainable_gflops",
+POINT = ["label", "arch", "batch_size", "precision", "elapsed_ms", "ai", "attained_gflops", "attainable_gflops",
           "% of attainable", "bound", "bytes_source", "verdict"]
+KERNEL = ["label", "calls", "elapsed_sec", "ai", "attained_gflops", "% of attainable", "bound"]
 
 
 def percent(points: pd.DataFrame) -> pd.Series:
@@ -24,14 +28,9 @@ def roofs(roofs_: Iterable[Roof]) -> pd.DataFrame:
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return points (a table of that name) with their time in ms and their share of attainable performance."""
-    return frame.assign(elapsed_ms=frame["elapsed_sec"] * 1e3, **{"% of attainable": percent(frame)})[_POINT]
-
-
-def kernels(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return points whose operations and bytes hardware counted."""
-    shown = ["label", "calls", "elapsed_sec", "ai", "attained_gflops", "% of attainable", "bound"]
-    return frame.assign(**{"% of attainable": percent(frame)})[shown]
+    """Return points (a table of that name) with their time in ms and µs and their share of attainable performance."""
+    seconds = frame["elapsed_sec"]
+    return frame.assign(elapsed_ms=seconds * 1e3, elapsed_us=seconds * 1e6, **{"% of attainable": percent(frame)})
 
 
 def by_level(frame: pd.DataFrame, measured: Sequence[Roof]) -> pd.DataFrame:
@@ -40,7 +39,7 @@ def by_level(frame: pd.DataFrame, measured: Sequence[Roof]) -> pd.DataFrame:
     judges = [roof_of(measured, row) for row in frame.itertuples(index=False)]
     allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
     shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
-    own = frame.assign(elapsed_us=frame["elapsed_sec"] * 1e6, **{"% of attainable": percent(frame)}).reset_index(drop=True)
+    own = points(frame).reset_index(drop=True)
     return pd.concat([own[shown], pd.DataFrame(allowed, columns=levels), own[["% of attainable", "bound", "verdict"]]], axis=1)
 
 
@@ -51,3 +50,66 @@ def by_family(frame: pd.DataFrame) -> pd.DataFrame:
                        elapsed_ms=("elapsed_sec", lambda seconds: seconds.sum() * 1e3)).reset_index()
     bounds = pd.crosstab(frame["family"], frame["bound"]).reindex(table["family"]).reset_index(drop=True)
     return pd.concat([table.rename(columns={"share": "% of attainable"}), bounds], axis=1)
+
+
+# ------------------------------------------------------------------------------------------------- numbers of sentences
+
+def ceilings(roof: Roof) -> Numbers:
+    """Return one roof, and the memory levels that are nearer than the one that judges."""
+    table = roofs([roof])
+    return {"roof": roof, "caches": table[table["level"] != roof.last], "doubtful": ", ".join(roof.doubtful)}
+
+
+def above(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the points above their roof: their bytes were moved less often, or from nearer, than was assumed."""
+    return frame[percent(frame) > 100]
+
+
+def bounds(frame: pd.DataFrame, what: str) -> Numbers:
+    """Return points with their ``share`` of attainable performance, what bounds them, and which exceed 100 %."""
+    return {"what": what, "n": len(frame), "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
+            "over": above(frame).assign(excess=percent(frame) - 100), "points": frame.assign(share=percent(frame))}
+
+
+def operators(results: Study) -> Numbers:
+    """Return how much of a network its operators explain, and the families: where the time goes and what share they attain."""
+    rows = results.operators
+    times_s = (rows["elapsed_sec"] * rows["occurrences"]).groupby(rows["family"]).sum()
+    families = pd.DataFrame({"time_share": times_s / times_s.sum(), "attained": percent(rows).groupby(rows["family"]).median()})
+    network = results.networks[results.networks["arch"].isin(rows["arch"])].head(1)
+    network_s = network["elapsed_sec"].sum() or np.nan
+    return {"operators_ms": times_s.sum() * 1e3, "network": next(iter(network["arch"]), None), "network_ms": network_s * 1e3,
+            "network_share": times_s.sum() / network_s, "families": families.reset_index()}
+
+
+def compared(table: pd.DataFrame) -> Numbers:
+    """Return how far steps and networks lie from one roof, and from the sum of their operators at theirs.
+
+    ``table``: ``study.against_operators``. Medians split the distance into alternation between operators, and the rest.
+    """
+    return {"distances": table.assign(gap=table["operators_roof_ms"] / table["roof_ms"],
+                                      total=table["measured_ms"] / table["roof_ms"]),
+            "cached": table["over_operators"].min() < 1}
+
+
+def against_vendor(results: Study, dtype: str) -> Numbers:
+    """Return where steps and networks lie, and a vendor's ceilings over those measured here (None: no vendor)."""
+    measured, stated = results.roof(dtype), next((roof for roof in results.vendor if roof.dtype == dtype), None)
+    return {"right": int((results.whole["ai"] >= measured.ridge_point()).sum()), "count": len(results.whole) or None,
+            "dtype": dtype, "vendor": results.vendor[0].device if results.vendor else None, "stated": stated,
+            "gflops_ratio": stated and stated.peak_gflops / measured.peak_gflops,
+            "gbps_ratio": stated and stated.gbps() / measured.gbps()}
+
+
+def key_numbers(results: Study, table: pd.DataFrame, dtype: str) -> KeyNumbers:
+    """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``compared``."""
+    name, shares = results.roofs[0].device.replace(":", "-"), percent(results.steps)
+    over = len(above(results.whole)) + len(above(results.operators))
+    numbers = {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
+               f"{name} training steps": (len(results.steps), "points"),
+               f"{name} points above their roof": (over, "points"),
+               f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
+               f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%")}
+    numbers |= {f"{label}: share of attainable performance": (share, "%")
+                for label, share in zip(results.steps["label"], shares, strict=True)}
+    return {key: (*number, 0.001) for key, number in numbers.items()}

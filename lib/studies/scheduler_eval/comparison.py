@@ -1,7 +1,11 @@
-"""How good are the policies? The same jobs for each, paired by seed: against the bound, under load, with wrong predictions."""
+"""How good are the policies? The same jobs for each, paired by seed: against the bound, under load, with wrong predictions.
+
+And what is given up for what: energy for time, and what not knowing of contention on the host costs.
+"""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +22,11 @@ from lib.schedule.simulation.events import simulate
 
 Mix = Callable[[int], Problem]  # a seed -> the same kind of problem, drawn anew
 NOISE = (0.0, 0.1, 0.3, 1.0)
+DRIFTS = (0.1, 0.2, 0.5)
 LOADS = (0.5, 0.7, 0.85, 0.95)
+WEIGHTS = (0.0, 0.6, 0.75, 0.85, 0.95, 1.0)
+TAKES = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU takes
+_PREDICTING = ("longest-first", "earliest-finish", "hybrid")
 _NOTHING = 1e-9  # of a makespan, that rounding may leave
 _SHORT_WAITS = {"objective": "mean_jct"}
 _OFFLINE: dict[str, dict] = {"first-come": {}, "shortest-first": {}, "affinity": {}, "matching": {}, "hybrid": _SHORT_WAITS}
@@ -26,23 +34,23 @@ _ONLINE: dict[str, dict] = {"first-come": {}, "shortest-first": {}, "affinity": 
                             "hybrid, for p99": {"objective": "p99_jct"}}
 
 
-def run(problem: Problem, name: str, bound_s: float | None = None, contention: Contention | None = None,
-        compiled: bool = True, **options: Any) -> dict[str, Any]:
+def run(problem: Problem, name: str, bound_s: float | None = None, compiled: bool = True, **options: Any) -> dict[str, Any]:
     """Return the figures of one policy on one problem; where it can be ``compiled``, no decision is timed."""
-    if compiled and not contention and not options:
+    if compiled and not options:
         from lib.schedule.simulation import compiled as machine  # numba: not before it is needed
 
         if machine.covers(problem, name):
             return metrics.metrics(machine.simulate(problem, name), bound_s)
-    return metrics.metrics(simulate(problem, registry.policy(name, **options), contention=contention), bound_s)
+    return metrics.metrics(simulate(problem, registry.policy(name, **options)), bound_s)
 
 
-def paired(draw: Mix, seeds: int, label: str, rows: Callable) -> pd.DataFrame:
-    """Return the rows (dicts) of ``rows(problem, seed)`` of the problem of each seed; ``label`` stands at the progress bar."""
-    return pd.DataFrame([{"seed": seed, **row} for seed in track(range(seeds), label) for row in rows(draw(seed), seed)])
+def trials(draws: Mapping[Any, Mix], column: str, seeds: int, rows: Callable) -> pd.DataFrame:
+    """Return the rows (dicts) of ``rows(problem, seed)`` of the problem of each draw and seed; ``column`` names the draw."""
+    return pd.DataFrame([{column: name, "seed": seed, **row} for name, draw in draws.items()
+                         for seed in track(range(seeds), f"{column} {name}") for row in rows(draw(seed), seed)])
 
 
-def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -> pd.DataFrame:
+def against_bound(mixes: Mapping[str, Mix], names: Sequence[str], seeds: int = 5) -> pd.DataFrame:
     """Return ``mix, seed, policy`` and the figures of every policy on every mix; ``headroom`` is the share of what can be won.
 
     Headroom lies between the best policy that uses one type of device for each job (cpu-only, gpu-only, fastest) and the bound;
@@ -52,37 +60,30 @@ def against_bound(mixes: dict[str, Mix], names: Sequence[str], seeds: int = 5) -
         bound_s = bounds.makespan_bound(problem)
         return [{"policy": name, **run(problem, name, bound_s)} for name in names]
 
-    if not mixes:
+    table = trials(mixes, "mix", seeds, rows)
+    if table.empty:
         return pd.DataFrame(columns=["mix", "seed", "policy"])
-    table = pd.concat([paired(draw, seeds, mix, rows).assign(mix=mix) for mix, draw in mixes.items()], ignore_index=True)
-    single = table[table["policy"].isin(("cpu-only", "gpu-only", "fastest"))]
-    best = single.groupby(["mix", "seed"])["makespan_s"].min().rename("best_single_s")
-    table = table.join(best, on=["mix", "seed"])
-    room_s = table["best_single_s"] - table["lower_bound_s"]
-    share = room_s / table["best_single_s"]
-    won = (table["best_single_s"] - table["makespan_s"]) / room_s.where(share > _NOTHING)
-    return table.assign(room=share, headroom=won)
+    single_s = table["makespan_s"].where(table["policy"].isin(("cpu-only", "gpu-only", "fastest")))
+    best_s = single_s.groupby([table["mix"], table["seed"]]).transform("min")
+    room_s = best_s - table["lower_bound_s"]
+    won = (best_s - table["makespan_s"]) / room_s.where(room_s / best_s > _NOTHING)
+    return table.assign(room=room_s / best_s, headroom=won)
 
 
-def completion(mixes: dict[str, Mix], seeds: int = 5) -> pd.DataFrame:
+def completion(mixes: Mapping[str, Mix], seeds: int = 5) -> pd.DataFrame:
     """Return the mean completion time over that of the optimal matching, of batches that are all there at 0 s."""
     def rows(problem, _seed):
         total, _, _ = bounds.matching(bounds.able_times(problem), problem.fleet.counts)
         return [{"policy": name, "ratio": run(problem, name, **options)["mean_jct_s"] * len(problem.jobs) / total}
                 for name, options in _OFFLINE.items()]
 
-    return pd.concat([paired(draw, seeds, mix, rows).assign(mix=mix) for mix, draw in mixes.items()], ignore_index=True)
+    return trials(mixes, "mix", seeds, rows)
 
 
 def under_load(draw: Callable[[int, float], Problem], loads: Sequence[float] = LOADS, seeds: int = 5) -> pd.DataFrame:
     """Return mean and p99 completion times of jobs that arrive over time, by load and policy."""
-    def rows(problem, _seed):
-        for label, options in _ONLINE.items():
-            figures = run(problem, label.partition(",")[0], **options)
-            yield {"policy": label, **{name: figures[name] for name in ("mean_jct_s", "p99_jct_s", "mean_slowdown")}}
-
-    return pd.concat([paired(partial(draw, load=load), seeds, f"load {load:g}", rows).assign(load=load) for load in loads],
-                     ignore_index=True)
+    return trials({load: partial(draw, load=load) for load in loads}, "load", seeds, lambda problem, _seed: (
+        {"policy": label, **run(problem, label.partition(",")[0], **options)} for label, options in _ONLINE.items()))
 
 
 def spans(problem: Problem, names: Sequence[str]) -> dict[str, float]:
@@ -90,21 +91,58 @@ def spans(problem: Problem, names: Sequence[str]) -> dict[str, float]:
     return {name: run(problem, name)["makespan_s"] for name in names}
 
 
-def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE,
-               names: Sequence[str] = ("longest-first", "earliest-finish", "hybrid"), seeds: int = 5) -> pd.DataFrame:
-    """Return makespans when predictions are wrong by a log-normal factor whose spread policies know; paired by seed.
+# ------------------------------------------------------------------------------------------------- wrong predictions
 
-    ``over_perfect``: over that of the same policy with perfect predictions; ``ratio``: over the bound.
+def _with_errors(draw: Mix, column: str, sizes: Sequence, wrong: Callable, names: Sequence[str], seeds: int) -> pd.DataFrame:
+    """Return makespans with predictions that ``wrong(problem, size, seed)`` makes wrong.
+
+    ``over_perfect``: over that of the same policy with the truth predicted; ``ratio``: over the bound.
     """
-    def rows(problem, seed):
-        errors = np.random.default_rng([seed, 1]).normal(0, 1, problem.actual_s.shape)
-        bound_s, perfect = bounds.makespan_bound(problem), spans(problem, names)
-        for sigma in sigmas:
-            wrong = problem.with_predictions(problem.actual_s * portable.exp(sigma * errors), sigma)
-            for name, span_s in spans(wrong, names).items():
-                yield {"sigma": sigma, "policy": name, "over_perfect": span_s / perfect[name], "ratio": span_s / bound_s}
+    def rows(drawn, seed):
+        for size in sizes:
+            problem = wrong(drawn, size, seed)
+            perfect, bound_s = spans(problem.with_predictions(problem.actual_s), names), bounds.makespan_bound(problem)
+            for name, span_s in spans(problem, names).items():
+                yield {column: size, "policy": name, "over_perfect": span_s / perfect[name], "ratio": span_s / bound_s}
 
-    return paired(draw, seeds, "noise", rows)
+    return trials({"wrong": draw}, "predictions", seeds, rows)
+
+
+def _noisy(problem: Problem, sigma: float, seed: int) -> Problem:
+    errors = np.random.default_rng([seed, 1]).normal(0, 1, problem.actual_s.shape)
+    return problem.with_predictions(problem.actual_s * portable.exp(sigma * errors), sigma)
+
+
+def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE, names: Sequence[str] = _PREDICTING, seeds: int = 5) -> pd.DataFrame:
+    """Return makespans when predictions are wrong by a log-normal factor whose spread policies know; see ``_with_errors``."""
+    return _with_errors(draw, "sigma", sigmas, _noisy, names, seeds)
+
+
+def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: float = 0.0) -> Problem:
+    """Return a problem whose jobs really take other times than predicted, by one log-normal factor a class and type.
+
+    ``spread`` is in log time, one number or (classes, types). ``sigma`` is what the policy knows of it; 0: nothing.
+    """
+    classes = len(spread) if np.ndim(spread) else int(problem.jobs.job_class.max()) + 1  # few jobs: not of every class
+    drawn = np.random.default_rng([seed, 3]).normal(0, 1, (classes, problem.predicted_s.shape[1]))
+    factor = portable.exp(drawn * spread)
+    return replace(problem, actual_s=problem.predicted_s * factor[problem.jobs.job_class], sigma=sigma)
+
+
+def stale(draw: Mix, drifts: Sequence[float] = DRIFTS, names: Sequence[str] = _PREDICTING, seeds: int = 5) -> pd.DataFrame:
+    """Return makespans with stale predictions, which policies take for exact; see ``_with_errors``."""
+    return _with_errors(draw, "drift", drifts, drifted, names, seeds)
+
+
+def uncertain(draw: Mix, spread: np.ndarray, names: Sequence[str] = ("fastest", "longest-first", "hybrid"),
+              seeds: int = 5) -> pd.DataFrame:
+    """Return the same where the truth is drawn from the intervals of the predictions, whose mean spread policies know.
+
+    ``spread`` (classes, types) in log time, 0 where a time was measured.
+    """
+    sigma = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
+    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known), names,
+                        seeds)
 
 
 def swapped(problem: Problem, seed: int) -> Problem:
@@ -116,22 +154,74 @@ def swapped(problem: Problem, seed: int) -> Problem:
     return problem.with_predictions(np.where(runs, predicted_s, problem.actual_s))
 
 
-def blind(problem: Problem) -> Problem:
-    """Return a problem whose predictions say nothing but where a job can run at all."""
-    return problem.with_predictions(np.where(np.isfinite(problem.actual_s), 1.0, np.inf))
-
-
 def adversarial(draw: Mix, seeds: int = 5) -> pd.DataFrame:
     """Return makespans with predictions swapped between types for half of the jobs, over the best that uses none."""
     def rows(problem, seed):
-        unpredicted = spans(blind(problem), ("first-come", "earliest-finish", "hybrid"))
-        wrong = spans(swapped(problem, seed), ("fastest", "earliest-finish", "longest-first", "hybrid"))
-        best = min(unpredicted["first-come"], unpredicted["earliest-finish"])
-        every = {f"{name}, blind": span_s for name, span_s in unpredicted.items()} | wrong
-        every |= {f"{name}, perfect": span_s for name, span_s in spans(problem, ("hybrid",)).items()}
-        return [{"policy": name, "over_blind": span_s / best} for name, span_s in every.items()]
+        nothing = problem.with_predictions(np.where(np.isfinite(problem.actual_s), 1.0, np.inf))  # but where a job can run
+        blind = spans(nothing, ("first-come", "earliest-finish", "hybrid"))
+        every = {f"{name}, blind": span_s for name, span_s in blind.items()}
+        every |= spans(swapped(problem, seed), ("fastest", "earliest-finish", "longest-first", "hybrid"))
+        every["hybrid, perfect"] = run(problem, "hybrid")["makespan_s"]
+        return [{"policy": name, "over_blind": span_s / min(blind["first-come"], blind["earliest-finish"])}
+                for name, span_s in every.items()]
 
-    return paired(draw, seeds, "adversarial", rows)
+    return trials({"adversarial": draw}, "predictions", seeds, rows)
+
+
+# ------------------------------------------------------------------------------------------------- trade-offs
+
+def pareto(problem: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame:
+    """Return makespan and energy of ``hybrid`` for weights between them (1: energy alone matters), and which are on the front.
+
+    A point is on the front when no other is at least as good in both and better in one. Beside it stand the baselines
+    (``weight`` NaN). Raises InputError where watts are not known.
+    """
+    hybrid = {"objective": "makespan", "weights": {"makespan": 1.0}}
+    policies = [("hybrid", weight, {"objective": "energy", "weights": {"makespan": max(1e-3, 1 - weight), "energy": weight}}
+                 if weight else hybrid) for weight in weights]
+    policies += [(name, np.nan, {}) for name in ("gpu-only", "fastest", "earliest-finish", "longest-first")]
+    table = pd.DataFrame([{"policy": name, "weight": weight, **run(problem, name, compiled=False, **options)}
+                          for name, weight, options in policies])
+    values = table[["makespan_s", "energy_j"]].to_numpy(float)
+    beaten = [bool(((values <= point).all(axis=1) & (values < point).any(axis=1)).any()) for point in values]
+    return table.assign(front=~np.array(beaten))
+
+
+def _makespan(problem: Problem, name: str, contention: Contention | None, known: Contention | None) -> float:
+    schedule = simulate(problem, registry.policy(name), contention=contention, known_contention=known).schedule
+    return float(schedule["end_s"].max())
+
+
+def ignoring(draw: Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"),
+             seeds: int = 3) -> pd.DataFrame:
+    """Return the simulated and the actual makespan of each policy when it knows nothing of contention, its mean, or every pair.
+
+    ``simulated_s`` is the makespan in a simulation with what is ``known``; ``makespan_s`` that with the true contention;
+    ``error`` is how far the one is off the other.
+    """
+    def rows(problem, _seed):
+        for name in names:
+            for label, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
+                simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
+                yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
+                       "error": simulated_s / actual_s - 1}
+
+    return trials({"ignored": draw}, "contention", seeds, rows)
+
+
+def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int = 3) -> pd.DataFrame:
+    """Return makespans by how many host cores a GPU job takes: with the cores counted, and as if they were free.
+
+    ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all
+    that need some.
+    """
+    def rows(problem, _seed):
+        true = replace(contention, cores=problem.fleet.host_cores)
+        free = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
+        return [{"cores": label, "makespan_s": _makespan(simulated, "hybrid", true, contention)}
+                for label, simulated in (("counted", problem), ("ignored", free))]
+
+    return trials({taken: partial(draw, taken) for taken in TAKES}, "host_cores", seeds, rows)
 
 
 def speed(problem: Problem, names: Sequence[str], compiled: bool = False) -> pd.DataFrame:

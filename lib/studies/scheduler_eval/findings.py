@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import needs
-from lib.report.sentences import Numbers, first
+from lib.report.sentences import KeyNumbers, Numbers
 from lib.schedule.contention import ALONE
 from lib.schedule.runtime.run_record import RunRecord
 
@@ -18,9 +18,9 @@ def _means(table: pd.DataFrame, column: str = "ratio") -> pd.DataFrame:
     return table.groupby("policy", sort=False)[column].mean().reset_index()
 
 
-def _nearest(table: pd.DataFrame, column: str, value: float) -> pd.DataFrame:
-    """Return the rows whose column is nearest to a value."""
-    away = (table[column] - value).abs()
+def _nearest(table: pd.DataFrame, column: str, value: float = np.inf) -> pd.DataFrame:
+    """Return the rows whose column is nearest to a value (default: the largest)."""
+    away = (table[column] - min(value, table[column].max())).abs()
     return table[away == away.min()]
 
 
@@ -33,99 +33,90 @@ def near_bound(results: pd.DataFrame) -> Numbers:
     """Return how far from the bound hybrid is, what could be won, and where that is little, by mix."""
     mixes = _of_hybrid(results)
     mixes = mixes.assign(little=mixes["room"] < _LITTLE, above=mixes["ratio"] - 1)
-    ranked = mixes.sort_values("room")
-    return {"mixes": mixes, "poor": "; ".join(mixes.loc[mixes["little"], "mix"]), **first(ranked, "least_"),
-            **first(ranked.iloc[::-1], "most_")}
+    return {"mixes": mixes, "poor": "; ".join(mixes.loc[mixes["little"], "mix"])}
 
 
 def waiting(completion: pd.DataFrame, loads: pd.DataFrame) -> Numbers:
     """Return completion times: over the least possible by order, and at the highest load over those of first-come."""
-    top = loads[loads["load"] == loads["load"].max()].groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
+    top = _nearest(loads, "load").groupby("policy", sort=False)[["mean_jct_s", "p99_jct_s"]].mean()
     over = (top / top.reindex(["first-come"]).to_numpy()).drop("first-come", errors="ignore")
-    return {"orders": _means(completion), "load": loads["load"].max(), "over_first": over.reset_index()}
+    return {"orders": _means(completion), "loads": loads, "over_first": over.reset_index()}
 
 
 def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adversarial: pd.DataFrame) -> Numbers:
     """Return makespans over the bound by the way in which predictions are wrong, and over the best policy without any."""
-    single, shared, largest = (_nearest(noise, "sigma", _SIGMA), _nearest(stale, "drift", _DRIFT),
-                               noise[noise["sigma"] == noise["sigma"].max()])
+    single, shared = _nearest(noise, "sigma", _SIGMA), _nearest(stale, "drift", _DRIFT)
     swapped = _means(adversarial, "over_blind")
     return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise[noise["sigma"] == 0]),
             "single": _means(single), "shared": _means(shared), "uncertain": _means(uncertain),
-            "swapped": swapped[~swapped["policy"].str.contains("blind|perfect")], "largest": noise["sigma"].max(),
-            "blind": swapped.set_index("policy")["over_blind"].get("hybrid, blind"), "errors": _means(largest)}
+            "swapped": swapped[~swapped["policy"].str.contains("blind|perfect")], "noise": noise,
+            "blind": swapped[swapped["policy"] == "hybrid, blind"], "errors": _means(_nearest(noise, "sigma"))}
 
 
 def trade(front: pd.DataFrame) -> Numbers:
-    """Return what energy costs in time on the front, and on what the joules rest."""
+    """Return the schedules on the front, the shortest first, over the shortest, and on what the joules rest."""
     ours = front[(front["policy"] == "hybrid") & front["front"]].sort_values("makespan_s")
-    values = ours[["energy_j", "makespan_s"]].reindex(ours.index if len(ours) else [0])
-    change, sources = values.iloc[-1] / values.iloc[0] - 1, set(ours["energy_source"])
-    return {"some": len(ours) > 1, "fast_mj": values["energy_j"].iloc[0] / 1e6, "saved": -change["energy_j"],
-            "longer": change["makespan_s"], "assumed": sources == {"assumed"}, "sources": "; ".join(sorted(sources))}
+    values = ours[["energy_j", "makespan_s"]]
+    over, sources = values / values.head(1).sum() - 1, set(ours["energy_source"])
+    ours = ours.assign(mj=ours["energy_j"] / 1e6, saved=-over["energy_j"], longer=over["makespan_s"])
+    return {"some": len(ours) > 1, "ours": ours, "assumed": sources == {"assumed"}, "sources": "; ".join(sorted(sources))}
 
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
     """Return how much jobs slow each other down, and what ignoring it, or the cores of the host, costs ``hybrid``."""
-    pairs = table[table["beside"] != ALONE[0]].sort_values("slowdown", ascending=False, kind="stable")
     known = cost[cost["policy"] == "hybrid"].groupby("known")[["error", "makespan_s"]].mean().reindex(
         ["nothing", "the mean", "every pair"])
     span_s = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s").reindex(columns=["ignored", "counted"])
-    lost = (span_s["ignored"] / span_s["counted"] - 1).sort_values(ascending=False)
-    nothing, mean, every = known["error"]
-    return {"median": pairs["slowdown"].median(), **first(pairs, "worst_"), "error_nothing": nothing, "error_mean": mean,
-            "error_every": every, "shorter": 1 - known["makespan_s"]["every pair"] / known["makespan_s"]["nothing"],
-            **first(lost.rename("lost").reset_index())}
+    lost = (span_s["ignored"] / span_s["counted"] - 1).rename("lost").reset_index()
+    return {"pairs": table[table["beside"] != ALONE[0]],
+            "known": known["error"].rename(index=lambda label: label.split()[-1]),
+            "shorter": 1 - known["makespan_s"]["every pair"] / known["makespan_s"]["nothing"], "cores": lost}
 
 
 def real(record: RunRecord) -> Numbers:
     """Return how the real run went against the simulated one."""
     jobs, schedule = record.jobs(), record.schedule
-    off = (jobs["actual_s"] / jobs["predicted_s"] - 1).abs()
-    return {"done": len(jobs) or None, "jobs": len(record.ends), "makespan_s": record.makespan_s,
-            "simulated_s": record.simulated_s, "late": record.makespan_s / record.simulated_s - 1,
-            "off_median": off.median(), "off_most": off.max(),
-            "contention": record.facts["contention"], "attempts": schedule[~schedule["status"].isin(("done", "failed"))],
+    return {"done": jobs.assign(off=(jobs["actual_s"] / jobs["predicted_s"] - 1).abs()), "record": record,
+            "jobs": len(record.ends),
+            "late": record.makespan_s / record.simulated_s - 1, "contention": record.facts["contention"],
+            "attempts": schedule[~schedule["status"].isin(("done", "failed"))],
             "notes": [{"note": note} for note in record.facts["notes"]]}
 
 
 @needs("schedules")
 def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
          front: pd.DataFrame) -> Numbers:
-    """Return which policy is the best of each comparison, with its figures."""
+    """Return the policies of each comparison, the best first: ``policy, value, choice``, ``over_first`` (over first-come)."""
     def ranked(table: pd.DataFrame, column: str = "ratio", objective: str = "") -> pd.DataFrame:
         means = _means(table, column).sort_values(column, kind="stable").rename(columns={column: "value"})
         aimed = means["policy"].str.startswith("hybrid") & bool(objective)
-        return means.assign(choice=means["policy"].mask(aimed, f"hybrid --objective {objective}"))
+        by_name = means.set_index("policy")["value"]
+        return means.assign(choice=means["policy"].mask(aimed, f"hybrid --objective {objective}"), above=means["value"] - 1,
+                            over_first=means["value"] / by_name.get("first-come", np.nan))
 
-    top = loads[loads["load"] == loads["load"].max()]
-    makespan, waits = ranked(results), ranked(completion, objective="mean_jct")
+    top, makespan = _nearest(loads, "load"), ranked(results)
     mean, tail = ranked(top, "mean_jct_s", "mean_jct"), ranked(top, "p99_jct_s", "p99_jct")
-    rough, frugal = ranked(_nearest(noise, "sigma", _SIGMA)), front.nsmallest(1, "energy_j")
-    mean_s, tail_s = (table.set_index("policy")["value"] for table in (mean, tail))
-    return {**first(makespan.assign(above=makespan["value"] - 1), "makespan_"), "load": loads["load"].max(),
-            **first(makespan.assign(above=makespan["value"] - 1)[makespan["policy"] != "hybrid"], "plain_"),
-            **first(waits, "waits_"), **first(waits.iloc[::-1], "slowest_"), **first(mean, "mean_"), **first(tail, "tail_"),
-            "mean_over_first": mean_s.iloc[0] / mean_s.get("first-come", np.nan),
-            "tail_over_first": tail_s.iloc[0] / tail_s.get("first-come", np.nan),
-            "tail_mean": mean_s[tail_s.index[0]] / mean_s.iloc[0], **first(rough, "rough_"),
-            **first(rough.iloc[::-1], "roughest_"), **first(ranked(frugal, "energy_j", "energy"), "frugal_"),
-            "frugal_mj": frugal["energy_j"].iloc[0] / 1e6, "frugal_s": frugal["makespan_s"].iloc[0]}
+    mean_s = mean.set_index("policy")["value"]
+    return {"makespan": makespan, "plain": makespan[makespan["policy"] != "hybrid"], "loads": loads,
+            "waits": ranked(completion, objective="mean_jct"), "mean": mean, "tail": tail,
+            "tail_mean": mean_s[tail["policy"].iloc[0]] / mean_s.iloc[0], "rough": ranked(_nearest(noise, "sigma", _SIGMA)),
+            "frugal": ranked(front.nsmallest(1, "energy_j"), "energy_j", "energy"),
+            "least": front.nsmallest(1, "energy_j").assign(mj=front["energy_j"] / 1e6)}
 
 
 def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
-                adversarial: pd.DataFrame) -> dict[str, tuple[float, str, float | None]]:
+                adversarial: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
-    mixes = _of_hybrid(results).to_dict("records")
-    top = loads[loads["load"] == loads["load"].max()].groupby("policy")["mean_jct_s"].mean()
-    sigma = noise[(noise["policy"] == "hybrid") & (noise["sigma"] == noise["sigma"].max())]["over_perfect"].mean()
-    swapped, blind = adversarial.groupby("policy")["over_blind"].mean().reindex(["hybrid", "hybrid, blind"])
-    numbers = {f"{row['mix']}: hybrid / bound": (row["ratio"], "") for row in mixes}
-    numbers |= {f"{row['mix']}: could be saved": (100 * row["room"], "%") for row in mixes}
+    mixes = _of_hybrid(results).set_index("mix")
+    jct_s, ratio, over_perfect, over_blind = (_means(table, column).set_index("policy")[column] for table, column in (
+        (_nearest(loads, "load"), "mean_jct_s"), (completion, "ratio"), (_nearest(noise, "sigma"), "over_perfect"),
+        (adversarial, "over_blind")))
+    numbers = {f"{mix}: hybrid / bound": (value, "") for mix, value in mixes["ratio"].items()}
+    numbers |= {f"{mix}: could be saved": (100 * value, "%") for mix, value in mixes["room"].items()}
     numbers |= {
-        "mean completion / least": (completion[completion["policy"] == "hybrid"]["ratio"].mean(), ""),
-        "hybrid / first-come at the highest load": (top["hybrid"] / top["first-come"], ""),
-        "hybrid / perfect at the largest noise": (sigma, ""),
-        "hybrid, swapped / blind": (swapped, ""),
-        "hybrid without predictions / blind": (blind, "")}
+        "mean completion / least": (ratio["hybrid"], ""),
+        "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
+        "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
+        "hybrid, swapped / blind": (over_blind["hybrid"], ""),
+        "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}
     return {name: (*number, _SAME) for name, number in numbers.items()}

@@ -1,6 +1,6 @@
 """What 07 evaluates: the mixes of the scenarios and of published throughputs, and the results as people read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,12 +52,8 @@ class Mixes:
         return max(self.scenarios, key=lambda one: len(one.devices))
 
     def one(self, count: int) -> comparison.Mix:
-        """Return the mix of the widest scenario."""
+        """Return the mix of the widest scenario; with ``load`` its jobs arrive over time."""
         return partial(scenario.draw, self.times, self.widest, count)
-
-    def arriving(self, count: int) -> Callable[[int, float], Problem]:
-        """Return the mix of the widest scenario whose jobs arrive over time: (seed, load) -> problem."""
-        return lambda seed, load: scenario.draw(self.times, self.widest, count, seed, load)
 
     @property
     def spread(self) -> np.ndarray:

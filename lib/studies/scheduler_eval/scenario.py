@@ -70,7 +70,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
-        answer = advise.predictions(query, predictors)
+        answer = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, one, profiled_ms) for one in answer.to_dict("records")]
     table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
@@ -117,9 +117,7 @@ def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) 
     classes = [str(name) for name in step_s.index]
     if path is None:
         return JobEnergy(by_watts, ("assumed",) * len(classes))
-    in_table, table = problem_files.read_energy(path, list(scenario.devices))
-    rows = problem_files.rows_of(classes, in_table, path, f"the scenario {scenario.id}")
-    return JobEnergy(table.joules[rows], tuple(table.sources[row] for row in rows))
+    return problem_files.read_energy(path, list(scenario.devices), classes, f"the scenario {scenario.id}")
 
 
 def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0,

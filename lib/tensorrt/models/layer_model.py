@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from lib.config.base import Strict
@@ -18,7 +19,6 @@ from lib.errors import InputError, choices
 from lib.predict.model_file import Count, Format, NotNegative, Saved, require
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import lasso
-from lib.tensorrt.models.scores import score
 
 TARGETS = ("runtime", "power")
 LEARNERS = PHYSICS, LASSO = ("physics", "lasso")
@@ -58,6 +58,16 @@ class Setting(Strict):
 PLAIN = Setting()
 
 
+def score(measured: ArrayLike, predicted: ArrayLike) -> dict[str, float]:
+    """Return ``mape``, ``median`` and ``rmspe`` (absolute relative errors, 0.1 is 10 %), ``r2``, ``n``."""
+    from sklearn.metrics import r2_score
+
+    value, guess = np.asarray(measured, float), np.asarray(predicted, float)
+    relative = np.abs(guess / value - 1)
+    return {"mape": float(relative.mean()), "median": float(np.median(relative)), "rmspe": float(np.sqrt((relative**2).mean())),
+            "r2": r2_score(value, guess), "n": float(len(value))}
+
+
 @dataclass(frozen=True)
 class LayerModel(Saved):
     """The rates of one target for one kind of layer on one device, its interval in log space, and where it comes from."""
@@ -86,9 +96,9 @@ class LayerModel(Saved):
             require(self.rates and {*" ".join(self.rates).split()} <= {*names}, f"rates are of products of {choices(names)}")
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return ``predicted, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
+        """Return ``prediction, low, high`` (ms, or W above idle) for layers; of power, ``runtime`` must be in the table."""
         value = _value(table, self.rates, self.target, self.setting)
-        return pd.DataFrame({"predicted": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
+        return pd.DataFrame({"prediction": value, "low": value * np.exp(-self.half), "high": value * np.exp(self.half)},
                             index=table.index)
 
 

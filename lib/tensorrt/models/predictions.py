@@ -1,90 +1,64 @@
 """What layer models say of an engine: time, power above idle and energy of each layer, and of the whole network."""
 
-from dataclasses import dataclass
-from math import nan
+from collections.abc import Collection
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from lib.errors import InputError, printable
-from lib.tensorrt.engine import KINDS, Engine
-from lib.tensorrt.models.trained_models import TrainedModels
+from lib.errors import InputError, choices, printable
+from lib.tensorrt.engine import OTHER, Engine, Layer
+from lib.tensorrt.models.layer_model import TARGETS, LayerModel
 from lib.tensorrt.recordings import dataset
 
 COLUMNS = ("layer_name", "layer_type", "kind", "runtime_prediction", "runtime_low", "runtime_high", "power_prediction",
            "power_low", "power_high", "model_device", "note")
-_NAMES = {"predicted": "prediction", "low": "low", "high": "high"}
 
 
-@dataclass(frozen=True)
-class NetworkTotal:
-    """Time (ms, nominal 90 % interval), mean power above idle (W) and energy above idle (mJ) of one pass; NaN: not known.
-
-    ``covered`` of ``layers`` layers are predicted; the others count with nothing, and ``others`` counts them by type.
-    """
-
-    runtime_ms: float
-    low_ms: float
-    high_ms: float
-    power_w: float
-    energy_mj: float
-    covered: int
-    layers: int
-    others: dict[str, int]
-
-
-def of_engine(engine: Engine, models: TrainedModels, device: str = "", strict: bool = False) -> pd.DataFrame:
+def of_engine(engine: Engine, models: Collection[LayerModel], device: str = "", strict: bool = False) -> pd.DataFrame:
     """Return a row a layer in ``COLUMNS``: ms and W above idle with intervals, empty with the reason where there is no model.
 
     ``device`` is what the engine runs on; where that is another than the models', or not stated, every row says so, or,
-    ``strict``, InputError is raised.
+    ``strict``, InputError is raised; as it is for models of several devices.
     """
-    stranger = _stranger(models.device, device)
+    owners, known = sorted({model.device for model in models}), {(model.kind, model.target) for model in models}
+    if len(owners) > 1:
+        raise InputError(f"models of several devices cannot predict one engine: {choices(owners)}")
+    stranger = "" if [device] == owners else f"trained on {owners[0]}, " + (
+        f"not on {device}" if device else "and the engine's device is not stated (--device)")
     if stranger and strict:
         raise InputError(f"{engine.path}: {stranger}")
-    table = pd.DataFrame([dataset.features(layer) if layer.kind in KINDS.values() else
-                          {"layer_name": layer.name, "kind": layer.kind} for layer in engine.layers])
-    table["layer_type"] = [layer.layer_type for layer in engine.layers]
-    table["formats"] = [", ".join(layer.unknown_formats) for layer in engine.layers]
-    for target in ("runtime", "power"):
-        table[[f"{target}_{name}" for name in _NAMES.values()]] = _predicted(table, models, target)
-        table["runtime"] = table["runtime_prediction"]
-    table["model_device"] = models.device
-    table["note"] = ["; ".join(filter(None, [*dict.fromkeys(_missing(row, models)), stranger])) for row in table.itertuples()]
-    return table[list(COLUMNS)]
+    table = pd.DataFrame([{"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
+                           **(dataset.features(layer) if layer.kind != OTHER else {}), "model_device": owners[0],
+                           "note": "; ".join(filter(None, [*_missing(layer, known, owners[0]), stranger]))}
+                          for layer in engine.layers])
+    for target in TARGETS:  # power needs the runtime
+        parts = [model.predict(rows) for model in models if model.target == target and (model.kind, "runtime") in known
+                 and len(rows := table[table["kind"] == model.kind])]
+        if parts:
+            table = table.join(pd.concat(parts).add_prefix(f"{target}_"))
+            table["runtime"] = table["runtime_prediction"]
+    return table.reindex(columns=COLUMNS)
 
 
-def _stranger(trained_on: str, device: str) -> str:
-    if not device:
-        return f"trained on {trained_on}, and the engine's device is not stated (--device)"
-    return "" if device == trained_on else f"trained on {trained_on}, not on {device}"
+def _missing(layer: Layer, known: Collection[tuple[str, str]], owner: str) -> list[str]:
+    if layer.kind == OTHER:
+        return [f"no model of {layer.layer_type} layers"]
+    formats = printable(", ".join(layer.unknown_formats))[:100]
+    unknown = [f"bytes are not known: a tensor is {formats!r}"] if formats else []
+    return unknown + [f"no {target} of {layer.kind} layers was measured on {owner}" for target in TARGETS
+                      if (layer.kind, target) not in known]
 
 
-def _missing(row, models: TrainedModels) -> list[str]:
-    if row.kind not in KINDS.values():
-        return [f"no model of {row.layer_type} layers"]
-    unknown = [f"bytes are not known: a tensor is {printable(row.formats)[:100]!r}"] if row.formats else []
-    return [*unknown, *(models.missing(row.kind, target) for target in ("runtime", "power"))]
+def total(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return time (ms, nominal 90 % interval), mean power above idle (W) and energy above idle (mJ) of a pass; NaN: not known.
 
-
-def _predicted(table: pd.DataFrame, models: TrainedModels, target: str) -> np.ndarray:
-    values = np.full((len(table), len(_NAMES)), nan)
-    for kind in KINDS.values():
-        model, rows = models.models.get((kind, target)), (table["kind"] == kind).to_numpy()
-        if model and rows.any() and (target == "runtime" or (kind, "runtime") in models.models):
-            values[rows] = model.predict(table[rows])[list(_NAMES)]
-    return values
-
-
-def total(rows: pd.DataFrame) -> NetworkTotal:
-    """Return what the layers of a pass sum up to; the interval takes their errors as fully correlated, so that it is wide.
-
-    Power and energy are NaN as soon as one layer that has a time has no power.
+    ``covered`` of ``layers`` layers are predicted; the others count with nothing, and ``others`` counts them by type. The
+    interval takes errors of layers as fully correlated, so that it is wide. Power and energy are NaN as soon as one layer that
+    has a time has no power.
     """
-    timed = rows[rows["runtime_prediction"].notna()]
-    others = rows.loc[rows["runtime_prediction"].isna(), "layer_type"].value_counts().to_dict()
-    if timed.empty:
-        return NetworkTotal(nan, nan, nan, nan, nan, 0, len(rows), others)
-    runtime_ms, low_ms, high_ms = (float(timed[f"runtime_{name}"].sum()) for name in ("prediction", "low", "high"))
-    energy_mj = float((timed["power_prediction"] * timed["runtime_prediction"]).sum(skipna=False))
-    return NetworkTotal(runtime_ms, low_ms, high_ms, energy_mj / runtime_ms, energy_mj, len(timed), len(rows), others)
+    timed = rows["runtime_prediction"].notna()
+    sums = rows[timed][["runtime_prediction", "runtime_low", "runtime_high"]].sum(min_count=1)
+    energy_mj = (rows["power_prediction"] * rows["runtime_prediction"])[timed].sum(skipna=False, min_count=1)
+    return {"covered": int(timed.sum()), "layers": len(rows), "others": rows.loc[~timed, "layer_type"].value_counts(),
+            **dict(zip(("runtime_ms", "low_ms", "high_ms"), sums, strict=True)), "energy_mj": energy_mj,
+            "power_w": energy_mj / sums["runtime_prediction"]}

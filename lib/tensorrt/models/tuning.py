@@ -9,8 +9,7 @@ import pandas as pd
 from lib import files, paths
 from lib.errors import InputError, choices
 from lib.tensorrt.models import layer_model
-from lib.tensorrt.models.layer_model import TERMS, Setting
-from lib.tensorrt.models.scores import score
+from lib.tensorrt.models.layer_model import TERMS, Setting, score
 from lib.tensorrt.models.training import SETTINGS, Settings
 
 STORAGE = paths.DATA / "layer_power" / "optuna.sqlite"

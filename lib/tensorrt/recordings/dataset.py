@@ -5,7 +5,6 @@ folder or in its ``trt_profiling``; where power was recorded, ``power_log.log`` 
 and ``idling_power.json`` there or beside the folders of models.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,23 +17,23 @@ from lib.errors import InputError, choices
 from lib.measure.energy import power_log
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine, Layer
-from lib.tensorrt.recordings import latencies, mapping
+from lib.tensorrt.recordings import mapping
 
 ENGINE, LATENCY, LAYERWISE = "trt_engine_info.json", "trt_layer_latency.json", "power_runtime_mapping_layerwise.csv"
 POWER, IDLE, RECORDING = "power_log.log", "idling_power.json", "recording.json"
 _GRAPH, _PROFILE = ".graph.json", ".profile.json"  # of trtexec, as --exportLayerInfo and --exportProfile are usually named
 MEASURED, REPLAYED, SYNTHETIC, NOT_MEASURED = SOURCES = ("measured", "replayed", "synthetic", "not measured")
 LEAST_SAMPLES = 10
+_EXCLUDING = mapping.COLUMNS[4]
 _PLAIN_BYTES = 2  # of a number in tables without bytes: the original study's engines were of FP16
 _WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
 _TEXTS = ("layer_name", "dtype", "weights_dtype")
-_SPATIAL = ("input_size_0", "input_size_1", "input_size_2", "output_size_0", "output_size_1", "output_size_2", "kernel_0",
-            "kernel_1")
-_MEASURED = ("power", "runtime", "layer_name")
+_SPATIAL = (*(f"{side}_size_{axis}" for side in ("input", "output") for axis in range(3)), "kernel_0", "kernel_1")
 ORIGINAL = {
-    "convolutional": ("batch_size", *_SPATIAL, "padding_0", "padding_1", "stride_0", "stride_1", *_MEASURED),
-    "pooling": ("batch_size", *_SPATIAL, "stride_0", "stride_1", *_MEASURED),
-    "dense": ("batch_size", "input_size", "output_size", *_MEASURED)}
+    "convolutional": ("batch_size", *_SPATIAL, "padding_0", "padding_1", "stride_0", "stride_1", "power", "runtime",
+                      "layer_name"),
+    "pooling": ("batch_size", *_SPATIAL, "stride_0", "stride_1", "power", "runtime", "layer_name"),
+    "dense": ("batch_size", "input_size", "output_size", "power", "runtime", "layer_name")}
 OURS = ("groups", "dilation_0", "dilation_1", "dtype", "weights_dtype", "flops", "bytes", "weight_bytes", "power_n",
         "runtime_n")
 
@@ -107,24 +106,17 @@ def preprocess(raw: Path, target: Path) -> list[Recording]:
 
 def _preprocessed(model: str, source: Source, target: Path) -> Recording:
     read, folder = engine.read(source.engine), source.engine.parent
-    times = latencies.read(source.latency)
-    notes = [*_strangers(read, times), *read.notes]
-    if not source.power:
-        notes.append(f"no power: {POWER} missing")
-        table = _without_power(read, times)
-    else:
-        log = power_log.read(source.power)
-        table, coverage = mapping.layerwise(read, times, log, power_log.read_idle_w(source.idle))
-        notes += [*log.notes, f"{coverage.sampled} of {coverage.windows} windows hold a power sample, "
-                  f"{coverage.outside} lie outside of the log"]
-    power_teaches(folder)  # a recording that says nothing that is known of its power is refused
+    power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
+    table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
+    power_source(folder)  # a recording that says nothing that is known of its power is refused
     with files.writing(target):
         for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
             (target / name).unlink(missing_ok=True)
     copied = [files.replace(files.folder(target) / name, path.read_bytes())
               for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
     written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
-    return Recording(model, (written, *copied), tuple(notes))
+    missing = [] if power else [f"no power: {POWER} missing"]
+    return Recording(model, (written, *copied), (*notes, *read.notes, *missing))
 
 
 def power_source(folder: Path) -> str:
@@ -141,27 +133,6 @@ def power_source(folder: Path) -> str:
     return source
 
 
-def power_teaches(folder: Path) -> bool:
-    """Return whether models may be trained on the power of a recording: it was measured with it."""
-    return power_source(folder) == MEASURED
-
-
-def _strangers(read: Engine, times: dict) -> Sequence[str]:
-    """Say which layers have no latencies, and which latencies no layer."""
-    unknown = set(times) - {layer.name for layer in read.layers}
-    silent = [layer for layer in read.layers if layer.name not in times]
-    return [*([f"{len(unknown)} latencies are of no layer of the engine"] if unknown else []),
-            *([f"{len(silent)} of {len(read.layers)} layers have no latency"] if silent else [])]
-
-
-def _without_power(read: Engine, times: dict) -> pd.DataFrame:
-    rows = [(cycle, layer.name, layer.layer_type, np.nan, np.nan, latency) for layer in read.layers if layer.name in times
-            for cycle, latency in enumerate(times[layer.name].latency_ms, start=1)]
-    if not rows:
-        raise InputError(f"{read.path}: none of its layers has latencies; the two are not of one engine")
-    return pd.DataFrame(rows, columns=mapping.COLUMNS).sort_values("cycle", kind="stable", ignore_index=True)
-
-
 def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES) -> list[Recording]:
     """Turn each model's layers into ``target/<model>/{convolutional,pooling,dense}.csv``: features, mean watts, mean ms.
 
@@ -174,37 +145,29 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
 
 
 def _converted(folder: Path, target: Path, least_samples: int) -> Recording:
-    read = engine.read(folder / ENGINE)
-    table, source = layer_table(read, read_layerwise(folder / LAYERWISE), least_samples), power_source(folder)
+    read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
+    if tuple(layerwise) != mapping.COLUMNS:
+        raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
     if source != MEASURED:  # no model is ever trained on it
-        table = table.assign(power=np.nan, power_n=0)
+        layerwise = layerwise.assign(**{_EXCLUDING: np.nan})
+    table = layer_table(read, layerwise, least_samples)
     written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
-               for kind in ORIGINAL if len(rows := table[table["kind"] == kind])]
+               for kind, rows in table.groupby("kind", sort=False)]
     lacking = int(table["power"].isna().sum())
     why = f": it is {source}" if source != MEASURED else ""
     powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
     return Recording(folder.name, tuple(written), (*powerless, *read.notes))
 
 
-def read_layerwise(path: Path) -> pd.DataFrame:
-    """Read a preprocessed table; InputError for other columns, or values that are no numbers."""
-    table = csv_files.frame(path)
-    if tuple(table) != mapping.COLUMNS:
-        raise InputError(f"{path} has other columns than {', '.join(mapping.COLUMNS)}")
-    return table
-
-
 def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int = LEAST_SAMPLES) -> pd.DataFrame:
     """Return a row for each convolutional, pooling and dense layer: the columns of its kind, ``OURS``, and ``kind``."""
-    groups = layerwise.groupby("layer_name")
-    excluding = groups["layer_power_excluding_idle_power_micro_watt"]
-    power_w, samples = excluding.mean() / 1e6, excluding.count()
-    runtime_ms, runs = groups["layer_run_time"].mean(), groups["layer_run_time"].count()
-    rows = [{**features(layer), "power": power_w.get(layer.name, np.nan), "power_n": int(samples.get(layer.name, 0)),
-             "runtime": runtime_ms.get(layer.name, np.nan), "runtime_n": int(runs.get(layer.name, 0))}
-            for layer in read.layers if layer.kind in KINDS.values()]
-    table = pd.DataFrame(rows)
-    return table.assign(power=table["power"].where(table["power_n"] >= least_samples)) if len(table) else table
+    measured = layerwise.groupby("layer_name").agg(
+        power=(_EXCLUDING, "mean"), power_n=(_EXCLUDING, "count"), runtime=("layer_run_time", "mean"),
+        runtime_n=("layer_run_time", "count"))
+    rows = [features(layer) for layer in read.layers if layer.kind in KINDS.values()]
+    table = pd.DataFrame(rows, columns=None if rows else ["layer_name", "kind"]).join(measured, on="layer_name")
+    counts = table[["power_n", "runtime_n"]].fillna(0).astype(int)
+    return table.assign(power=(table["power"] / 1e6).where(counts["power_n"] >= least_samples), **counts)
 
 
 def read_training(folder: Path) -> pd.DataFrame:
@@ -219,9 +182,12 @@ def read_training(folder: Path) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _check_work(table: pd.DataFrame, path: Path) -> None:
-    """Refuse a size below 1, and work that is negative or endless; what is not known may be empty."""
-    for name in table.columns.intersection([*_SPATIAL, "batch_size", "input_size", "output_size", "groups", *_WORK]):
+def _check_numbers(table: pd.DataFrame, path: Path) -> None:
+    """Refuse text, a size below 1, and work that is negative or endless; what is not known may be empty."""
+    names = table.columns.intersection([*ORIGINAL[path.stem], *OURS]).difference(_TEXTS, sort=False)
+    if wrong := [name for name in names if table[name].dtype.kind not in "iuf"]:
+        raise InputError(f"{path}: {choices(wrong)} hold what is no number")
+    for name in names.intersection([*_SPATIAL, "batch_size", "input_size", "output_size", "groups", *_WORK]):
         least = 0 if name in _WORK else 1
         wrong = ~table[name].between(least, _MOST) & ~(table[name].isna() & (name in _WORK))
         if wrong.any():
@@ -230,50 +196,40 @@ def _check_work(table: pd.DataFrame, path: Path) -> None:
 
 
 def _training_table(path: Path) -> pd.DataFrame:
-    table, kind = csv_files.frame(path, dtype={"layer_name": str, "dtype": str, "weights_dtype": str}), path.stem
-    lacking = [name for name in ORIGINAL[kind] if name not in table]
-    if lacking:
+    table, kind = csv_files.frame(path, dtype=dict.fromkeys(_TEXTS, str)), path.stem
+    if lacking := [name for name in ORIGINAL[kind] if name not in table]:
         raise InputError(f"{path} lacks the columns {choices(lacking)}")
-    wrong = [name for name in table.columns.intersection([*ORIGINAL[kind], *OURS]) if name not in _TEXTS
-             and table[name].dtype.kind not in "iuf"]
-    if wrong:
-        raise InputError(f"{path}: {choices(wrong)} hold what is no number")
+    _check_numbers(table, path)
     if kind != "dense":
         for side in ("input", "output"):
             table[f"{side}_size"] = table["batch_size"] * table[[f"{side}_size_{axis}" for axis in range(3)]].prod(axis=1)
     table = table.assign(**{name: value for name, value in _assumed(table, kind).items() if name not in table})
-    _check_work(table, path)
     return table.assign(kind=kind, network=path.parent.name.rpartition("-")[2])
 
 
 def _assumed(table: pd.DataFrame, kind: str) -> dict:
     """Return OURS for a table of the original study: plain convolutions in FP16, work from their shapes; the rest is empty."""
-    into, out, batch, twice, weights = table["input_size"], table["output_size"], table["batch_size"], 2, 0
+    into, out, batch, pooled = table["input_size"], table["output_size"], table["batch_size"], kind == "pooling"
     if kind == "dense":
-        reads = into / batch
-        weights = reads * out / batch
+        reads, channels = into / batch, out / batch
     else:
-        reads = table["kernel_0"] * table["kernel_1"]
-        if kind == "convolutional":
-            reads = reads * table["input_size_0"]
-            weights = reads * table["output_size_0"]
-        else:
-            twice = 1
+        reads, channels = table["kernel_0"] * table["kernel_1"], table["output_size_0"]
+    if kind == "convolutional":
+        reads = reads * table["input_size_0"]
+    weights = 0 if pooled else reads * channels
     return {"groups": 1, "dilation_0": 1, "dilation_1": 1, "dtype": "", "weights_dtype": "", "power_n": np.nan,
-            "runtime_n": np.nan, "flops": twice * out * reads, "weight_bytes": weights * _PLAIN_BYTES,
+            "runtime_n": np.nan, "flops": (1 if pooled else 2) * out * reads, "weight_bytes": weights * _PLAIN_BYTES,
             "bytes": (into + out + weights) * _PLAIN_BYTES}
 
 
 def features(layer: Layer) -> dict:
     """Return a layer's features by the original's names (NCHW; sizes of a dense layer are products) and ours."""
     into, out = layer.inputs[0].dimensions, layer.outputs[0].dimensions
-    window = layer.window if layer.kind == "pooling" else layer.kernel
-    padding = [before + after for before, after in zip(layer.padding_before, layer.padding_after, strict=False)] or [0, 0]
-    pairs = {"kernel": window, "padding": padding, "stride": layer.stride, "dilation": layer.dilation or (1, 1)}
+    padding = [before + after for before, after in zip(layer.pre_padding, layer.post_padding, strict=False)] or [0, 0]
+    sizes = {"input_size": into[1:4], "output_size": out[1:4], "kernel": layer.window[:2], "padding": padding[:2],
+             "stride": layer.stride[:2], "dilation": layer.dilation[:2] or (1, 1)}
     return {"layer_name": layer.name, "kind": layer.kind, "batch_size": into[0],
-            **{f"input_size_{axis}": size for axis, size in enumerate(into[1:4])},
-            **{f"output_size_{axis}": size for axis, size in enumerate(out[1:4])},
-            "input_size": int(np.prod(into)), "output_size": int(np.prod(out)),
-            **{f"{name}_{axis}": size for name, sizes in pairs.items() for axis, size in enumerate(sizes[:2])},
-            "groups": layer.groups, "dtype": layer.dtype, "weights_dtype": layer.weights.type, "flops": layer.flops,
-            "bytes": layer.bytes, "weight_bytes": layer.weights.bytes + layer.bias.bytes}
+            **{f"{name}_{axis}": size for name, values in sizes.items() for axis, size in enumerate(values)},
+            "input_size": int(np.prod(into)), "output_size": int(np.prod(out)), "groups": layer.groups, "dtype": layer.dtype,
+            "weights_dtype": layer.weights.format, "flops": layer.flops, "bytes": layer.bytes,
+            "weight_bytes": layer.weights.bytes + layer.bias.bytes}

@@ -1,29 +1,46 @@
-"""Time-stamped power brought to the layers that ran meanwhile: the mean of the samples within each window, idle removed."""
+"""How long the layers of an engine took, and its power: the mean of the samples within each window, idle removed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
+from lib import store
+from lib.config.base import error_line
 from lib.errors import InputError
-from lib.measure.energy.power_log import PowerLog
+from lib.measure.energy.power_log import PowerLog, seconds
 from lib.tensorrt.engine import Engine
-from lib.tensorrt.recordings.latencies import LayerTimes
 
 COLUMNS = ("cycle", "layer_name", "layer_type", "layer_power_including_idle_power_micro_watt",
            "layer_power_excluding_idle_power_micro_watt", "layer_run_time")
+_TIMES = ["layer_name", "cycle", "layer_run_time", "end_s"]
 _MICRO = 1e6
+_Milliseconds = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
+_Run = Annotated[tuple[_Milliseconds, Annotated[float, BeforeValidator(seconds)] | None],
+                 BeforeValidator(lambda run: run if isinstance(run, list) else (run, None))]
+_RUNS = TypeAdapter(Annotated[dict[str, list[_Run]], Field(min_length=1)])
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How well a log covers the runs: windows in all, those with a sample, those outside of the log, samples used."""
+def read_times(path: Path) -> pd.DataFrame:
+    """Return a row a layer and cycle: ``layer_name, cycle, layer_run_time`` (ms), ``start_s, end_s`` (NaN: no time stamp).
 
-    windows: int
-    sampled: int
-    outside: int
-    samples: int
+    The file holds ``{layer: [ms, ...]}`` or ``{layer: [[ms, "YYYYMMDD-HH:MM:SS.ffffff"], ...]}``, or is trtexec's
+    ``--exportProfile``; of the latter, one value a layer, its median. Raises InputError naming the layer and what is wrong.
+    """
+    content = store.read_json(path)
+    try:
+        if isinstance(content, list):
+            content = {entry["name"]: [entry["medianMs"]] for entry in content if set(entry) != {"count"}}
+        runs = _RUNS.validate_python(content)
+    except ValidationError as error:
+        raise InputError(error_line(error, f"{path} holds no latencies of layers", ())) from None
+    except (TypeError, KeyError) as error:
+        raise InputError(f"{path}: an entry is no layer of trtexec's profile ({error!r})") from None
+    rows = [(name, cycle, *run) for name, cycles in runs.items() for cycle, run in enumerate(cycles, start=1)]
+    table = pd.DataFrame(rows, columns=_TIMES).astype({"end_s": float})
+    return table.assign(start_s=table["end_s"] - table["layer_run_time"] / 1e3)
 
 
 def window_means(start_s: np.ndarray, end_s: np.ndarray, log: PowerLog) -> tuple[np.ndarray, np.ndarray]:
@@ -31,37 +48,39 @@ def window_means(start_s: np.ndarray, end_s: np.ndarray, log: PowerLog) -> tuple
 
     A window without a time stamp (NaN) has none either.
     """
-    stamped = np.isfinite(start_s) & np.isfinite(end_s)
-    first = np.searchsorted(log.at_s, np.where(stamped, start_s, 0.0), side="left")
-    last = np.where(stamped, np.searchsorted(log.at_s, np.where(stamped, end_s, 0.0), side="right"), first)
+    first, last = np.searchsorted(log.at_s, start_s, side="left"), np.searchsorted(log.at_s, end_s, side="right")
     total = np.concatenate([[0.0], np.cumsum(log.power_w)])
-    count = last - first
+    count = np.where(np.isfinite(start_s) & np.isfinite(end_s), last - first, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(count > 0, (total[last] - total[first]) / count, np.nan), count
 
 
-def layerwise(engine: Engine, times: Mapping[str, LayerTimes], log: PowerLog, idle_w: float) -> tuple[pd.DataFrame, Coverage]:
-    """Return a row a cycle and layer in ``COLUMNS`` (µW, ms; empty where no sample fell into the window), and the coverage.
+def layerwise(engine: Engine, times: pd.DataFrame, log: PowerLog | None = None,
+              idle_w: float = np.nan) -> tuple[pd.DataFrame, list[str]]:
+    """Return a row a cycle and layer in ``COLUMNS`` (µW, ms; empty where no sample fell into the window), and notes.
 
     A layer's window ends at its time stamp and is as long as its latency. Raises InputError for latencies of no layer of the
-    engine, without time stamps, and for a log that does not overlap the run.
+    engine and, with a log, for those without time stamps, and for a log that does not overlap the run.
     """
-    layers = [layer for layer in engine.layers if layer.name in times]
-    if not layers:
+    layers = pd.DataFrame([(layer.name, layer.layer_type) for layer in engine.layers], columns=["layer_name", "layer_type"])
+    table = layers.merge(times, on="layer_name").sort_values(["cycle", "start_s"], ignore_index=True)
+    if table.empty:
         raise InputError(f"{engine.path}: none of its layers has latencies; the two are not of one engine")
-    names = np.concatenate([[layer.name] * len(times[layer.name]) for layer in layers])
-    types = np.concatenate([[layer.layer_type] * len(times[layer.name]) for layer in layers])
-    cycles = np.concatenate([np.arange(1, len(times[layer.name]) + 1) for layer in layers])
-    latency_ms = np.concatenate([times[layer.name].latency_ms for layer in layers])
-    end_s = np.concatenate([times[layer.name].end_s for layer in layers])
-    if not np.isfinite(end_s).any():
-        raise InputError(f"{engine.path}: its latencies have no time stamps, so that no power can be brought to them")
-    start_s = end_s - latency_ms / 1e3
-    outside = int(((end_s < log.at_s[0]) | (start_s > log.at_s[-1])).sum())
-    if outside == np.isfinite(end_s).sum():
-        raise InputError(f"{engine.path}: the power log ({len(log.at_s)} samples) does not overlap the run")
-    mean_w, samples = window_means(start_s, end_s, log)
-    table = pd.DataFrame(dict(zip(COLUMNS, (cycles, names, types, mean_w * _MICRO, (mean_w - idle_w) * _MICRO, latency_ms),
-                                  strict=True)))
-    order = np.lexsort((start_s, cycles))
-    return table.iloc[order].reset_index(drop=True), Coverage(len(table), int((samples > 0).sum()), outside, int(samples.sum()))
+    known = set(layers["layer_name"])
+    unknown, silent = set(times["layer_name"]) - known, known - set(table["layer_name"])
+    notes = [f"{len(unknown)} latencies are of no layer of the engine"] * bool(unknown)
+    notes += [f"{len(silent)} of {len(layers)} layers have no latency"] * bool(silent)
+    mean_w = np.nan
+    if log:
+        stamped = table["end_s"].notna().sum()
+        if not stamped:
+            raise InputError(f"{engine.path}: its latencies have no time stamps, so that no power can be brought to them")
+        outside = ((table["end_s"] < log.at_s[0]) | (table["start_s"] > log.at_s[-1])).sum()
+        if outside == stamped:
+            raise InputError(f"{engine.path}: the power log ({len(log.at_s)} samples) does not overlap the run")
+        mean_w, samples = window_means(table["start_s"].to_numpy(), table["end_s"].to_numpy(), log)
+        notes += [*log.notes, f"{(samples > 0).sum()} of {len(table)} windows hold a power sample, {outside} lie outside of "
+                              f"the "
+                  "log"]
+    power = dict(zip(COLUMNS[3:5], (mean_w * _MICRO, (mean_w - idle_w) * _MICRO), strict=True))
+    return table.assign(**power)[list(COLUMNS)], notes

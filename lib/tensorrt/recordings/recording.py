@@ -98,7 +98,7 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
     log = _power(recorder, offset_s)
     facts = {**_settings(network, runs, device), "machine": machine.name(), "utc": store.utc_now(), **machine.ids(),
              "power": _source(recorder.meter, log),
-             "reason": getattr(recorder.meter, "reason", "" if log else "too few samples")}
+             "reason": recorder.meter.reason or ("" if log else "too few samples")}
     for name, content in ((dataset.ENGINE, {"Layers": [layer for _, layer in layers], "Bindings": []}),
                           (dataset.LATENCY, latencies), (dataset.RECORDING, facts)):
         files.create(folder / name, json.dumps(content, indent=None if name == dataset.LATENCY else 1).encode())
@@ -125,12 +125,12 @@ def _timed(network: Network, device: torch.device, runs: int, names: list[str]) 
 def _source(meter: meters.Meter, log: PowerLog | None) -> str:
     if log is None:
         return dataset.NOT_MEASURED
-    return dataset.REPLAYED if isinstance(meter, meters.Replay) else dataset.MEASURED
+    return dataset.REPLAYED if meter.replayed else dataset.MEASURED
 
 
 def _power(recorder: Recorder, offset_s: float) -> PowerLog | None:
     """Return what a meter gave as a log, its clock that of the time stamps; None where there was no meter."""
-    if isinstance(recorder.meter, meters.Absent):
+    if recorder.meter.reason:
         return None
     trace = recorder.trace
     if max(np.isfinite(trace.power_w).sum(), np.isfinite(trace.counter_j).sum()) < LEAST_SAMPLES:

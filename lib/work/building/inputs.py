@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lib.config.base import load_yaml, mapping
-from lib.errors import InputError, choices
+from lib.errors import InputError, entry
 from lib.work import dtypes
 
 _SIZES = r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){0,5}"
@@ -88,9 +88,7 @@ def _dtype(name: str | None, usual: str) -> str:
     torch_names = {**{own: own for own in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
     if name is None:
         return usual
-    if name not in torch_names:
-        raise InputError(f"no element type {name!r} of an input; there are: {choices(torch_names)}")
-    return torch_names[name]
+    return entry(torch_names, name, "element type of an input")
 
 
 def arguments(several: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:

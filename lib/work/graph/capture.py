@@ -95,20 +95,20 @@ class _Setup:
     device: str = "cpu"
 
 
-def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", dtype: str = "float32",
-            channels_last: bool = False, loss: Callable[[torch.Tensor], torch.Tensor] = default_loss,
-            name: str = "the network", device: str = "cpu", autocast: str = "") -> Graph:
+def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", name: str = "the network",
+            **how: Any) -> Graph:
     """List the operators that ``model`` runs on an input of ``shape`` (batch first) on ``device``, which need not be here.
 
     ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
-    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. The whole network is of ``dtype``; with
-    ``autocast``, an element type of 16 bits, forward and loss run as torch.autocast runs them. The model itself is not changed;
-    errors call it ``name``. Raises InputError when the network cannot take the shape, with torch's reason, and for one that
+    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. ``how`` are ``loss``, ``dtype`` of the
+    whole network, ``channels_last``, ``device`` and ``autocast``, an element type of 16 bits: forward and loss then run as
+    torch.autocast runs them. The model itself is not changed; errors call it ``name``.
+    Raises InputError when the network cannot take the shape, with torch's reason, and for one that
     computes nothing or hides what it computes.
     """
-    fake = _fake(_copied(model, name), dtype, channels_last, name)
+    setup = _Setup(mode, optimizer, **how)
+    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name)
     real = None if any(isinstance(one, FakeTensor) for one in model.parameters()) else partial(copy.deepcopy, model)
-    setup = _Setup(mode, optimizer, loss, dtype, channels_last, autocast, device)
     return _captured(fake, (Input(tuple(shape)),), setup, name, real)
 
 
@@ -122,16 +122,17 @@ def prepared(network: Network, channels_last: bool = False, ready: nn.Module | N
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "", device: str = "cpu", ready: nn.Module | None = None, autocast: str = "") -> Graph:
+               root: str = "", ready: nn.Module | None = None, **how: str) -> Graph:
     """Build a network without its weights and list the operators that it runs on its batch, see ``capture``.
 
     ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``root`` names the network as a layer of its
-    own. A network whose control flow reads values is run once with random inputs, where it is small enough, and goes the way
+    own; ``how`` are ``device`` and ``autocast``.
+    A network whose control flow reads values is run once with random inputs, where it is small enough, and goes the way
     that they take (``Graph.branches``). Raises InputError for what cannot be built or captured.
     """
     name = f"model {network.name!r}"
-    own = _copied(ready, name) if ready is not None else _fake(fakes.build(network.build), dtype, channels_last, name)
-    setup = _Setup(mode, dtype=dtype, channels_last=channels_last, autocast=autocast, device=device)
+    own = _fake(fakes.build(network.build), dtype, channels_last, name) if ready is None else _copied(ready, name)
+    setup = _Setup(mode, dtype=dtype, channels_last=channels_last, **how)
     return _captured(_Rooted(root, own) if root else own, network.batch, setup, name, network.build)
 
 
@@ -189,10 +190,9 @@ def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Mo
 
 def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch.Tensor]:
     """Make the inputs of a batch; floats have the element type and the layout of the network."""
-    def one(wanted: Input) -> torch.Tensor:
-        tensor = torch.empty(wanted.shape, dtype=getattr(torch, dtype if wanted.dtype == FLOAT else wanted.dtype))
-        return tensor.to(memory_format=torch.channels_last) if channels_last and wanted.is_picture else tensor
-    return [one(wanted) for wanted in batch]
+    return [torch.empty(wanted.shape, dtype=getattr(torch, dtype if wanted.dtype == FLOAT else wanted.dtype),
+                        memory_format=torch.channels_last if channels_last and wanted.is_picture else torch.contiguous_format)
+            for wanted in batch]
 
 
 def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, setup: _Setup

@@ -7,6 +7,7 @@ each distinct element that is read, and each that is written.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import log2, prod
 
 from lib.work.graph import shapes
@@ -32,46 +33,47 @@ RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like r
                    .split())
 _OVERWRITES = FILLS | RANDOM | {"copy_"}
 
+
+def _costs(names: dict[int, str]) -> dict[str, int]:
+    return {name: cost for cost, listed in names.items() for name in listed.split()}
+
+
 # operations an output element
-PER_OUTPUT = {
-    "add": 1, "sub": 1, "rsub": 1, "mul": 1, "div": 1, "neg": 1, "abs": 1, "sqrt": 1, "rsqrt": 2, "exp": 1, "log": 1,
-    "reciprocal": 1, "square": 1, "pow": 1, "maximum": 1, "minimum": 1, "clamp": 2, "clamp_min": 1, "clamp_max": 1, "eq": 1,
-    "ne": 1, "gt": 1, "lt": 1, "ge": 1, "le": 1, "where": 1, "masked_fill": 1, "logical_not": 1, "logical_and": 1,
-    "bitwise_not": 1, "sign": 1, "addcmul": 3, "addcdiv": 3, "lerp": 3, "relu": 1, "hardtanh": 2, "sigmoid": 3, "silu": 4,
-    "hardsigmoid": 4, "hardswish": 5, "tanh": 1, "gelu": 5, "elu": 3, "leaky_relu": 2, "softplus": 3, "threshold": 1, "erf": 1,
-    "threshold_backward": 1, "hardtanh_backward": 2, "sigmoid_backward": 3, "silu_backward": 8, "hardsigmoid_backward": 3,
-    "hardswish_backward": 5, "tanh_backward": 3, "gelu_backward": 11, "elu_backward": 3, "leaky_relu_backward": 2,
-    "native_dropout_backward": 2, "bernoulli": 1, "native_dropout": 3, "uniform": 1, "normal": 1, "exponential": 1,
-    "rand": 1, "randn": 1, "rand_like": 1, "randn_like": 1, "random": 1, "binary_cross_entropy_with_logits": 6, "mse_loss": 3,
-    **dict.fromkeys("""sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc
-        erfinv floor ceil round trunc frac fmod remainder floor_divide logical_or logical_xor bitwise_and bitwise_or
-        bitwise_xor bitwise_left_shift bitwise_right_shift isnan isinf isfinite isposinf isneginf hypot sgn copysign
-        heaviside fmax fmin nextafter positive sinc digamma lgamma __and__ __or__ __xor__
-        __lshift__ __rshift__ angle""".split(), 1),
-    "nan_to_num": 3, "mish": 6, "mish_backward": 10, "softplus_backward": 4, "log_sigmoid_forward": 4,
-    "log_sigmoid_backward": 4, "_prelu_kernel": 2, "_prelu_kernel_backward": 3, "celu": 3, "hardshrink": 1,
-    "hardshrink_backward": 1, "softshrink": 2, "softshrink_backward": 1, "glu": 4, "glu_backward": 8, "logit": 4, "xlogy": 2,
-    "smooth_l1_loss": 4, "huber_loss": 4,
-    "upsample_linear1d": 4, "upsample_bilinear2d": 8, "_upsample_bilinear2d_aa": 8, "upsample_trilinear3d": 16,
-    "upsample_bicubic2d": 32, "_upsample_bicubic2d_aa": 32, "grid_sampler_2d": 16, "grid_sampler_3d": 28, "col2im": 1,
-    "polar": 2}
+PER_OUTPUT = _costs({
+    1: """add sub rsub mul div neg abs sqrt exp log reciprocal square pow maximum minimum clamp_min clamp_max eq ne gt lt
+        ge le where masked_fill logical_not logical_and bitwise_not sign relu tanh threshold erf threshold_backward
+        bernoulli uniform normal exponential rand randn rand_like randn_like random sin cos tan asin acos atan atan2
+        sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc erfinv floor ceil round trunc frac fmod remainder
+        floor_divide logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
+        isnan isinf isfinite isposinf isneginf hypot sgn copysign heaviside fmax fmin nextafter positive sinc digamma
+        lgamma __and__ __or__ __xor__ __lshift__ __rshift__ angle hardshrink hardshrink_backward softshrink_backward
+        col2im""",
+    2: """rsqrt clamp hardtanh leaky_relu hardtanh_backward leaky_relu_backward native_dropout_backward _prelu_kernel
+        softshrink xlogy polar""",
+    3: """addcmul addcdiv lerp sigmoid elu softplus sigmoid_backward hardsigmoid_backward tanh_backward elu_backward
+        native_dropout mse_loss nan_to_num _prelu_kernel_backward celu""",
+    4: """silu hardsigmoid softplus_backward log_sigmoid_forward log_sigmoid_backward glu logit smooth_l1_loss huber_loss
+        upsample_linear1d""",
+    5: "hardswish gelu hardswish_backward", 6: "binary_cross_entropy_with_logits mish",
+    8: "silu_backward glu_backward upsample_bilinear2d _upsample_bilinear2d_aa", 10: "mish_backward", 11: "gelu_backward",
+    16: "upsample_trilinear3d grid_sampler_2d", 28: "grid_sampler_3d", 32: "upsample_bicubic2d _upsample_bicubic2d_aa"})
 # operations an element of the first tensor: exp, subtraction of the maximum, sum, division ...
-PER_INPUT = {
-    "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "argmax": 1, "linalg_vector_norm": 2, "prod": 1, "cumsum": 1,
-    "std": 4, "var": 4, "any": 1, "all": 1,
-    "_softmax": 5, "_safe_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
-    "native_layer_norm": 7, "native_layer_norm_backward": 13, "native_group_norm": 7, "native_group_norm_backward": 13,
-    "native_batch_norm_backward": 9, "cudnn_batch_norm_backward": 9, "nll_loss_forward": 0, "nll_loss_backward": 0,
-    "argmin": 1, "min": 1, "var_mean": 4, "std_mean": 4, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 3,
-    "logsumexp": 3, "count_nonzero": 1, "scatter_add": 1, "scatter_reduce": 1, "index_add": 1, "index_reduce": 1, "bincount": 1,
-    "histc": 1, "nonzero": 1, "_is_all_true": 1,
-    "norm": 2, "_fused_rms_norm": 4, "_fused_rms_norm_backward": 10, "_weight_norm_interface": 3,
-    "_weight_norm_interface_backward": 6,
-    "upsample_linear1d_backward": 4, "upsample_bilinear2d_backward": 8, "_upsample_bilinear2d_aa_backward": 8,
-    "upsample_trilinear3d_backward": 16, "upsample_bicubic2d_backward": 32, "_upsample_bicubic2d_aa_backward": 32,
-    "grid_sampler_2d_backward": 32,
-    **{f"{name}{dims}d_backward": 1 for dims in (1, 2, 3)
-       for name in ("upsample_nearest", "_upsample_nearest_exact", "reflection_pad", "replication_pad")}}
+PER_INPUT = _costs({
+    0: "nll_loss_forward nll_loss_backward",
+    1: """sum mean amax amin max argmax prod cumsum any all argmin min cumprod cummax cummin count_nonzero scatter_add
+        scatter_reduce index_add index_reduce bincount histc nonzero _is_all_true upsample_nearest1d_backward
+        _upsample_nearest_exact1d_backward reflection_pad1d_backward replication_pad1d_backward
+        upsample_nearest2d_backward _upsample_nearest_exact2d_backward reflection_pad2d_backward
+        replication_pad2d_backward upsample_nearest3d_backward _upsample_nearest_exact3d_backward
+        reflection_pad3d_backward replication_pad3d_backward""",
+    2: "linalg_vector_norm norm", 3: "logcumsumexp logsumexp _weight_norm_interface",
+    4: """std var _softmax_backward_data _log_softmax_backward_data var_mean std_mean _fused_rms_norm
+        upsample_linear1d_backward""",
+    5: "_softmax _safe_softmax _log_softmax", 6: "_weight_norm_interface_backward", 7: "native_layer_norm native_group_norm",
+    8: "upsample_bilinear2d_backward _upsample_bilinear2d_aa_backward",
+    9: "native_batch_norm_backward cudnn_batch_norm_backward", 10: "_fused_rms_norm_backward",
+    13: "native_layer_norm_backward native_group_norm_backward", 16: "upsample_trilinear3d_backward",
+    32: "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward grid_sampler_2d_backward"})
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
@@ -86,30 +88,19 @@ def _axis_read(size: int, out: int, kernel: int, stride: int, padding: int, dila
     return sum(0 <= position < size for position in positions)
 
 
-def _convolution(op: Op) -> tuple[TensorSpec, TensorSpec, TensorSpec, bool, int]:
-    """Return input, weight, output side, whether it is transposed, and groups, of a convolution or its backward."""
-    if op.short == "convolution_backward":
-        gradient, data, weight = op.args[:3]
-        return data, weight, gradient, op.args[7], op.args[9]
-    data, weight = op.args[:2]
-    return data, weight, op.outputs[0], op.args[6], op.args[8]
-
-
 def _convolution_macs(op: Op) -> int:
-    data, weight, output, transposed, _ = _convolution(op)
-    return (data if transposed else output).elements * prod(weight.shape[1:])
+    call = shapes.convolution(op)
+    passes = bool(call.wanted[0]) + bool(call.wanted[1]) if op.short == "convolution_backward" else 1
+    return passes * (call.data if call.transposed else call.output).elements * prod(call.weight.shape[1:])
 
 
 def _convolution_read(op: Op) -> int:
     """Return the input elements that the windows of a convolution touch."""
-    data, weight, output, transposed, _ = _convolution(op)
-    if transposed:
-        return data.elements
-    stride, padding, dilation = op.args[3:6] if op.short == "convolution" else op.args[4:7]
-    dims = len(weight.shape) - 2
-    wide = [shapes.wide(value, dims) for value in (stride, padding, dilation)]
-    read = [_axis_read(*axis) for axis in zip(data.shape[2:], output.shape[2:], weight.shape[2:], *wide, strict=True)]
-    return prod(data.shape[:2]) * prod(read)
+    call = shapes.convolution(op)
+    if call.transposed:
+        return call.data.elements
+    axes = zip(call.data.shape[2:], call.output.shape[2:], call.weight.shape[2:], *call.steps, strict=True)
+    return prod(call.data.shape[:2]) * prod(_axis_read(*axis) for axis in axes)
 
 
 def _attention_macs(op: Op) -> int:
@@ -159,9 +150,23 @@ def _product(left: TensorSpec, right: TensorSpec) -> int:
     return left.elements * right.shape[-1]
 
 
+def _pooling(op: Op) -> int:
+    """Return a comparison or addition for each element of each window; the backward of a maximum adds each gradient once.
+
+    An adaptive window has the mean share of the input.
+    """
+    backward = op.short.endswith("backward")
+    data, output = (op.args[1], op.args[0]) if backward else (op.args[0], op.outputs[0])
+    if backward and "max" in op.short:
+        return output.elements
+    if "adaptive" in op.short:
+        return output.elements * max(1, data.elements // max(1, output.elements))
+    dims = next((dims for dims in (1, 3) if f"{dims}d" in op.short), 2)
+    return output.elements * prod(shapes.wide(op.args[2 if backward else 1], dims))
+
+
 _MACS: dict[str, Callable[[Op], int]] = {
-    "convolution": _convolution_macs,
-    "convolution_backward": lambda op: _convolution_macs(op) * (bool(op.args[10][0]) + bool(op.args[10][1])),
+    **dict.fromkeys(("convolution", "convolution_backward"), _convolution_macs),
     **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: _product(*op.args[:2])),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: _product(*op.args[1:3])),
     **dict.fromkeys(ATTENTION, _attention_macs),
@@ -169,52 +174,21 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
-
-def _window(op: Op) -> int:
-    """Return the elements of a pooling window; an adaptive one's is the mean share of the input."""
-    if "adaptive" in op.short:
-        data, output = (op.args[1], op.args[0]) if op.short.endswith("backward") else (op.args[0], op.outputs[0])
-        return max(1, data.elements // max(1, output.elements))
-    size = op.args[2 if op.short.endswith("backward") else 1]
-    dims = next((dims for dims in (1, 3) if f"{dims}d" in op.short), 2)
-    return prod(size) if len(size) > 1 else size[0] ** dims
-
-
-def _pooling(op: Op) -> int:
-    """Return a comparison or addition for each element of each window; the backward of a maximum adds each gradient once."""
-    backward = op.short.endswith("backward")
-    outer = op.args[0].elements if backward else op.outputs[0].elements
-    return outer * (1 if backward and "max" in op.short else _window(op))
+# what an operator computes beside its multiply-adds
+_OTHER: dict[str, Callable[[Op], int]] = {
+    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.outputs[:1]), cost)
+       for name, cost in {**PER_OUTPUT, **{name: _CELL if "rnn" in name else 0 for name in _MACS}}.items()},
+    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.tensors[:1]), cost)
+       for name, cost in {**PER_INPUT, **dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0)}.items()},
+    "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),
+    **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier), **dict.fromkeys(("sort", "topk", "kthvalue"), _ordering),
+    **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), lambda op: 3 * op.outputs[0].elements * op.args[0].shape[-1])}
 
 
-def _batch_norm(op: Op) -> int:
-    return op.args[0].elements * (6 if op.args[5] else 2)
-
-
-def _other(op: Op) -> int | None:
-    name = op.short
-    if name in VIEWS or name in FILLS or name in COPIES or name in MOVES:
-        return 0
-    if name.removesuffix("_backward") in RECURRENT:
-        return _CELL * op.outputs[0].elements
-    if name.startswith("_fft_"):
-        return _fourier(op)
-    if name in ("sort", "topk", "kthvalue"):
-        return _ordering(op)
-    if name in ("_cdist_forward", "_euclidean_dist"):
-        return 3 * op.outputs[0].elements * op.args[0].shape[-1]
-    if "pool" in name:
-        return _pooling(op)
-    if name in ("native_batch_norm", "cudnn_batch_norm"):
-        return _batch_norm(op)
-    if name == "convolution_backward":
-        return op.args[0].elements if op.args[10][2] else 0
-    if name in _MACS:
-        return 0
-    bare = name.rstrip("_")
-    if bare in PER_OUTPUT:
-        return PER_OUTPUT[bare] * (op.outputs[0].elements if op.outputs else 0)
-    return PER_INPUT[bare] * op.tensors[0].elements if bare in PER_INPUT and op.tensors else None
+def _other(op: Op) -> Callable[[Op], int] | None:
+    """Return the formula of what ``op`` computes beside its multiply-adds; None where that is not known."""
+    return _OTHER.get(op.short) or _OTHER.get(op.short.rstrip("_")) or (_pooling if "pool" in op.short else None)
 
 
 def is_work(op: Op) -> bool:
@@ -240,7 +214,7 @@ def matrix_flops(op: Op) -> int:
 def flops(op: Op) -> float:
     """Return all FLOPs of ``op``; NaN when it is not known."""
     other = _other(op)
-    return float("nan") if other is None else float(matrix_flops(op) + other)
+    return float(matrix_flops(op) + other(op)) if other else float("nan")
 
 
 def _distinct(specs: tuple[TensorSpec, ...]) -> int:
@@ -258,22 +232,15 @@ def bytes_read(op: Op) -> int:
     if name in _OVERWRITES:
         return _distinct(tensors[1:])
     if name in ("convolution", "convolution_backward"):
-        data = op.args[0 if name == "convolution" else 1]
-        others = _distinct(tensors) - data.bytes
-        if name == "convolution_backward" and not op.args[10][1]:
-            return others
-        weight = 0 if name == "convolution" or op.args[10][0] else op.args[2].bytes
-        return others - weight + min(data.bytes, _convolution_read(op) * data.itemsize)
+        call, backward = shapes.convolution(op), name == "convolution_backward"
+        weight = call.weight.bytes if backward and call.wanted[1] and not call.wanted[0] else 0
+        read = min(call.data.bytes, _convolution_read(op) * call.data.itemsize) if call.wanted[1] or not backward else 0
+        return _distinct(tensors) - call.data.bytes - weight + read
     if name in ("index", "index_select", "embedding", "gather"):
         return _distinct(tensors[1:]) + min(tensors[0].bytes, op.outputs[0].elements * tensors[0].itemsize)
     return _distinct(tensors)
 
 
-def bytes_written(op: Op) -> int:
-    """Return the bytes that ``op`` must write at least."""
-    return 0 if op.short in VIEWS else _distinct(op.outputs)
-
-
 def compulsory_bytes(op: Op) -> int:
     """Return the bytes that ``op`` must move at least: what it reads, once, and what it writes, once."""
-    return bytes_read(op) + bytes_written(op)
+    return bytes_read(op) + (0 if op.short in VIEWS else _distinct(op.outputs))

@@ -1,7 +1,7 @@
 """Small facts of tensor shapes that operator families share: layouts, windows, broadcasts, reductions."""
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.work.graph.ops import Op, TensorSpec
 
@@ -81,6 +81,32 @@ def wide(values: tuple[int, ...], dims: int) -> tuple[int, ...]:
     return tuple(values) * dims if len(values) == 1 else tuple(values)
 
 
+class Convolution(NamedTuple):
+    """What a convolution or its backward is given: ``steps`` are stride, padding and dilation, a value an axis.
+
+    ``wanted`` says of a backward pass which gradients are computed, and of a forward pass whether there is a bias: the last.
+    """
+
+    data: TensorSpec
+    weight: TensorSpec
+    output: TensorSpec
+    steps: tuple[tuple[int, ...], ...]
+    transposed: bool
+    groups: int
+    wanted: tuple[bool, bool, bool]
+
+
+def convolution(op: Op) -> Convolution:
+    """Return what a captured convolution or its backward is given."""
+    if op.short == "convolution_backward":
+        output, data, weight, _, *steps, transposed, _, groups, wanted = op.args
+    else:
+        data, weight, bias, *steps, transposed, _, groups = op.args
+        output, wanted = op.outputs[0], (True, True, bias is not None)
+    dims = len(weight.shape) - 2
+    return Convolution(data, weight, output, tuple(wide(step, dims) for step in steps), transposed, groups, wanted)
+
+
 def window_problem(p: dict[str, Any], axes: tuple[str, ...]) -> str:
     """Return why a sliding window does not fit into its input, or nothing."""
     for axis in axes:
@@ -91,7 +117,7 @@ def window_problem(p: dict[str, Any], axes: tuple[str, ...]) -> str:
     return ""
 
 
-def broadcast(op: Op) -> dict[str, Any]:
+def broadcast(op: Op) -> tuple[int, int, str]:
     """Return how an element-wise operator's inputs meet: outer x inner elements, and which of them is repeated.
 
     none: all of one shape; scalar: a number; channel: one value for each outer index; row: one for each inner index.
@@ -100,32 +126,28 @@ def broadcast(op: Op) -> dict[str, Any]:
     small = [spec for spec in op.tensors if spec.bytes < out.elements * spec.itemsize]
     if not small:
         several = len(op.tensors) > 1 or not any(isinstance(value, int | float) for value in op.args)
-        return {"outer": 1, "inner": out.elements, "broadcast": "none" if several else "scalar"}
+        return 1, out.elements, "none" if several else "scalar"
     spec = min(small, key=lambda item: item.elements)
-    if spec.elements <= 1:
-        return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
-    shape = (1,) * (len(out.shape) - len(spec.shape)) + spec.shape
-    stride = (0,) * (len(out.shape) - len(spec.stride)) + spec.stride
-    repeated = [size > 1 and (have == 1 or step == 0) for size, have, step in zip(out.shape, shape, stride, strict=True)]
-    varying = [size > 1 and not again for size, again in zip(out.shape, repeated, strict=True)]
-    if not any(varying):
-        return {"outer": 1, "inner": out.elements, "broadcast": "scalar"}
-    last, first = max(i for i, k in enumerate(varying) if k), min(i for i, k in enumerate(varying) if k)
-    if not any(repeated[:last]):
-        outer = prod(out.shape[:last + 1])
-        return {"outer": outer, "inner": out.elements // outer, "broadcast": "channel"}
-    if not any(repeated[first:]):
-        inner = prod(out.shape[first:])
-        return {"outer": out.elements // inner, "inner": inner, "broadcast": "row"}
-    return {"outer": 1, "inner": out.elements, "broadcast": "other"}
+    missing = len(out.shape) - len(spec.shape)
+    sides = zip(out.shape, (1,) * missing + spec.shape, (0,) * missing + spec.stride, strict=True)
+    marks = "".join("" if size == 1 else "r" if have == 1 or step == 0 else "v" for size, have, step in sides)
+    sizes = [size for size in out.shape if size > 1]
+    if spec.elements <= 1 or "v" not in marks:
+        return 1, out.elements, "scalar"
+    if "r" not in marks[:marks.rindex("v")]:
+        outer = prod(sizes[:marks.rindex("v") + 1])
+        return outer, out.elements // outer, "channel"
+    if "r" not in marks[marks.index("v"):]:
+        inner = prod(sizes[marks.index("v"):])
+        return out.elements // inner, inner, "row"
+    return 1, out.elements, "other"
 
 
-def reduction(op: Op) -> dict[str, Any]:
-    """Return a reduction as outer x columns x inner, columns being what is reduced."""
+def reduction(op: Op) -> tuple[str, int, int, int]:
+    """Return a reduction as its kind and outer x columns x inner, columns being what is reduced."""
     data = op.tensors[0]
     dims = op.args[2 if op.short == "linalg_vector_norm" else 1] if len(op.args) > 1 else None
     dims = (dims,) if isinstance(dims, int) else dims
-    dims = [dim % len(data.shape) for dim in dims] if dims else list(range(len(data.shape)))
-    columns = prod(data.shape[dim] for dim in dims)
-    outer = prod(data.shape[:min(dims, default=0)])
-    return {"kind": op.short, "outer": outer, "columns": columns, "inner": data.elements // max(1, outer * columns)}
+    dims = [dim % len(data.shape) for dim in dims] if dims else range(len(data.shape))
+    columns, outer = prod(data.shape[dim] for dim in dims), prod(data.shape[:min(dims, default=0)])
+    return op.short, outer, columns, data.elements // max(1, outer * columns)

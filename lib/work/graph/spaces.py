@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lib import paths
-from lib.config.base import NUMBER, Positive, Strict, load
-from lib.errors import InputError, choices
+from lib.config.base import Positive, Strict, load, number, some, whole
+from lib.errors import InputError, choices, entry
 from lib.tables import PARAMETERS
 from lib.work import dtypes
 from lib.work.graph import counts, families
@@ -27,11 +27,11 @@ _DEPTH = 3  # axes, one referring to the next
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 
 
-Whole = Annotated[int, NUMBER, Field(ge=0, le=10**9)]
+Whole = whole(0, 10**9)
 Text = Annotated[str, Field(min_length=1)]
-Range = tuple[Annotated[float, NUMBER, Field(ge=0, le=1e9)], Annotated[float, NUMBER, Field(ge=0, le=1e9)]]
-Passes = Annotated[tuple[Literal[families.PASSES], ...], Field(min_length=1)]
-Dtypes = Annotated[tuple[Literal[tuple(dtypes.NAMES)], ...], Field(min_length=1)]
+Range = tuple[number(0, 1e9), number(0, 1e9)]
+Passes = some(Literal[families.PASSES])
+Dtypes = some(Literal[tuple(dtypes.NAMES)])
 
 
 class Axis(Strict):
@@ -70,8 +70,8 @@ class Axis(Strict):
 class Limits(Strict):
     """The largest sampled point, by its FLOPs and compulsory bytes."""
 
-    most_flops: Annotated[float, Field(gt=0)] = 1e10
-    most_bytes: Annotated[float, Field(gt=0)] = 1e8
+    most_flops: number(above=0) = 1e10
+    most_bytes: number(above=0) = 1e8
 
 
 class DeviceLimits(Strict):
@@ -87,7 +87,7 @@ class Space(Strict):
 
     axes: dict[str, Axis]
     passes: Passes = ("forward",)
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: number(above=0) = 1.0
 
 
 class Grid(Strict):
@@ -166,9 +166,8 @@ class Config:
 
     def ops(self, device: str = "cpu") -> tuple[Op, ...]:
         """Return the operators that torch runs for it on ``device``; InputError for what is impossible."""
-        if self.dtype not in dtypes.NAMES:
-            raise InputError(f"no element type {self.dtype!r}; there are: {choices(dtypes.NAMES)}")
-        return families.make(self.op, dict(self.parameters), dtypes.NAMES[self.dtype], self.passes, device)
+        dtype = entry(dtypes.NAMES, self.dtype, "element type")
+        return families.make(self.op, dict(self.parameters), dtype, self.passes, device)
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -228,13 +227,12 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
     from scipy.stats import qmc
 
     generator, seen, vain, reason, most = np.random.default_rng(seed), set(), 0, "", _TRIES * shard[1]
-    drawn = [name for name, axis in space.axes.items()]
     while True:
-        for point in qmc.LatinHypercube(len(drawn) + 1, rng=generator).random(_BLOCK):
+        for point in qmc.LatinHypercube(len(space.axes) + 1, rng=generator).random(_BLOCK):
             vain += 1
             if vain > most:
                 raise InputError(f"{op}: no new valid point among {most} drawn from params/sweeps.yaml; the last: {reason}")
-            values = {name: space.axes[name].at(place) for name, place in zip(drawn, point, strict=False)}
+            values = {name: axis.at(place) for (name, axis), place in zip(space.axes.items(), point, strict=False)}
             values = fitted(op, _resolve(space.axes, values))
             passes = space.passes[int(point[-1] * len(space.passes))]
             try:
@@ -285,14 +283,14 @@ def product(grid: Grid, seed: int, shard: tuple[int, int] = (0, 1)) -> Iterator[
 
     It ends early where ``too_large`` says so.
     """
+    import numpy as np
+
     named = _values(grid)
     sizes = [len(values) for values in named.values()]
     indices = range(shard[0], prod(sizes), shard[1])
     order = random.Random(seed).sample(indices, min(len(indices), _MOST_ORDERED))
     for index in order:
-        point, rest = {}, index
-        for (name, values), size in zip(named.items(), sizes, strict=True):
-            rest, number = divmod(rest, size)
-            point[name] = values[number]
+        places = np.unravel_index(index, sizes, order="F")
+        point = {name: values[place] for (name, values), place in zip(named.items(), places, strict=True)}
         dtype, passes = point.pop("dtype"), point.pop("passes")
         yield config(grid.op, _resolve(grid.axes, point), dtype, passes)

@@ -1,8 +1,6 @@
 """Estimates of job times: predictions, drawn towards what is common to a job class, corrected by what finished."""
 
-from bisect import bisect_left, insort
 from collections import deque
-from itertools import islice
 from math import inf
 
 import numpy as np
@@ -34,9 +32,7 @@ class Estimator:
         self._predict, self._setup_s = predict, setup_s
         self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # unit of logs
         self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
-        self._classes: list[int] = self._class.tolist()
         self._errors: deque[float] = deque(maxlen=_WINDOW)
-        self._sorted: list[float] = []  # the same errors, the smallest first
         self._finished: list[tuple[int, int, float]] = []  # job, device type and log time
         self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
         self._estimate(predict.sigma)
@@ -44,20 +40,15 @@ class Estimator:
     def _estimate(self, sigma: float) -> None:
         """Estimate anew, with predictions that err by ``sigma`` and corrections from all that finished."""
         self.sigma = sigma
-        table = self._shrunk()
-        self._logs: list[list[float]] = table.tolist()
-        self._table_s = self._predict.table if sigma <= 0 else portable.exp(table) * self._unit_s
-        self._rows: list[list[float]] = self._table_s.tolist()
-        classes, types = int(self._class.max(initial=0)) + 1, table.shape[1]
-        total, count = np.zeros((classes, types)), np.zeros((classes, types), int)
+        self._logs = self._shrunk()
+        self._table_s = self._predict.table if sigma <= 0 else portable.exp(self._logs) * self._unit_s
+        self._sum, self._count = np.zeros((2, int(self._class.max(initial=0)) + 1, self._logs.shape[1]))
         if self._finished:
             jobs, on, took = self._columns()
-            np.add.at(total, (self._class[jobs], on), took - table[jobs, on])
-            np.add.at(count, (self._class[jobs], on), 1)
-        self._sum, self._count = total.tolist(), count.tolist()
-        shift = total / (count + 1 / _PRIOR_VARIANCE)
-        self._shift: list[list[float]] = shift.tolist()
-        self._factor: list[list[float]] = portable.exp(shift).tolist()
+            np.add.at(self._sum, (self._class[jobs], on), took - self._logs[jobs, on])
+            np.add.at(self._count, (self._class[jobs], on), 1)
+        self._shift = self._sum / (self._count + 1 / _PRIOR_VARIANCE)
+        self._factor = portable.exp(self._shift)
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         jobs, types, took = zip(*self._finished, strict=True)
@@ -106,16 +97,15 @@ class Estimator:
 
     def seconds(self, job: int, device_type: int) -> float:
         """Return the estimated seconds of one job on one type; inf where it cannot run."""
-        return self._rows[job][device_type] * self._factor[self._classes[job]][device_type]
+        return self._table_s.item(job, device_type) * self._factor.item(self._class.item(job), device_type)
 
-    def rows(self, jobs: np.ndarray) -> np.ndarray:
-        """Return the estimated seconds of jobs (jobs, types)."""
-        return self._table_s[jobs] * np.array(self._factor)[self._class[jobs]]
+    def rows(self, jobs: np.ndarray | int) -> np.ndarray:
+        """Return the estimated seconds of jobs (jobs, types), or of one job (types)."""
+        return self._table_s[jobs] * self._factor[self._class[jobs]]
 
     def with_setup(self, job: int) -> list[float]:
         """Return the estimated seconds of one job on every type, set-up included."""
-        return [seconds * factor + setup for seconds, factor, setup in zip(
-            self._rows[job], self._factor[self._classes[job]], self._setup_s, strict=True)]
+        return (self.rows(job) + self._setup_s).tolist()
 
     def learn(self, finished: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
@@ -123,33 +113,25 @@ class Estimator:
         ``moved`` grows by how far the estimate of a class changed, ``drift`` by the sum of such changes.
         """
         for job, device_type, seconds in finished:
-            job_class = self._classes[job]
-            sums, counts, shifts = self._sum[job_class], self._count[job_class], self._shift[job_class]
+            cell = self._class[job], device_type
             took = portable.log_one(max((seconds - self._setup_s[device_type]) / self._unit_s, 1e-12))
             self._finished.append((job, device_type, took))
-            error, before = took - self._logs[job][device_type], shifts[device_type]
-            self._note(abs(error - before))
-            sums[device_type] += error
-            counts[device_type] += 1
-            after = shifts[device_type] = sums[device_type] / (counts[device_type] + 1 / _PRIOR_VARIANCE)
-            self._factor[job_class][device_type] = portable.exp_one(after)
+            error, before = took - self._logs.item(job, device_type), self._shift.item(cell)
+            self._errors.append(abs(error - before))
+            self._sum[cell] += error
+            self._count[cell] += 1
+            after = self._shift[cell] = self._sum.item(cell) / (self._count.item(cell) + 1 / _PRIOR_VARIANCE)
+            self._factor[cell] = portable.exp_one(after)
             self.moved = max(self.moved, abs(after - before))
             self.drift += abs(after - before)
         if finished and len(self._errors) >= _LEAST:
-            observed = 1.4826 * _median(self._sorted)
+            observed = 1.4826 * float(np.median(self._errors))
             if abs(observed - self.sigma) > 0.25 * max(self.sigma, 0.2):
                 return observed
             if observed > _WRONG and len(self._finished) >= self._again:
                 self._again = 2 * len(self._finished)
                 return observed
         return None
-
-    def _note(self, error: float) -> None:
-        """Take in the size of an error, and forget the one that is _WINDOW errors old."""
-        if len(self._errors) == _WINDOW:
-            del self._sorted[bisect_left(self._sorted, self._errors[0])]
-        self._errors.append(error)
-        insort(self._sorted, error)
 
     def renew(self, sigma: float) -> None:
         """Estimate anew, with predictions that err by ``sigma``."""
@@ -160,13 +142,8 @@ class Estimator:
     def misled(self) -> bool:
         """Return whether a plan is outdated: an estimate moved since this was last asked, or the last jobs took other times."""
         moved, self.moved = self.moved > _MOVED, 0.0
-        return moved or bool(self._errors) and _median(sorted(islice(reversed(self._errors), _LEAST))) > _EXACT
+        return moved or bool(self._errors) and bool(np.median(list(self._errors)[-_LEAST:]) > _EXACT)
 
     def left_s(self, job: int, device_type: int, elapsed_s: float) -> float:
         """Return the estimated seconds until a running job ends; the more it is overdue, the longer it is expected to take."""
         return max(self.seconds(job, device_type) - elapsed_s, self.sigma * elapsed_s, 0.0)
-
-
-def _median(ordered: list[float]) -> float:
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

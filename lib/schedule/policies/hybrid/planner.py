@@ -1,13 +1,14 @@
 """A plan: a queue for each device, filled by a search, and corrected as jobs come late and devices run empty early."""
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 
 import numpy as np
 
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
-from lib.schedule.policies.queues import Entry, LazyHeap, Queues
+from lib.schedule.policies.queues import Queues
 from lib.schedule.state import Action, CoreBudget, Start, State
 
 _VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
@@ -17,21 +18,9 @@ class Planner(Queues):
     """Queues filled from a plan; ``new`` and ``ended`` count the jobs that came and that ended since."""
 
     def __init__(self, state: State):
-        self._latest = LazyHeap()
         super().__init__(state)
         self.new, self.ended = 0, 0
         self._colocation = Colocation(state)
-
-    def rebuild(self) -> None:
-        """Build the heaps from ``end_s``."""
-        super().rebuild()
-        self._latest = LazyHeap((-end_s, device) for device, end_s in enumerate(self.end_s) if self.jobs[device])
-
-    def expect(self, device: int, end_s: float) -> None:
-        """Note when a device is expected to finish."""
-        super().expect(device, end_s)
-        if self.jobs[device]:
-            self._latest.push((-end_s, device))
 
     def fill(self, jobs: np.ndarray, seconds: np.ndarray, assigned: np.ndarray, end_s: np.ndarray) -> None:
         """Fill the queues with jobs that take ``seconds`` on the devices ``assigned``, the longest of each device first."""
@@ -104,11 +93,5 @@ class Planner(Queues):
         return False
 
     def _ending_last(self) -> list[int]:
-        seen: set[Entry] = set()
-
-        def valid(entry: Entry) -> bool:
-            new = entry not in seen
-            seen.add(entry)
-            return new and bool(self.jobs[entry[1]]) and -entry[0] == self.end_s[entry[1]]
-
-        return [device for _, device in self._latest.smallest(_VICTIMS, valid)]
+        busy = (device for device, queue in enumerate(self.jobs) if queue)
+        return nsmallest(_VICTIMS, busy, key=lambda device: (-self.end_s[device], device))

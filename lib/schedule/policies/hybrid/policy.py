@@ -8,8 +8,8 @@ import numpy as np
 from lib.errors import InputError, choices
 from lib.schedule import bounds, energy
 from lib.schedule.policies import colocation
-from lib.schedule.policies.baselines import MATCHED, MatchingPlan, affinity, matching
-from lib.schedule.policies.greedy import greedy
+from lib.schedule.policies.baselines import MATCHED, MatchingPlan, affinity, matching, short_and_apt
+from lib.schedule.policies.greedy import Greedy
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.hybrid.late_binding import TypeLists
 from lib.schedule.policies.hybrid.planner import Planner
@@ -224,8 +224,7 @@ def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: st
         return matching(state, predict)
     if objective == "mean_jct":
         return affinity(state, predict)
-    deadline_s, arrival_s = state.jobs.deadline_s, state.jobs.arrival_s
     if objective == "deadline":
-        return greedy(state, predict, lambda job, count, device_type, row: float(deadline_s[job]))
-    return greedy(state, predict, lambda job, count, device_type, row:
-                  float(arrival_s[job]) + _AGING * row[device_type] * row[device_type] / min(row))
+        return Greedy(key=lambda jobs, times: state.jobs.deadline_s[jobs, None])(state, predict)
+    return Greedy(key=lambda jobs, times: state.jobs.arrival_s[jobs, None] + _AGING * short_and_apt(jobs, times))(
+        state, predict)

@@ -12,14 +12,16 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
-from lib.schedule.runtime.engine.plan import ranked
+from lib.schedule.runtime.engine.plan import plan, ranked
 from lib.schedule.runtime.engine.slots import Slots, SlotState
-from lib.schedule.runtime.engine.view import Occupant, View
+from lib.schedule.runtime.engine.view import View, view_of
 from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, Slot, Spawn
 from lib.schedule.state import Policy, Restart, Wait
 
@@ -78,36 +80,57 @@ class Changes:
 
 
 class Engine:
-    """Leads workers through jobs as a policy says. One thread runs it; others ``post`` changes, or read holding ``lock``.
+    """Leads workers through jobs as a policy says, in one thread; others ``post`` changes, or read holding ``lock``.
 
-    ``site_of`` gives the fleet of slots, and how jobs slow each other down there, if known.
+    ``contention_of`` gives how jobs slow each other down on device types, if known.
     """
 
-    def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float],
-                 site_of: Callable[[tuple[Slot, ...]], tuple[Fleet, Contention | None]], limits: Limits, spawn: Spawn,
-                 observer: Observer | None = None, tick_s: float = TICK_S):
-        self.journal, self.limits, self.observer, self._tick_s = journal, limits, observer or Observer(), tick_s
-        self._predicted_s, self._site_of = predicted_s, site_of
-        self.policy = ranked(policy, lambda job: self.view.entries[job].priority)
+    def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None,
+                 spawn: Spawn, observer: Observer | None = None,
+                 contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None):
+        self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
+        self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
+        self._obedient = ranked(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._changes = threading.RLock(), Changes()
         self.post = self._changes.post
         self._thread: threading.Thread | None = None
-        self.attempts, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
+        self._tried, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
         self.waiting: dict[str, Entry] = {}
         self.upcoming: list[Entry] = []
-        self.slots = Slots(limits, spawn, self.now)
+        self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
         self.stranded: list[Entry] = []  # jobs that no slot can run now
         self.wake_s, self.done, self._changed = np.inf, 0, False
 
     def now(self) -> float:
-        """Return the seconds since the run began, all its parts together."""
+        """Return the seconds of the clock of plans, attempts and ends: since the run began, all its parts together."""
         return time.monotonic() - self._began + self._offset_s
 
     @property
     def left(self) -> int:
         """Return how many jobs have not ended."""
-        return len(self.waiting) + len(self.upcoming) + len(self.slots.occupants())
+        self.settle()
+        with self.lock:
+            return len(self.waiting) + len(self.upcoming) + sum(slot.runs is not None for slot in self.slots)
+
+    def add_slot(self, slot: Slot) -> None:
+        """Add a slot, in the place of one of that name."""
+        self.post(partial(self._join, slot))
+
+    def remove_slot(self, name: str) -> None:
+        """Remove a slot; what runs there is stopped, and tried again elsewhere."""
+        self.post(partial(self._leave, name))
+
+    def predict_anew(self) -> None:
+        """Predict the times of the jobs that wait again, as when more is known of devices."""
+        self.post(self._forget_times)
+
+    def plan(self) -> pd.DataFrame:
+        """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``)."""
+        self.settle()
+        with self.lock:
+            view = self.snapshot(planning=True)
+        return plan(view, self.policy)
 
     # ------------------------------------------------------------------------------------------ changes of the list
 
@@ -119,37 +142,33 @@ class Engine:
             self.waiting[entry.job_id] = entry
         self.view = None
 
-    def cancel(self, job_id: str) -> None:
+    def _cancel(self, job_id: str) -> None:
         """End a job that waits; stop a job that runs, whose end comes when it has stopped."""
         if job_id in self.waiting:
             self.view = None
             self._end(self.waiting[job_id], 0, "cancelled")
         for slot in self.slots:
-            if slot.runs and slot.runs.entry.job_id == job_id and not slot.cancelled:
+            if slot.runs and slot.runs.job_id == job_id and not slot.cancelled:
                 slot.cancelled = True
                 slot.stop(self.now() + self.limits.grace_s)
 
-    def reorder(self, job_id: str, priority: int) -> None:
-        """Give a job another priority."""
-        for entry in (*self.waiting.values(), *(runs.entry for runs in self.slots.occupants().values())):
-            if entry.job_id == job_id:
+    def _reorder(self, job_id: str, priority: int) -> None:
+        for entry in (*self.waiting.values(), *(slot.runs for slot in self.slots)):
+            if entry and entry.job_id == job_id:
                 entry.priority = priority
         self.view = None
 
-    def join(self, slot: Slot) -> None:
-        """Add a slot, in the place of one of that name."""
-        self.leave(slot.name)
+    def _join(self, slot: Slot) -> None:
+        self._leave(slot.name)
         self.slots.by_name[slot.name] = SlotState(slot)
 
-    def leave(self, name: str) -> None:
-        """Remove a slot; what runs there is tried again elsewhere."""
+    def _leave(self, name: str) -> None:
         self.view, slot = None, self.slots.by_name.get(name)
         if slot and slot.runs:
             self._stopped(slot, "lost", "its slot was removed")
         self.slots.remove(name)
 
-    def predict_anew(self) -> None:
-        """Predict the times of the jobs that wait again, before the next decision."""
+    def _forget_times(self) -> None:
         for entry in (*self.waiting.values(), *self.upcoming):
             entry.seconds.clear()
             entry.refusal = ""
@@ -163,7 +182,7 @@ class Engine:
             if self._thread in (None, threading.current_thread()):
                 with self.lock:
                     self._make_changes()
-            made.wait(self._tick_s)
+            made.wait(self.tick_s)
 
     def _make_changes(self) -> None:
         self._changed = self._changes.make() or self._changed
@@ -186,33 +205,30 @@ class Engine:
 
     def _put_back(self, slot: SlotState) -> None:
         """Let a job wait for the next run; what the journal refuses now it notes when the job starts again."""
-        entry, cancelled = slot.runs.entry, slot.cancelled
+        entry, cancelled = slot.runs, slot.cancelled
         with suppress(Exception):  # the error that ended the run is the one to raise
             self._stopped(slot, "lost", "the run was ended")
         if slot.runs:
             slot.clear()
             self.waiting[entry.job_id] = entry
             if cancelled:
-                self.post(partial(self.cancel, entry.job_id))
+                self.post(partial(self._cancel, entry.job_id))
 
     def _round(self, until: Callable[[], bool]) -> bool:
         """Take in what happened, and decide; return whether to go on."""
         with self.lock:
             self._make_changes()
-            if not until():
-                if self._listen() or self._changed:
-                    self._changed = False
-                    self._decide()
-                return True
-            for slot in self.slots:
-                if slot.runs:
-                    self._stopped(slot, "lost", "the run was ended")
-            return False
+            if until():
+                return False
+            if self._listen() or self._changed:
+                self._changed = False
+                self._decide()
+            return True
 
     def _wait(self) -> None:
         """Wait a moment for messages, changes, arrivals and timeouts."""
         pipes, next_s = self.slots.pipes(), self.upcoming[0].arrival_s if self.upcoming else np.inf
-        tick_s = self._tick_s if pipes or not len(self.slots) else min(self._tick_s, _WITHOUT_PIPE_S)
+        tick_s = self.tick_s if pipes or not len(self.slots) else min(self.tick_s, _WITHOUT_PIPE_S)
         bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
         if bell in wait([*pipes, bell], max(0.0, pause_s)):
             self._changes.silence()
@@ -224,28 +240,34 @@ class Engine:
         while self.upcoming and self.upcoming[0].arrival_s <= now:
             entry = self.upcoming.pop(0)
             self.waiting[entry.job_id] = entry
-            if self.view:
-                self.view.arrive(entry, expected=True)
+            self._arrive(entry)
+            if self.view and entry.number >= 0:
+                self.view.state.expected -= 1
             news = True
         for event, slot, content in self.slots.events():
             if event == "report":
-                self.observer.reported(slot.runs.entry.job_id, slot.runs.attempt, content)
+                self.observer.reported(slot.runs.job_id, slot.runs.attempt, content)
             else:
                 self._handle(event, slot, content)
                 news = True
         return news
+
+    def _arrive(self, entry: Entry) -> None:
+        """Let the policy know that a job waits."""
+        if self.view and entry.number >= 0:
+            self.view.state.arrive(entry.number)
 
     def _handle(self, event: str, slot: SlotState, content: Any) -> None:
         if event == "lost":
             self.view = None
         elif event == "ready":
             if self.view:
-                self.view.enable(slot.name)
+                self.view.state.enable(slot.device)
         elif event == "broken":
             if slot.runs:
                 self._stopped(slot, "moved") if slot.moving_to else self._fail(slot, content)
             if self.view:
-                self.view.disable(slot.name)
+                self.view.state.disable(slot.device)
         elif event == "done":
             self._finish(slot, content)
         elif event == "stopped":
@@ -258,49 +280,51 @@ class Engine:
     def _release(self, slot: SlotState, seconds: float | None = None) -> None:
         """Free a slot, once the journal knows; ``seconds`` are those of a job that ended well."""
         if self.view:
-            self.view.stop(slot.name, self.now(), seconds)
+            state = self.view.state
+            state.now_s, ran = self.now(), state.stop(slot.device)
+            if seconds is not None:
+                state.finish(ran, seconds)
         slot.clear()
 
     def _finish(self, slot: SlotState, result: Any) -> None:
-        entry, start_s, attempt = slot.runs
+        entry = slot.runs
 
         def free() -> None:
-            self._release(slot, max(_LEAST_S, self.now() - start_s))
+            self._release(slot, max(_LEAST_S, self.now() - slot.start_s))
             self.done += 1
             for other in self.waiting.values():
                 if other.job_class == entry.job_class:
                     other.seconds.clear()  # better predictions may be known now
 
-        self._end(entry, attempt, "done", "", result, free)
+        self._end(entry, entry.attempt, "done", "", result, free)
 
     def _stopped(self, slot: SlotState, status: str, reason: str = "") -> None:
         """End an attempt that is not the job's end, unless the job is cancelled; start it again on the slot it moves to."""
-        (entry, _, attempt), target, at_s = slot.runs, slot.moving_to, self.now()
+        entry, target, at_s = slot.runs, slot.moving_to, self.now()
         if slot.cancelled:
-            self._end(entry, attempt, "cancelled", reason, free=partial(self._release, slot))
+            self._end(entry, entry.attempt, "cancelled", reason, free=partial(self._release, slot))
             return
-        self.journal.stop(entry.job_id, attempt, at_s, status, reason)
+        self.journal.stop(entry.job_id, entry.attempt, at_s, status, reason)
         self._release(slot)
         if status == "retried":
-            self.attempts[entry.job_id] = self.attempts.get(entry.job_id, 0) + 1
-        if self.view:
-            self.view.wait(entry)
+            self._tried[entry.job_id] = self._tried.get(entry.job_id, 0) + 1
         self.waiting[entry.job_id] = entry
-        self.observer.stopped(entry.job_id, attempt, status, reason, at_s)
-        if target and self.view and self.view.can_start(entry, target):
+        self.observer.stopped(entry.job_id, entry.attempt, status, reason, at_s)
+        self._arrive(entry)
+        here = target and self.slots.by_name.get(target.name) is target
+        if here and self.view and not self.view.state.obstacle(entry.number, target.device, self.view.predict):
+            self.view.state.arrived.remove(entry.number)  # no news to the policy, which moved it
             self._start(entry, target)
-        elif self.view:
-            self.view.arrive(entry)
 
     def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
         """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
-        entry, _, attempt = slot.runs
-        tried = self.attempts.get(entry.job_id, 0) + 1
+        entry = slot.runs
+        tried = self._tried.get(entry.job_id, 0) + 1
         if slot.cancelled or not (final or tried >= self.limits.attempts):
             self._stopped(slot, "retried", reason)
             return
         times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
-        self._end(entry, attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
+        self._end(entry, entry.attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
 
     def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
              free: Callable[[], Any] = lambda: None) -> None:
@@ -309,7 +333,7 @@ class Engine:
         new = self.journal.end(entry.job_id, attempt, at_s, status, reason, result)
         free()
         self.waiting.pop(entry.job_id, None)
-        self.attempts.pop(entry.job_id, None)
+        self._tried.pop(entry.job_id, None)
         if new:
             self.observer.ended(entry.job_id, attempt, status, reason, result, at_s)
 
@@ -320,9 +344,9 @@ class Engine:
 
         For ``planning`` slots whose worker is still starting count as idle, and no job ends.
         """
-        occupants = self.slots.occupants()
-        fleet, contention = self._site_of(tuple(slot.slot for slot in self.slots))
-        for entry in [occupant.entry for occupant in occupants.values()]:
+        slots = list(self.slots)
+        fleet = fleet_of(tuple(slot.slot for slot in slots))
+        for entry in filter(None, [slot.runs for slot in slots]):
             self._predict(entry, fleet)
         for entry in [*self.waiting.values(), *self.upcoming]:
             entry.refusal = self._predict(entry, fleet) or entry.refusal
@@ -331,8 +355,13 @@ class Engine:
                 if not planning:
                     self._end(entry, 0, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
-        idle = [slot.name for slot in self.slots if slot.idle or (planning and not slot.runs)]
-        return View(self.waiting.values(), self.upcoming, occupants, idle, fleet, contention, self.now(), self.done)
+        idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
+        view = view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
+                       self.done)
+        if planning and self.view:  # whose numbers stay
+            for number, entry in enumerate(self.view.entries):
+                entry.number = number
+        return view
 
     def _predict(self, entry: Entry, fleet: Fleet) -> str:
         """Predict the times that an entry lacks; return why that failed, empty if it did not."""
@@ -353,40 +382,40 @@ class Engine:
             self.stranded = self.view.stranded
         if not (view := self.view):
             return  # nothing could start
-        self.wake_s, state, names = np.inf, view.state, view.state.fleet.names
+        self.wake_s, state, slots = np.inf, view.state, {slot.device: slot for slot in self.slots}
         state.now_s = self.now()
-        actions = self.policy(state, view.predict)
+        actions = self._obedient(state, view.predict)
         state.clear_news()
         for action in actions:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
             else:
                 act = self._move if isinstance(action, Restart) else self._start
-                act(view.entries[action.job], names[action.device])
+                act(view.entries[action.job], slots[action.device])
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
             waiting = ", ".join(view.entries[job].job_id for job in list(state.waiting)[:3])
             raise InputError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {waiting}")
 
-    def _start(self, entry: Entry, name: str) -> None:
+    def _start(self, entry: Entry, slot: SlotState) -> None:
         """Start a job, unless it was cancelled a moment ago: that change is still to come."""
         view, at_s = self.view, self.now()
         if not view:
             return
-        if not view.can_start(entry, name):
-            raise InputError(f"the policy started {entry.job_id} on {name}, where it cannot run now")
-        attempt = self.journal.start(entry.job_id, name, at_s)
+        if obstacle := view.state.obstacle(entry.number, slot.device, view.predict):
+            raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: {obstacle}")
+        attempt = self.journal.start(entry.job_id, slot.name, at_s)
         if not attempt:
             self.view = None
             return
         entry.attempt = attempt
-        self.observer.started(entry.job_id, attempt, name, at_s)
-        self.slots.by_name[name].start(Occupant(entry, at_s, attempt), view.seconds(entry, name))
+        self.observer.started(entry.job_id, attempt, slot.name, at_s)
+        slot.start(entry, at_s, view.predict(entry.number, view.state.type_of[slot.device]))
         del self.waiting[entry.job_id]
-        view.start(entry, name, attempt)
+        view.state.start(entry.number, slot.device, attempt)
 
-    def _move(self, entry: Entry, target: str) -> None:
-        slot = next(slot for slot in self.slots if slot.runs and slot.runs.entry is entry)
+    def _move(self, entry: Entry, target: SlotState) -> None:
+        slot = next(slot for slot in self.slots if slot.runs is entry)
         if not (slot.moving_to or slot.cancelled):
             slot.moving_to = target
             slot.stop(self.now() + self.limits.grace_s)

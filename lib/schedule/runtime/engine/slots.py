@@ -10,27 +10,29 @@ from typing import Any
 import numpy as np
 
 from lib.errors import InputError
-from lib.schedule.runtime.engine.view import Occupant
+from lib.schedule.runtime.journal import Entry
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, Spawn, Worker
 
 _NOTES = 1000
 
 
-@dataclass
+@dataclass(eq=False)
 class SlotState:
     """A slot, its worker (none before the first), and what runs on it."""
 
     slot: Slot
     worker: Worker | None = None
+    device: int = -1  # its number in the view
     spawned_s: float = 0.0
     seen_s: float = 0.0
     ready: bool = False
     failed_starts: int = 0  # workers in a row that never became ready
-    runs: Occupant | None = None
-    token: str = ""
+    trouble: str = ""  # of the last worker
+    runs: Entry | None = None
+    start_s: float = 0.0
     expected_s: float = 0.0  # of the job that runs
     cancelled: bool = False
-    moving_to: str = ""  # the slot to start the job on, once it has stopped here
+    moving_to: "SlotState | None" = None  # where to start the job once it has stopped here
     stop_by_s: float = np.inf
 
     @property
@@ -43,10 +45,14 @@ class SlotState:
         """Return whether a job could start here."""
         return self.ready and self.runs is None
 
-    def start(self, occupant: Occupant, expected_s: float) -> None:
+    @property
+    def token(self) -> str:
+        """Return the name of the attempt that runs here."""
+        return f"{self.runs.job_id}#{self.runs.attempt}" if self.runs else ""
+
+    def start(self, entry: Entry, at_s: float, expected_s: float) -> None:
         """Let the worker run a job."""
-        entry = occupant.entry
-        self.runs, self.token, self.expected_s = occupant, f"{entry.job_id}#{occupant.attempt}", expected_s
+        self.runs, self.start_s, self.expected_s = entry, at_s, expected_s
         self.worker.send("run", self.token, entry.spec.call, entry.spec.arguments)
 
     def stop(self, by_s: float) -> None:
@@ -56,7 +62,7 @@ class SlotState:
 
     def clear(self) -> None:
         """Note that nothing runs here."""
-        self.runs, self.token, self.cancelled, self.moving_to, self.stop_by_s = None, "", False, "", np.inf
+        self.runs, self.cancelled, self.moving_to, self.stop_by_s = None, False, None, np.inf
 
 
 def attempt_of(token: str) -> tuple[str, int]:
@@ -90,73 +96,67 @@ class Slots:
         if slot and slot.worker:
             slot.worker.shut_down()
 
-    def occupants(self) -> dict[str, Occupant]:
-        """Return what runs, by slot."""
-        return {slot.name: slot.runs for slot in self if slot.runs}
-
     def pipes(self) -> list[Any]:
         """Return what becomes readable when workers have something to say."""
         pipes = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
         return [pipe for pipe in pipes if isinstance(pipe, Connection)]
 
     def events(self) -> Iterator[Event]:
-        """Spawn missing workers, and yield what happened: ``(event, slot, content)``.
+        """Yield what happened, and spawn missing workers: ``(event, slot, content)``.
 
         ``ready``; ``report`` (content), ``done`` (result), ``stopped``, ``failed`` (reason) and ``refused`` (reason) of the
         running job; ``broken`` (reason): the worker has ended, and is replaced afterwards; ``lost`` (reason): the slot is given
         up.
         """
         for slot in self:
+            if slot.worker:
+                yield from self._heard(slot)
+        for slot in self:
             if slot.worker is None:
                 yield from self._spawned(slot)
-        for slot in self:
-            why = ""
-            for event, *content in slot.worker.messages():
-                slot.seen_s = self._now()
-                if event == "died":
-                    why = content[0]
-                    break
-                if event == "ready":
-                    slot.ready = True
-                    yield event, slot, None
-                elif event != "heartbeat" and content[0] == slot.token:
-                    yield event, slot, content[1] if len(content) > 1 else None
-            if why := why or self._overdue(slot):
-                yield from self._replaced(slot, why)
+
+    def _heard(self, slot: SlotState) -> Iterator[Event]:
+        trouble = ""
+        for event, *content in slot.worker.messages():
+            slot.seen_s = self._now()
+            if event == "died":
+                trouble = content[0]
+            elif event == "ready":
+                slot.ready = True
+                yield event, slot, None
+            elif event != "heartbeat" and content[0] == slot.token:
+                yield event, slot, content[-1]
+        if trouble := trouble or self._overdue(slot):
+            slot.worker.shut_down()
+            yield "broken", slot, trouble
+            self.notes.append(f"{slot.name}: {trouble}")
+            slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
+            slot.worker, slot.ready, slot.trouble = None, False, trouble
 
     def _overdue(self, slot: SlotState) -> str:
         """Return why a worker must be replaced that is silent, late, or did not stop; empty if it need not."""
-        now, limits, runs = self._now(), self.limits, slot.runs
-        if not slot.ready:
-            return f"the worker did not start within {limits.ready_s:g} s" if now - slot.spawned_s > limits.ready_s else ""
-        if now - slot.seen_s > limits.silent_s:
-            return f"no sign of life for {limits.silent_s:g} s"
-        if now > slot.stop_by_s:
-            return f"it did not stop within {limits.grace_s:g} s"
-        if runs and now - runs.start_s > max(limits.least_s, limits.late * slot.expected_s):
-            return f"not done after {now - runs.start_s:,.0f} s, predicted were {slot.expected_s:,.3g} s"
-        return ""
+        now, limits, ran_s = self._now(), self.limits, self._now() - slot.start_s
+        troubles = {
+            f"the worker did not start within {limits.ready_s:g} s": not slot.ready and now - slot.spawned_s > limits.ready_s,
+            f"no sign of life for {limits.silent_s:g} s": slot.ready and now - slot.seen_s > limits.silent_s,
+            f"it did not stop within {limits.grace_s:g} s": now > slot.stop_by_s,
+            f"not done after {ran_s:,.0f} s, predicted were {slot.expected_s:,.3g} s":
+                slot.runs and ran_s > max(limits.least_s, limits.late * slot.expected_s)}
+        return next((trouble for trouble, holds in troubles.items() if holds), "")
 
-    def _replaced(self, slot: SlotState, reason: str) -> Iterator[Event]:
-        slot.worker.shut_down()
-        yield "broken", slot, reason
-        self.notes.append(f"{slot.name}: {reason}")
-        slot.failed_starts = 0 if slot.ready else slot.failed_starts + 1
-        yield from self._spawned(slot, reason)
-
-    def _spawned(self, slot: SlotState, last: str = "") -> Iterator[Event]:
+    def _spawned(self, slot: SlotState) -> Iterator[Event]:
         """Spawn a slot's worker; give up a slot that is gone, or whose workers never start."""
-        slot.ready, slot.spawned_s, slot.seen_s = False, self._now(), self._now()
-        why = f"{slot.failed_starts} workers in a row could not start, the last: {last}"
+        slot.spawned_s = slot.seen_s = self._now()
+        trouble = f"{slot.failed_starts} workers in a row could not start, the last: {slot.trouble}"
         if slot.failed_starts < self.limits.attempts:
             try:
                 slot.worker = self._spawn(slot.slot, self.limits)
                 return
             except SlotLost as error:
-                why = str(error)
+                trouble = str(error)
         del self.by_name[slot.name]
-        self.notes.append(f"{slot.name} is given up: {why}")
-        yield "lost", slot, why
+        self.notes.append(f"{slot.name} is given up: {trouble}")
+        yield "lost", slot, trouble
 
     def shut_down(self) -> None:
         """End all workers."""

@@ -1,1 +1,0 @@
-"""What ``04_complexity`` shows."""

@@ -1,1 +1,0 @@
-"""What ``01_machine`` shows."""

@@ -1,1 +1,0 @@
-"""What ``02_profile`` shows."""

@@ -1,1 +1,0 @@
-"""What ``03_sweep`` shows."""
