@@ -15,7 +15,8 @@ from lib.predict.evaluation import gpu_kernels
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
-README = DOCUMENTS[0].read_text(encoding="utf-8")
+README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text(encoding="utf-8") for name in (
+    "README.md", "docs/where.md", "docs/architecture.md", "docs/research.md"))
 
 
 def rows(text, heading):
@@ -37,16 +38,25 @@ def test_links_targets_and_verbs_exist(path):
         assert re.search(rf"^    {verb}\b", shown.stdout, re.M), verb
 
 
-@pytest.mark.parametrize("row", rows(README, "Where do I find it, where do I add it?"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", rows(WHERE, "Find and add"), ids=lambda row: row[0])
 def test_a_question_leads_to_a_file_that_holds_the_name(row):
     question, files, names = row
-    paths_ = [paths.ROOT / unquote(link) for link in LINK.findall(files)]
+    paths_ = [paths.ROOT / "docs" / unquote(link) for link in LINK.findall(files)]
     assert 1 <= len(paths_) <= 6, question
     files = [file for path in paths_ for file in (path.glob("*.py") if path.is_dir() else [path])]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     for name in re.findall(r"`([^`]+)`", names):
         defined = rf"^ *(?:def|class) {name}\b|^ *{name}(?:: [^=\n]+)? = |^{name}:"  # of Python, or a key of YAML
         assert re.search(defined, text, re.M), f"{question} {name} is not defined in {[path.name for path in paths_]}"
+
+
+@pytest.mark.parametrize("row", rows(ARCHITECTURE, "Where is ...?"), ids=lambda row: row[0])
+def test_a_place_of_the_architecture_page_exists(row):
+    places = [paths.ROOT / place for place in re.findall(r"`(lib/[a-z_/.]+)`", row[1])]
+    assert places and all(place.exists() for place in places)
+    text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
+    for name in re.findall(r"`([A-Za-z_]+)(?:\.\w+)?`(?! in)", row[1]):
+        assert re.search(rf"\b{name}\b", text), name
 
 
 def test_each_notebook_is_in_the_report_and_in_the_readme():
@@ -69,7 +79,6 @@ def test_the_glossary_is_sorted_and_says_each_term_once():
     assert len(set(terms)) == len(terms)
 
 
-ERRORS = (paths.ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",
           "own GPU, the largest tenth": "the largest tenth", "that GPU left out": "a GPU left out",
           "left out, mean (a line; trees)": "a GPU left out",
