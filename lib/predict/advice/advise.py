@@ -58,11 +58,11 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    found = answers(captured, for_networks(devices, query.dtype), bool(devices))
-    table = predictions(found)
+    results = answers(captured, for_networks(devices, query.dtype), bool(devices))
+    table = predictions(results)
     fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
-    compared = [answer for answer in found if answer.predictor.device in fastest]
-    return Advice(captured, found, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
+    compared = [answer for answer in results if answer.predictor.device in fastest]
+    return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
 
 
 def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predictor]:
@@ -86,18 +86,18 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     query = captured.query
     if query.layout not in LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
-    found = [Answer(captured, predictor, batch_size) for predictor in predictors]
-    able = [answer for answer in found if query.is_plain or answer.condition or answer.uses_gain]
-    if not able or (named and len(able) < len(found)):
-        unable = choices(answer.predictor.device for answer in found if answer not in able)
+    results = [Answer(captured, predictor, batch_size) for predictor in predictors]
+    able = [answer for answer in results if query.is_plain or answer.condition or answer.uses_gain]
+    if not able or (named and len(able) < len(results)):
+        unable = choices(answer.predictor.device for answer in results if answer not in able)
         condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     return able
 
 
-def predictions(found: Sequence[Answer]) -> pd.DataFrame:
+def predictions(results: Sequence[Answer]) -> pd.DataFrame:
     """Return one row per device (COLUMNS), the fastest first."""
-    rows = [answer.columns for answer in found]
+    rows = [answer.columns for answer in results]
     return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
@@ -107,8 +107,8 @@ def _crossovers(compared: Sequence[Answer]) -> list[str]:
     for batch, answer in product(BATCHES, compared):
         answer.captured.scaled(batch, answer.predictor.device_type)  # its allocations are replayed in the background
     for batch in BATCHES:
-        found = [replace(answer, batch_size=batch) for answer in compared]
-        times = [(answer.estimate.predicted_ms, answer.predictor.device) for answer in found if answer.fits]
+        results = [replace(answer, batch_size=batch) for answer in compared]
+        times = [(answer.estimate.predicted_ms, answer.predictor.device) for answer in results if answer.fits]
         best = min(times)[1] if times else "none (memory)"
         if best != last:
             changes.append(f"from batch {batch}: {best}")

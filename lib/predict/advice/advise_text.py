@@ -135,13 +135,13 @@ def _notes(advice: Advice) -> list[str]:
     shown, dtype = advice.table, advice.captured.query.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
-    def said(name: str) -> str:
+    def listed(name: str) -> str:
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
     gpus = shown[~shown["device"].str.match("cpu(@|$)")]
     kernels, launched = (choices(part["device"]) for part in (gpus[gpus["latency_type"] == "kernel"],
                                                               gpus[gpus["latency_type"] != "kernel"]))
-    unknown, uncounted, branches = map(said, ("not_modelled", "uncounted", "branches"))
+    unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
     unbounded = np.isinf(shown["high_ms"]).any()
@@ -246,10 +246,10 @@ def changes_table(several: Sequence[Change]) -> pd.DataFrame:
 def verdict(advice: Advice, measured_ms: float) -> str:
     """Say whether the interval of this machine's CPU covers what was measured: of a training step forward and backward."""
     what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
-    said, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
+    measured, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:
-        return said
+        return measured
     passes = cpu.predictor.estimate(cpu.work)
     covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
-    return (f"{said}, {covered} the interval {passes.low_ms:,.4g} to "
+    return (f"{measured}, {covered} the interval {passes.low_ms:,.4g} to "
             f"{passes.high_ms:,.4g}; the prediction was off by {passes.predicted_ms / measured_ms - 1:+.1%}")

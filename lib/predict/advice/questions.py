@@ -127,8 +127,8 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
         query = question.query
         captured = at(query.batch_size).under(layout=query.layout, compiled=query.compiled)
         predictors = models(question.device, query.dtype)
-        for found in advise.answers(captured, predictors, bool(question.device), query.batch_size):
-            yield question.columns | found.columns | {"batch_size": found.work.batch_size, "error": ""}
+        for result in advise.answers(captured, predictors, bool(question.device), query.batch_size):
+            yield question.columns | result.columns | {"batch_size": result.work.batch_size, "error": ""}
     except Exception as error:
         yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}
 

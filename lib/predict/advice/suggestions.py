@@ -34,25 +34,25 @@ class Change:
 
 def suggestions(advice: Advice) -> list[Change]:
     """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
-    found = changes(advice.of("cpu") or advice.of(advice.recommended) or advice.answers[0])
+    several = changes(advice.of("cpu") or advice.of(advice.recommended) or advice.answers[0])
     if advice.captured.query.mode == "train":
-        found += loader_changes(advice.captured.query.model)
-    return sorted(found, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
+        several += loader_changes(advice.captured.query.model)
+    return sorted(several, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
 
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query, operators = answer.query, answer.passes.operators
-    found = [*_retained_memory(answer), *_larger_batches(answer)]
+    several = [*_retained_memory(answer), *_larger_batches(answer)]
     cost = operators["predicted_ms"] * operators["calls"]
     fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     if not query.compiled:
-        found.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
+        several.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
                                              f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
     if query.layout == "contiguous" and any(one.is_picture for one in query.network().batch):
-        found.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
+        several.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
                                              "layout", {"layout": "channels_last"})))
-    return found + ([_half_precision(answer)] if query.dtype == "fp32" else [])
+    return several + ([_half_precision(answer)] if query.dtype == "fp32" else [])
 
 
 def _learned(answer: Answer, change: Change) -> Change:
