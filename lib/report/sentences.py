@@ -18,6 +18,7 @@ _OTHERWISE = "else"
 
 class _Template(Formatter):
     def get_field(self, field_name: str, _args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        """Return the number of a name, and the name."""
         value = lookup(kwargs, field_name)
         return choices(value) if isinstance(value, tuple | list) else value, field_name
 
