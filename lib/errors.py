@@ -63,10 +63,10 @@ def death(status: int | None) -> str:
     return f"was killed (signal {-status}): out of memory?" if killed else f"ended with status {status}"
 
 
-def entry(entries, name: object, what: str, advice: str = ""):
-    """Return what a mapping has under a name; InputError, which lists the names and ends in ``advice``, where it has none."""
+def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
+    """Return what a mapping has under a name; InputError lists the names, after ``where`` they are and before ``advice``."""
     if name not in entries:
-        raise InputError(f"no {what} {name!r}; there are: {choices(entries)}{advice}")
+        raise InputError(f"no {what} {name!r}{where and ' in '}{where}; there are: {choices(entries)}{advice}")
     return entries[name]
 
 
