@@ -166,9 +166,9 @@ def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
 def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     steps = np.diff([time.perf_counter_ns() for _ in range(20_000)]) / 1e3
-    one, spin = torch.zeros(1, device=device), torch.ones(64, 64)
+    scalar, spin = torch.zeros(1, device=device), torch.ones(64, 64)
     jitter = [time_calls(lambda: torch.mm(spin, spin), 1, spin.device) * 1e3 for _ in range(2000)]
-    launch = measure(lambda: one.add_(1), device, budget_s, sample_ms=2.0)
+    launch = measure(lambda: scalar.add_(1), device, budget_s, sample_ms=2.0)
     samples_us = {"timer_step": (steps[steps > 0], "smallest differences of time.perf_counter_ns"),
                   "timer_call": (steps.mean(keepdims=True), "mean of 20,000 readings in a row"),
                   "timer_jitter": (np.array(jitter), "one 64x64 GEMM, repeated"),
@@ -243,15 +243,15 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
     try:
         with locks.device(str(device), wait_s), machine.working(device):
             threads, identity = torch.get_num_threads(), machine.identity()
-            own = {name: identity[name] for name in ("hardware_id", "software_id")}
+            ids = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch(str(device)) as watch:
-                small = overheads(device, min(0.5, p.budget_s / 20)).assign(**own)
+                small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
                 timings = sampled(len(probes), ROUNDS, budget, lambda index, share_s: _visit(probes[index], device, share_s),
                                   "ceilings")
                 seen = watch.reading()
-        constants, crowded = {"device": str(device), "threads": threads, **own}, seen.verdict(threads)
+        constants, crowded = {"device": str(device), "threads": threads, **ids}, seen.verdict(threads)
         rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing.n]
         if not rows:
             raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
@@ -316,10 +316,10 @@ def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
     tables, others = [store.read_all([], "ceilings")], []
     for path in sorted(folder.glob("ceilings_*.csv")):
         table = store.read(path, "ceilings")
-        own = table["device"].isin(devices) & (table["hardware_id"] == hardware_id if hardware_id else True)
-        own &= table["threads"] == threads if threads else True
-        if own.any():
-            tables.append(table[own])
+        is_here = table["device"].isin(devices) & (table["hardware_id"] == hardware_id if hardware_id else True)
+        is_here &= table["threads"] == threads if threads else True
+        if is_here.any():
+            tables.append(table[is_here])
             others.append(_overheads_of(path))
     small, table = store.read_all(filter(Path.is_file, others), "overheads"), pd.concat(tables[1:] or tables, ignore_index=True)
     return counted(table) if len(table) else table, small[small["device"].isin(devices)]

@@ -150,11 +150,11 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
     for mode, of_mode in predicted.groupby("mode"):
         count = int(of_mode["network"].nunique())
         for heap in HEAPS if count >= LEAST_NETWORKS else ():
-            case, own = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
+            case, of_case = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
             corrected[case] = replace(
-                fitted[case], half=_half(base.get(case, SUM), own), networks=count,
-                scores=score(own["latency_ms"].to_numpy(), own["predicted_ms"].to_numpy()) if len(own) else {},
-                interval_of="" if len(own) else fitted[case].interval_of)
+                fitted[case], half=_half(base.get(case, SUM), of_case), networks=count,
+                scores=score(of_case["latency_ms"].to_numpy(), of_case["predicted_ms"].to_numpy()) if len(of_case) else {},
+                interval_of="" if len(of_case) else fitted[case].interval_of)
     return corrected
 
 
@@ -170,13 +170,13 @@ def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
     The log of the machine's factor has spread _BETWEEN, a mode's about it _MODES, the page faults' _FRESH. Each network counts
     once, with the scatter of the base's networks.
     """
-    own = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
+    uncorrected = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
     if rows.empty:
-        return own
-    fresh_ms = _predicted(own, rows.assign(sum_ms=0.0, moved_ms=0.0))
+        return uncorrected
+    fresh_ms = _predicted(uncorrected, rows.assign(sum_ms=0.0, moved_ms=0.0))
     of_mode = rows["mode"].to_numpy()[:, None] == np.array(MODES)
-    parts = np.hstack([of_mode * (_predicted(own, rows) - fresh_ms)[:, None], of_mode * fresh_ms[:, None]])
-    doubt = min(map(_spread, own.values())) * np.sqrt(rows.groupby("network")["mode"].transform("size").to_numpy())
+    parts = np.hstack([of_mode * (_predicted(uncorrected, rows) - fresh_ms)[:, None], of_mode * fresh_ms[:, None]])
+    doubt = min(map(_spread, uncorrected.values())) * np.sqrt(rows.groupby("network")["mode"].transform("size").to_numpy())
     (fitted,) = sums.sums(len(MODES), (_MODES,), _BETWEEN, [_FRESH] * len(MODES), doubt, np.ones(2 * len(MODES)), "linear")
     factors = fitted.rates(fitted.logs(parts, rows["latency_ms"].to_numpy(float))).tolist()
 
@@ -185,12 +185,12 @@ def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
         return replace(composition, rates={name: rate * (fresh if name == "fresh_mb" else usual)
                                            for name, rate in composition.rates.items()})
 
-    return {case: corrected(case.split()[0], composition) for case, composition in own.items()}
+    return {case: corrected(case.split()[0], composition) for case, composition in uncorrected.items()}
 
 
-def _predicted(several: Compositions, rows: pd.DataFrame) -> np.ndarray:
+def _predicted(compositions: Compositions, rows: pd.DataFrame) -> np.ndarray:
     """Return the ms that each row's composition predicts."""
-    return np.array([several[f"{row['mode']} {row['memory']}"].total(row)
+    return np.array([compositions[f"{row['mode']} {row['memory']}"].total(row)
                      for row in rows[["mode", "memory", *TERMS]].to_dict("records")])
 
 

@@ -122,7 +122,7 @@ def load(path: Path) -> CostModel:
         f" is named as that of a {'CPU' if of_cpu else 'GPU'}, and holds that of another device type":
             (model.chip is None) != (of_cpu or device == ANY_GPU),
         **{f": {what} other rates than {choices(terms)}; {RETRAIN}":
-           any(set(fitted["rates"]) != set(terms) for fitted in several.values()) for what, several, terms in rates}}
+           any(set(fitted["rates"]) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
     for words, holds in wrong.items():
         if holds:
             raise InputError(f"{path}{words}")

@@ -163,9 +163,9 @@ def manifest(folder: Path) -> list[Outcome]:
 
 def _side_by_side(jobs: list[Job]) -> Iterator[list[list[Job]]]:
     """Yield, notebook by notebook, what is measured at once: all but the GPUs in one row of jobs, then a row a GPU."""
-    for _, several in itertools.groupby(jobs, lambda job: job.notebook):
+    for _, group in itertools.groupby(jobs, lambda job: job.notebook):
         rows: dict[str, list[Job]] = {}
-        for job in several:
+        for job in group:
             device = str(job.values.get("device", ""))
             rows.setdefault(device if device.startswith("cuda") else "", []).append(job)
         if "" in rows:

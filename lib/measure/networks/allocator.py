@@ -107,10 +107,10 @@ class Plan:
 
         Raises ValueError when they are not the same operators.
         """
-        def interpolated(one: int, two: int) -> int:
-            return max(0, round(one + share * (two - one)))
+        def interpolated(first: int, second: int) -> int:
+            return max(0, round(first + share * (second - first)))
 
-        beside = tuple(tuple(tuple(map(interpolated, one, two)) for one, two in zip(a, b, strict=True))
+        beside = tuple(tuple(tuple(map(interpolated, first, second)) for first, second in zip(a, b, strict=True))
                        for a, b in zip(self.beside, other.beside, strict=True))
         made = tuple(tuple((name, interpolated(size, again)) for (name, size), (_, again) in zip(a, b, strict=True))
                      for a, b in zip(self.made, other.made, strict=True))

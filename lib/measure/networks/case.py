@@ -29,9 +29,9 @@ def program(case: Case, device: torch.device) -> Callable[[], object]:
     net = networks.network(case.network, case.batch_size, case.input_shape)
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model, (placed, named) = net.build().to(device), net.made(device)
-    if any(one.is_picture for one in net.batch):
+    if any(input_.is_picture for input_ in net.batch):
         model = model.to(memory_format=layout)
-        placed, named = tree_map(lambda one: one.to(memory_format=layout) if one.dim() == 4 else one, (placed, named))
+        placed, named = tree_map(lambda value: value.to(memory_format=layout) if value.dim() == 4 else value, (placed, named))
     model = torch.compile(model) if case.compiled else model
     amp = torch.autocast(device.type, dtypes.torch_dtype(case.dtype)) if case.dtype != "fp32" else nullcontext()
     if case.mode == "infer":

@@ -144,7 +144,7 @@ class _Leader:
             runs = {device: pool.submit(self._sweeps[device].run, self._points[device]) for device in devices}
             try:
                 for second in track(range(max(1, int(total_s))), f"sweep of {choices(devices)}, s"):
-                    while sum(one.visited_s for one in sweeps) <= second and wait(runs.values(), _TICK_S).not_done:
+                    while sum(sweep.visited_s for sweep in sweeps) <= second and wait(runs.values(), _TICK_S).not_done:
                         pass
                 wait(runs.values())
             finally:
@@ -157,14 +157,14 @@ class _Leader:
         """Return why devices could not measure, or not to the end."""
         failed = {device: str(error) if isinstance(error, _IN_WORDS) else one_line(error)
                   for device, error in self._failures.items()}
-        return {device: one.failure for device, one in self._sweeps.items() if one.failure} | failed
+        return {device: sweep.failure for device, sweep in self._sweeps.items() if sweep.failure} | failed
 
     def derive(self, started_utc: str) -> None:
         """Derive the table from all devices that were measured in this folder, also by other processes meanwhile.
 
         Raises, when that is done, an error that is none of input, and InputError for a grid that was not walked to its end.
         """
-        identities = {device: one.identity for device, one in self._sweeps.items() if one.files.configs}
+        identities = {device: sweep.identity for device, sweep in self._sweeps.items() if sweep.files.configs}
         if identities:
             with locks.writer(self._folder / "sweep.parquet", locks.PATIENCE_S):
                 meta = self._folder / "sweep.meta.json"

@@ -34,7 +34,7 @@ def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str
     takes, values = families.family(op).parameters, {}
     for text in assignments:
         name, equals, value = text.partition("=")
-        names = [one for one in takes if name in _AXES and one.startswith(f"{name}_")] or [name]
+        names = [axis for axis in takes if name in _AXES and axis.startswith(f"{name}_")] or [name]
         if not equals or not value:
             raise InputError(f"{text[:60]!r} is no NAME=VALUE; {op} takes: {choices(takes)}")
         if doubled := values.keys() & set(names):
@@ -54,7 +54,7 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
     """
     predictors = registry.for_devices(devices, wanted.dtype)
     described, rows, left_out = {}, [], {}
-    for kind in sorted({one.device_type for one in predictors}):
+    for kind in sorted({predictor.device_type for predictor in predictors}):
         flops, moved = spaces.work(wanted.ops(kind))  # of what the device type runs for it
         described[kind] = {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
     for predictor in predictors:

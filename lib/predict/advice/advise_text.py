@@ -40,7 +40,7 @@ def heading(advice: Advice) -> str:
     query, batch_size = advice.captured.query, advice.captured.batch_size
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    given = [f"{one.name} {one.sample}".strip() for one in query.network(1).batch if one.name or not one.is_float]
+    given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
     return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
 
@@ -57,13 +57,13 @@ def grade(row: Row) -> str:
     return max(letter, "C") if row["out_of_range"] or row["source"].startswith("zero-shot") else letter
 
 
-def screen(advice: Advice, several: Sequence[Change], note: str = "") -> str:
+def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
     rows = [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
     lines = [heading(advice), *_verdicts(rows), *([note] if note else []), "", *_table(rows), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"Not modelled, others answer for them: {choices(unknown)}"] if unknown else []
-    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in several
+    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in suggested
              if change.predicted_gain >= _WORTH][:_CHANGES]
     lines += ["What to change, and how many times as many images a second:", *worth] if worth else \
         ["No change is predicted to make it faster."]
@@ -168,9 +168,9 @@ def _step_notes(advice: Advice) -> list[str]:
             sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(device)
         learned = steps.of_itself(answer.predictor) if query.dtype == "fp32" else None  # as all profiles are
         if learned:
-            several = [f"{name} {one.predict([answer.work])[0]:,.3g} (±{math.expm1(one.half):.0%})"
-                       for name, one in learned.learners.items()]
-            lines.append(f"{device}, the whole step by learners of profiles, in ms: {', '.join(several)}")
+            learned_steps = [f"{name} {learner.predict([answer.work])[0]:,.3g} (±{math.expm1(learner.half):.0%})"
+                       for name, learner in learned.learners.items()]
+            lines.append(f"{device}, the whole step by learners of profiles, in ms: {', '.join(learned_steps)}")
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
 
 
@@ -227,20 +227,20 @@ def plain(value: Any) -> Any:
     return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-def changes(several: Sequence[Change]) -> str:
+def changes(suggested: Sequence[Change]) -> str:
     """Return what to change as lines for a terminal; gains are factors of images a second."""
     lines = ["", "what to change (factor of images a second):"]
-    for change in several:
+    for change in suggested:
         gain = "  ? " if np.isnan(change.predicted_gain) else f"{change.predicted_gain:.2f}"
         measured = "" if np.isnan(change.measured_gain) else f", measured {change.measured_gain:.2f}"
         lines.append(f"  {gain}{measured}  {change.what}: {change.why}")
     return "\n".join(lines)
 
 
-def changes_table(several: Sequence[Change]) -> pd.DataFrame:
+def changes_table(suggested: Sequence[Change]) -> pd.DataFrame:
     """Return what to change as a table."""
     return pd.DataFrame([{"change": change.what, "predicted gain": change.predicted_gain, "measured gain": change.measured_gain,
-                          "why": change.why} for change in several])
+                          "why": change.why} for change in suggested])
 
 
 def verdict(advice: Advice, measured_ms: float) -> str:

@@ -102,7 +102,8 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(list(groups.items()), "networks"):
         at = _captures(query, {question.query.batch_size for question in same})
-        for batch in sorted({one.query.batch_size for one in same if one.device.partition("@")[0] in ("", "cpu")}):
+        on_cpu = [question for question in same if question.device.partition("@")[0] in ("", "cpu")]
+        for batch in sorted({question.query.batch_size for question in on_cpu}):
             with suppress(Exception):  # each question tells its own error
                 at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:
@@ -113,10 +114,10 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
 
 def _captures(query: Query, batch_sizes: set[int]):
     """Return what gives the query at a batch size; of many sizes, the smallest, from which the others are interpolated."""
-    several = sorted(size for size in batch_sizes if size > 1)
+    batches = sorted(size for size in batch_sizes if size > 1)
     network = once(lambda: CapturedQuery(query))
     at = once(lambda batch_size: network().under(batch_size=batch_size))
-    return lambda batch_size: at(several[0] if batch_size > 1 and len(several) > _FEW else batch_size)
+    return lambda batch_size: at(batches[0] if batch_size > 1 and len(batches) > _FEW else batch_size)
 
 
 def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:

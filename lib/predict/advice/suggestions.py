@@ -34,25 +34,25 @@ class Change:
 
 def suggestions(advice: Advice) -> list[Change]:
     """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
-    several = changes(advice.of("cpu") or advice.of(advice.recommended) or advice.answers[0])
+    suggested = changes(advice.of("cpu") or advice.of(advice.recommended) or advice.answers[0])
     if advice.captured.query.mode == "train":
-        several += loader_changes(advice.captured.query.model)
-    return sorted(several, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
+        suggested += loader_changes(advice.captured.query.model)
+    return sorted(suggested, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
 
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query, operators = answer.query, answer.passes.operators
-    several = [*_retained_memory(answer), *_larger_batches(answer)]
+    gains = [*_retained_memory(answer), *_larger_batches(answer)]
     cost = operators["predicted_ms"] * operators["calls"]
     fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     if not query.compiled:
-        several.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
+        gains.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
                                              f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
-    if query.layout == "contiguous" and any(one.is_picture for one in query.network().batch):
-        several.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
+    if query.layout == "contiguous" and any(entry.is_picture for entry in query.network().batch):
+        gains.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
                                              "layout", {"layout": "channels_last"})))
-    return several + ([_half_precision(answer)] if query.dtype == "fp32" else [])
+    return gains + ([_half_precision(answer)] if query.dtype == "fp32" else [])
 
 
 def _learned(answer: Answer, change: Change) -> Change:
@@ -105,7 +105,7 @@ def _half_precision(answer: Answer) -> Change:
                    why=f"by the bf16 model, {other.source(half.passes)}")
 
 
-def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
+def verified(advice: Advice, suggested: Iterable[Change], device: str = "cpu",
              budget_s: float = 2.0) -> tuple[float, list[Change]]:
     """Measure the query and each change on this machine, a fresh process each; return the ms and the changes with gains.
 
@@ -119,7 +119,7 @@ def verified(advice: Advice, several: Iterable[Change], device: str = "cpu",
     base_ms = _median_ms(answer, {}, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{answer.query.model} cannot be measured on {device}: {base_ms}")
-    return base_ms, [_verified(answer, change, base_ms, device, budget_s) for change in track(list(several), "verify")]
+    return base_ms, [_verified(answer, change, base_ms, device, budget_s) for change in track(list(suggested), "verify")]
 
 
 def _verified(answer: Answer, change: Change, base_ms: float, device: str, budget_s: float) -> Change:

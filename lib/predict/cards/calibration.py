@@ -71,7 +71,7 @@ def _images(name: str, sample: str) -> Network:
 
 def _cases(start: CardModel, table: pd.DataFrame) -> list[Cases]:
     """Return the networks of each condition, with the weights of the one most like it: of the same torch or the newest."""
-    several = []
+    parts = []
     for values, part in table.groupby(learning.CONDITION):
         wanted = Condition(*values)
         layout = next(name for name, short in answers.LAYOUTS.items() if short == wanted.layout)
@@ -80,14 +80,14 @@ def _cases(start: CardModel, table: pd.DataFrame) -> list[Cases]:
         if like is None:
             raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
                              f"{choices(known.name for known in start.conditions)}")
-        several.append(Cases(part.reset_index(drop=True), replace(wanted, torch=wanted.torch or like.torch), start.chip,
+        parts.append(Cases(part.reset_index(drop=True), replace(wanted, torch=wanted.torch or like.torch), start.chip,
                              learning.shared(wanted), start.conditions[like].weights))
-    return learning.with_folds(several)
+    return learning.with_folds(parts)
 
 
-def _shifted(several: Sequence[Cases]) -> Weigh:
+def _shifted(parts: Sequence[Cases]) -> Weigh:
     """Fit the shift of weights to networks; return what gives the weights of a condition."""
-    shift = fitting.shift(several)
+    shift = fitting.shift(parts)
     return lambda part: part.start + shift
 
 
@@ -110,25 +110,25 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
     if count < LEAST or families < 2:  # noqa: PLR2004 - one is left out
         raise InputError(f"{count} networks of {families} families are usable, {LEAST} or more of two families are needed"
                          f"{_listed(reasons)}")
-    several = _cases(start, table)
-    before = pd.concat([part.predicted(part.start) for part in several])
-    after = learning.left_out(several, _shifted)
+    parts = _cases(start, table)
+    before = pd.concat([part.predicted(part.start) for part in parts])
+    after = learning.left_out(parts, _shifted)
     scored = [score(np.exp(part["log_ms"]), np.exp(part["log_predicted"])) for part in (before, after)]
     if worse(*scored):
         raise InputError(f"the calibration did not help: families left out err by {scored[1]['mape']:.0f} % after it, by "
                          f"{scored[0]['mape']:.0f} % before; nothing is saved")
-    card = _corrected(start, several, after, count)
+    card = _corrected(start, parts, after, count)
     return Calibrated(card.save((folder or card_model.folder()) / f"{device}.json"), card, count, *scored, reasons)
 
 
-def _corrected(start: CardModel, several: Sequence[Cases], left_out: pd.DataFrame, networks_used: int) -> CardModel:
+def _corrected(start: CardModel, parts: Sequence[Cases], left_out: pd.DataFrame, networks_used: int) -> CardModel:
     """Return the model whose weights are shifted: conditions that were measured have their own errors, others keep theirs.
 
     What cards share is of no version of torch: it takes that of the networks that were measured, where these ran otherwise.
     """
-    shift, half = fitting.shift(several), half_interval(learning.error(left_out))
-    newest = max((part.condition.torch for part in several), key=version)
-    measured, fitted = {part.condition.how for part in several}, {}
+    shift, half = fitting.shift(parts), half_interval(learning.error(left_out))
+    newest = max((part.condition.torch for part in parts), key=version)
+    measured, fitted = {part.condition.how for part in parts}, {}
     for condition in sorted(start.conditions, key=lambda known: version(known.torch)):  # of those alike the newest stands
         before = start.conditions[condition]
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
@@ -136,9 +136,9 @@ def _corrected(start: CardModel, several: Sequence[Cases], left_out: pd.DataFram
             fitted[condition] = shifted
         elif condition.how not in measured:
             fitted[replace(condition, torch=newest)] = replace(shifted, scored=condition.name)
-    for part in several:
-        own = left_out[left_out["condition"] == part.condition.name]
-        fitted[part.condition] = replace(learning.scored(part.start + shift, half, own, "few"), corrected=networks_used)
+    for part in parts:
+        scored_on = left_out[left_out["condition"] == part.condition.name]
+        fitted[part.condition] = replace(learning.scored(part.start + shift, half, scored_on, "few"), corrected=networks_used)
     return replace(start, conditions=fitted)
 
 

@@ -83,9 +83,9 @@ def of_card(device: str, shipped: bool = False) -> CardModel | None:
     Under conditions that it was not measured under others answer for it, too. ``shipped``: none that was calibrated here.
     Raises InputError for a damaged file.
     """
-    own = (None if shipped else of_device(device, folder())) or of_device(device)
+    card = (None if shipped else of_device(device, folder())) or of_device(device)
     others = of_others(device)
-    return replace(own, others=others) if own else others
+    return replace(card, others=others) if card else others
 
 
 def of_others(device: str) -> CardModel | None:

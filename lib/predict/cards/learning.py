@@ -84,21 +84,21 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Ca
     return with_folds(conditions) if conditions else []
 
 
-def without(several: Iterable[Cases], fold: int) -> list[Cases]:
+def without(parts: Iterable[Cases], fold: int) -> list[Cases]:
     """Return conditions without the families of a fold, those that others are left of."""
-    kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in several]
+    kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in parts]
     return [part.of(mask) for part, mask in kept if mask.any()]
 
 
-def left_out(several: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) -> pd.DataFrame:
+def left_out(parts: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) -> pd.DataFrame:
     """Return each network as it is predicted without its family (``Cases.predicted``), in the order of the conditions.
 
     ``learn`` takes networks, and returns what gives the weights of a condition.
     """
     predicted = []
-    for fold in sorted({fold for part in several for fold in part.table["fold"]}):
-        weights = learn(without(several, fold))
-        for number, part in enumerate(several):
+    for fold in sorted({fold for part in parts for fold in part.table["fold"]}):
+        weights = learn(without(parts, fold))
+        for number, part in enumerate(parts):
             test = (part.table["fold"] == fold).to_numpy()
             if test.any():
                 predicted.append(part.of(test).predicted(weights(part)).assign(case=number))
@@ -106,9 +106,9 @@ def left_out(several: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) ->
     return joined.drop(columns="case").reset_index(drop=True)
 
 
-def fit(several: list[Cases]) -> Weigh:
+def fit(parts: list[Cases]) -> Weigh:
     """Fit to the networks of a card; return what gives the weights of a condition."""
-    fitted = fitting.fit(several)
+    fitted = fitting.fit(parts)
     return lambda part: fitting.weights_of(fitted, part.levels)
 
 
@@ -125,12 +125,12 @@ def error(predicted: pd.DataFrame) -> np.ndarray:
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
 
 
-def of_card(device: str, several: list[Cases], predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
+def of_card(device: str, parts: list[Cases], predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
     """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
-    weights, fitted = fit(several), {}
-    for part in several:
-        own = predicted[predicted["condition"] == part.condition.name]
-        fitted[part.condition] = scored(weights(part), half_interval(error(own)), own)
+    weights, fitted = fit(parts), {}
+    for part in parts:
+        of_condition = predicted[predicted["condition"] == part.condition.name]
+        fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
     return CardModel(device, fitted, source, licence)
 
 
@@ -180,12 +180,12 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
     Returns the scores of each condition. Raises InputError for a card with fewer than LEAST networks.
     """
     cards = {device: cases(table, device) for device in sorted(table["device"].unique())}
-    if few := [device for device, several in cards.items() if not several]:
+    if few := [device for device, parts in cards.items() if not parts]:
         raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
     tables_of = []
-    for device, several in cards.items():
-        predicted = left_out(several, fit)
-        path = of_card(device, several, predicted, **SOURCE).save(card_model.FOLDER / f"{device}.json")
+    for device, parts in cards.items():
+        predicted = left_out(parts, fit)
+        path = of_card(device, parts, predicted, **SOURCE).save(card_model.FOLDER / f"{device}.json")
         tables_of.append(card_errors.table(predicted, **SOURCE))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

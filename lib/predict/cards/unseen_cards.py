@@ -27,13 +27,13 @@ OfCards = dict[str, list[Cases]]
 
 def of_cards(table: pd.DataFrame) -> OfCards:
     """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
-    vendors, several = load_devices(), []
+    vendors, parts = load_devices(), []
     for device in sorted(set(table["device"]) & set(vendors)):
         for part in learning.cases(table, device, sustained(vendors[device])):
-            own = (f"card:{device}", f"exact:{device} {part.condition.name}")
-            several.append(replace(part, levels=(*shared(part.condition), *own)))
+            of_card = (f"card:{device}", f"exact:{device} {part.condition.name}")
+            parts.append(replace(part, levels=(*shared(part.condition), *of_card)))
     cards: OfCards = {}
-    for part in learning.with_folds(several) if several else ():
+    for part in learning.with_folds(parts) if parts else ():
         cards.setdefault(part.table["device"].iloc[0], []).append(part)
     if len(cards) < _LEAST_CARDS:
         raise InputError(f"{len(cards)} cards have {learning.LEAST} networks or more, two are needed to leave one out")
@@ -47,7 +47,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame
     """
     rows = []
     for device in cards:
-        rest = [part for other, several in cards.items() if other != device for part in several]
+        rest = [part for other, parts in cards.items() if other != device for part in parts]
         for fold in range(learning.FOLDS):
             fitted = fitting.fit(learning.without(rest, fold))
             for part in cards[device]:
@@ -92,12 +92,12 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str) ->
 
     A condition that no card could be left out of, such as training on one card, is not in it.
     """
-    every = [part for several in cards.values() for part in several]
+    every = [part for parts in cards.values() for part in parts]
     weights, fitted, zero = fitting.fit(every), {}, predicted[predicted["networks"] == 0]
     for condition in sorted({part.condition for part in every}):
-        alike, own = zero[zero["condition"].str.startswith(condition.way)], zero[zero["condition"] == condition.name]
-        if len(own):
-            fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), own,
+        alike, measured = zero[zero["condition"].str.startswith(condition.way)], zero[zero["condition"] == condition.name]
+        if len(measured):
+            fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), measured,
                                                   "others")
     return CardModel(card_model.ANY, fitted, source, licence, tuple(cards))
 

@@ -36,7 +36,7 @@ class Learned:
         return self.compositions[memory].predict(terms(parts, self.efficiencies), outside)
 
 
-def learn(several: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals: np.ndarray) -> Composition:
+def learn(sums: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals: np.ndarray) -> Composition:
     """Learn the rates of terms (``names``) of networks from totals; interval and scores are those of families left out.
 
     Raises InputError for fewer than four networks.
@@ -44,8 +44,8 @@ def learn(several: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, tota
     count = int(rows["network"].nunique())
     if count < LEAST_NETWORKS:
         raise InputError(f"rates are learned from four networks or more, not from {count}")
-    logs, held_out = learned(several, rows, rows[list(names)].to_numpy(float), totals)
-    rates = dict(zip(names, several[0].rates(logs).tolist(), strict=True))
+    logs, held_out = learned(sums, rows, rows[list(names)].to_numpy(float), totals)
+    rates = dict(zip(names, sums[0].rates(logs).tolist(), strict=True))
     return Composition(rates, half_interval(np.log(totals / held_out)), count, score(totals, held_out))
 
 

@@ -38,7 +38,7 @@ def each(groups: pd.Series | np.ndarray) -> Iterator[np.ndarray]:
 def held_out(tests: Iterable[np.ndarray], predict: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return what ``predict`` gives for the rows of each test set, without having seen them."""
     answers = [(np.flatnonzero(test), predict(test)) for test in tests]
-    places, values = (np.concatenate(several) for several in zip(*answers, strict=True))
+    places, values = (np.concatenate(columns) for columns in zip(*answers, strict=True))
     return values[np.argsort(places)]
 
 
@@ -92,8 +92,8 @@ def sums(kinds: int, spreads: Sequence[float], common: float, beside: Sequence[f
     return [Sum(factors, np.array([common, *[spread] * kinds, *beside]), noise, usual, loss) for spread in spreads]
 
 
-def learned(several: Sequence[Sum], rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def learned(sums: Sequence[Sum], rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the logs of the sum that predicts totals of families left out best, and these predictions (n)."""
-    predicted = [one.held_out(rows, parts, totals) for one in several]
-    best = min(range(len(several)), key=lambda number: np.abs(np.log(predicted[number] / totals)).mean())
-    return several[best].logs(parts, totals), predicted[best]
+    predicted = [fitted.held_out(rows, parts, totals) for fitted in sums]
+    best = min(range(len(sums)), key=lambda number: np.abs(np.log(predicted[number] / totals)).mean())
+    return sums[best].logs(parts, totals), predicted[best]

@@ -66,8 +66,8 @@ class Evaluation:
     def with_allocator(self, memory: str) -> pd.DataFrame:
         """Return the usable networks of torchvision, tuning ones too, with one allocator (``kept``, ``default``)."""
         usable = (self.networks["status"] == "ok") & (self.networks["verdict"] != VERDICTS[-1])
-        own = self.networks["network"].str.fullmatch(WORKLOADS)
-        return self.networks[usable & ~own & (self.networks["memory"] == memory)]
+        is_workload = self.networks["network"].str.fullmatch(WORKLOADS)
+        return self.networks[usable & ~is_workload & (self.networks["memory"] == memory)]
 
 
 @dataclass(frozen=True)

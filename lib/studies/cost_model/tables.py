@@ -68,9 +68,9 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
     """Return this model's scores, with the best other learner beside."""
-    own = scores[scores["learner"] == OURS]
+    ours = scores[scores["learner"] == OURS]
     others = scores[scores["learner"] != OURS].sort_values("mape").drop_duplicates("family").set_index("family")
-    table = own[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
+    table = ours[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
     if len(others):
         best = others.reindex(table["family"])
         table["next best"] = [f"{name} {value:.1f}" for name, value in zip(best["learner"], best["mape"], strict=True)]
@@ -140,10 +140,11 @@ def operators(scores: pd.DataFrame, predicted: pd.DataFrame) -> Numbers:
 
     ``scores``: of every learner, ``predicted``: the operators of the evaluation.
     """
-    own = scores[scores["learner"] == OURS]
-    best_other = scores[scores["learner"] != OURS].groupby("family")["mape"].min().reindex(own["family"])
+    ours = scores[scores["learner"] == OURS]
+    best_other = scores[scores["learner"] != OURS].groupby("family")["mape"].min().reindex(ours["family"])
     far = predicted[predicted["relative_error"].abs() > 0.5]
-    return {"ours": own.assign(better=own["mape"].to_numpy() < best_other.to_numpy(), inside=own["cover"].between(*_COVERAGE)),
+    return {"ours": ours.assign(better=ours["mape"].to_numpy() < best_other.to_numpy(),
+                                inside=ours["cover"].between(*_COVERAGE)),
             "low": _COVERAGE[0], "high": _COVERAGE[1], "far": far, "far_pct": len(far) / max(1, len(predicted)) * 100,
             "far_families": far["family"].value_counts().reset_index()}
 
@@ -198,11 +199,11 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
         names = kinds + scores["family"].map(case_name) + ", MAPE"
         return {name: (value, "%", tolerance) for name, value in zip(names, scores["mape"], strict=True)}
 
-    own = study.scores[study.scores["learner"] == OURS]
-    networks, operators = (own[own["kind"] == kind] for kind in ("network", "operator"))
+    ours = study.scores[study.scores["learner"] == OURS]
+    networks, operators = (ours[ours["kind"] == kind] for kind in ("network", "operator"))
     whole = profiled_steps.scores(study.whole_steps) if len(study.whole_steps) else pd.DataFrame(
         columns=["learner", "family", "mape"], dtype=str)
-    return {**errors_of(own, own["kind"] + ", ", _RECOMPUTED),
+    return {**errors_of(ours, ours["kind"] + ", ", _RECOMPUTED),
             **{f"network, {case_name(row.family)}, coverage": (row.cover, "%", 0.0) for row in networks.itertuples()},
             "operator, least coverage": (operators["cover"].min(), "%", 0.0),
             "operator, most coverage": (operators["cover"].max(), "%", 0.0),

@@ -119,19 +119,20 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     """
     try:
         predictors = registry.for_devices((), results.config.precision, shipped)
-        kinds = sorted({one.device_type for one in predictors})
+        kinds = sorted({predictor.device_type for predictor in predictors})
         loops = {kind: networks.captured(results.config, ("train",), kind) for kind in kinds}
     except InputError as error:
         nothing = pd.DataFrame(columns=PREDICTED)
         nothing.attrs["reason"] = str(error)
         return nothing
-    own = _device(results)
+    device = _device(results)
     rows = []
-    for one in sorted(predictors, key=lambda one: one.device != own):
-        step = loops[one.device_type].step(one, shipped=shipped)
-        rows.append({"device": one.device, "source": f"zero-shot from {one.origin}" if one.origin else "predicted",
+    for predictor in sorted(predictors, key=lambda predictor: predictor.device != device):
+        step = loops[predictor.device_type].step(predictor, shipped=shipped)
+        rows.append({"device": predictor.device,
+                     "source": f"zero-shot from {predictor.origin}" if predictor.origin else "predicted",
                      "predicted_ms": step.predicted_ms, "low_ms": step.low_ms, "high_ms": step.high_ms,
-                     "measured_ms": measured_ms(results.rows)["step_time_ms"] if one.device == own else np.nan,
+                     "measured_ms": measured_ms(results.rows)["step_time_ms"] if predictor.device == device else np.nan,
                      "images_per_sec": results.config.batch_size / step.predicted_ms * 1e3, **step.columns})
     return pd.DataFrame(rows, columns=PREDICTED)
 
@@ -170,13 +171,13 @@ def resumed(config: TrainConfig) -> pd.DataFrame:
                                       "checkpoint_steps": 1, "run_name": None, "device": "cpu",
                                       "tb_root": "runs", "ckpt_dir": "checkpoints"})
     with tempfile.TemporaryDirectory() as home, contextlib.redirect_stdout(io.StringIO()):
-        one, several = Path(home) / "run" / "one", Path(home) / "run" / "several"
-        calls = _trained(small, one, np.inf)
+        single, resumed = Path(home) / "run" / "one", Path(home) / "run" / "several"
+        calls = _trained(small, single, np.inf)
         for share in _INTERRUPTED_AFTER:
             with contextlib.suppress(_InterruptedError):
-                _trained(small, several, share * calls)
-        _trained(small, several, np.inf)
-        return pd.DataFrame(list(_compared(one, several, small)), columns=RESUMED)
+                _trained(small, resumed, share * calls)
+        _trained(small, resumed, np.inf)
+        return pd.DataFrame(list(_compared(single, resumed, small)), columns=RESUMED)
 
 
 def _trained(config: TrainConfig, folder: Path, most: float) -> int:
@@ -193,22 +194,23 @@ def _trained(config: TrainConfig, folder: Path, most: float) -> int:
     return calls
 
 
-def _compared(one: Path, other: Path, config: TrainConfig) -> Iterator[tuple[str, int, int]]:
+def _compared(first: Path, second: Path, config: TrainConfig) -> Iterator[tuple[str, int, int]]:
     """Yield what is compared of two runs: what, how many, how many differ."""
-    last = [weights.load(folder / config.ckpt_dir / LAST) for folder in (one, other)]
+    last = [weights.load(folder / config.ckpt_dir / LAST) for folder in (first, second)]
     for name, what in (("model", "weights after the last epoch"), ("optimizer", "state of the optimizer"),
                        ("random", "states of the random generators")):
         yield what, *_differing(*(content[name] for content in last))
-    yield "weights of the best epoch", *_differing(*(weights.load(folder / config.ckpt_dir / BEST) for folder in (one, other)))
-    histories = [store.read(folder / HISTORY, "history") for folder in (one, other)]
+    best = (weights.load(folder / config.ckpt_dir / BEST) for folder in (first, second))
+    yield "weights of the best epoch", *_differing(*best)
+    histories = [store.read(folder / HISTORY, "history") for folder in (first, second)]
     values = [table[table["name"].str.match("train|val|test|best")].sort_values(["name", "step"])["value"].tolist()
               for table in histories]
     yield "losses of steps and metrics in the history", *_differing(*values)
 
 
-def _differing(one: Any, other: Any) -> tuple[int, int]:
+def _differing(first: Any, second: Any) -> tuple[int, int]:
     """Return how many values two nested structures have, and how many of them differ in a bit."""
-    values, others = ([_bits(leaf) for leaf in _leaves(content)] for content in (one, other))
+    values, others = ([_bits(leaf) for leaf in _leaves(content)] for content in (first, second))
     most = max(len(values), len(others))
     return most, most - sum(map(operator.eq, values, others))
 

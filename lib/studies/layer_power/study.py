@@ -128,15 +128,15 @@ def held_out_scores(results: Study) -> pd.DataFrame:
     target = "runtime"
     rows, table = [], layer_model.measured(results.layers, target)
     for kind in KINDS.values():
-        own = table[table["kind"] == kind]
-        if own["network"].nunique() < 2:
+        layers = table[table["kind"] == kind]
+        if layers["network"].nunique() < 2:
             continue
-        learners = {name: _left_out(own, learner, target) for name, learner in LEARNERS.items()}
-        if len(own) - own["network"].value_counts().max() >= _LEAST_FOR_LASSO:
-            learners |= {ORIGINAL: _left_out(own, _lasso(False), target), CORRECTED: _left_out(own, _lasso(True), target)}
+        learners = {name: _left_out(layers, learner, target) for name, learner in LEARNERS.items()}
+        if len(layers) - layers["network"].value_counts().max() >= _LEAST_FOR_LASSO:
+            learners |= {ORIGINAL: _left_out(layers, _lasso(False), target), CORRECTED: _left_out(layers, _lasso(True), target)}
         ours = layer_model.held_out(table, kind, target, results.settings.of(target, kind))
         learners[OURS] = ours[(table["kind"] == kind).to_numpy()]
-        rows += [{"kind": kind, "model": name, **score(own[target], predicted), "n": len(own)}
+        rows += [{"kind": kind, "model": name, **score(layers[target], predicted), "n": len(layers)}
                  for name, predicted in learners.items()]
     return pd.DataFrame(rows)
 
@@ -157,10 +157,10 @@ def totals(results: Study) -> pd.DataFrame:
     """Return measured and predicted time of each network's layers, each predicted by models that did not see it."""
     table = layer_model.measured(results.layers, "runtime").assign(predicted=np.nan, half=0.0)
     for kind in KINDS.values():
-        own, model = table["kind"] == kind, results.models.get(("runtime", kind))
+        is_kind, model = table["kind"] == kind, results.models.get(("runtime", kind))
         if model:
-            table.loc[own, "predicted"] = layer_model.held_out(table, kind, "runtime", model.setting)[own.to_numpy()]
-            table.loc[own, "half"] = model.half
+            table.loc[is_kind, "predicted"] = layer_model.held_out(table, kind, "runtime", model.setting)[is_kind.to_numpy()]
+            table.loc[is_kind, "half"] = model.half
     table = table.assign(low=table["predicted"] * np.exp(-table["half"]), high=table["predicted"] * np.exp(table["half"]))
     sums = {f"{name}_ms": (column, lambda values: values.sum(skipna=False)) for name, column in (
         ("measured", "runtime"), ("predicted", "predicted"), ("low", "low"), ("high", "high"))}

@@ -28,9 +28,9 @@ def _lines(axis, table: pd.DataFrame) -> None:
         ends = np.array([low, row.ridge_point])
         axis.plot(ends, ends * row.peak_gbps, LEVELS[row.level], color=INK, linewidth=1.3, zorder=1,
                   label=f"{row.level} {row.peak_gbps:,.0f} GB/s")
-    several = len(set(table["dtype"])) > 1
+    is_mixed = len(set(table["dtype"])) > 1
     for number, (dtype, part) in enumerate(table.groupby("dtype", sort=False)):
-        peak, colour = part["peak_gflops"].iloc[0], SERIES[number % len(SERIES)] if several else INK
+        peak, colour = part["peak_gflops"].iloc[0], SERIES[number % len(SERIES)] if is_mixed else INK
         axis.plot([part["ridge_point"].min(), high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
         axis.annotate(f"{dtype}  {peak:,.0f} GFLOP/s", (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right",
                       color=colour, fontsize=9)

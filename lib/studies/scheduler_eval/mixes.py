@@ -37,7 +37,7 @@ class Mixes:
 
     def of_scenarios(self, count: int) -> dict[str, comparison.Mix]:
         """Return a mix of ``count`` jobs for each scenario."""
-        return {one.id: partial(scenario.draw, self.times, one, count) for one in self.scenarios}
+        return {mix.id: partial(scenario.draw, self.times, mix, count) for mix in self.scenarios}
 
     def of_published(self) -> dict[str, comparison.Mix]:
         """Return the mixes of published jobs, none where they were not imported."""
@@ -49,7 +49,7 @@ class Mixes:
     @property
     def widest(self) -> Scenario:
         """Return the scenario with the most device types."""
-        return max(self.scenarios, key=lambda one: len(one.devices))
+        return max(self.scenarios, key=lambda scenario: len(scenario.devices))
 
     def one(self, count: int) -> comparison.Mix:
         """Return the mix of the widest scenario; with ``load`` its jobs arrive over time."""
@@ -64,7 +64,7 @@ class Mixes:
 def load(names: Sequence[str], reference: str = "") -> Mixes:
     """Return the named scenarios with their step times; InputError for one that is not there."""
     scenarios = tuple(definitions.scenario(name) for name in names)
-    devices = list(dict.fromkeys(device for one in scenarios for device in one.devices))
+    devices = list(dict.fromkeys(device for scenario in scenarios for device in scenario.devices))
     path = paths.IMPORTED / "gavel" / gavel.FILE
     published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
     return Mixes(scenario.step_times(devices, reference=reference), scenarios, published)
@@ -136,7 +136,7 @@ def few(mixes: Mixes, count: int = 40, names: Sequence[str] = ("fastest", "earli
     for name in names:
         schedule = simulate(problem, registry.policy(name)).schedule
         shown[f"{name}: {float(schedule['end_s'].max()) / bound_s:.2f} times the bound"] = schedule
-    return shown, {job: classes[one] for job, one in zip(problem.jobs.ids, problem.jobs.job_class, strict=True)}, bound_s
+    return shown, {job: classes[number] for job, number in zip(problem.jobs.ids, problem.jobs.job_class, strict=True)}, bound_s
 
 
 def speed(mixes: Mixes, scale: int) -> pd.DataFrame:

@@ -63,33 +63,33 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     A training step has all of its parts on every device: loader, copy, forward, backward and optimizer. The CPU is the
     reference machine's, by its own model where one was trained. Raises InputError for a device without a model.
     """
-    own = registry.machine_files(archive.machine_folder(reference)) if reference else {}
-    devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in own else name for name in devices]
+    models = registry.machine_files(archive.machine_folder(reference)) if reference else {}
+    devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in models else name for name in devices]
     predictors = registry.for_devices(devices, "fp32", shipped=True)
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
         query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
-        answer = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
+        answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
-        rows += [_row(job_class, one, profiled_ms) for one in answer.to_dict("records")]
+        rows += [_row(job_class, answer, profiled_ms) for answer in answers.to_dict("records")]
     table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
     for name in ("step_ms", "low_ms", "high_ms"):
         table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
     return StepTimes(table)
 
 
-def _row(job_class: JobClass, one: dict, profiled_ms: float) -> dict:
-    device = one["device"].partition("@")[0]
-    measured_ms = profiled_ms if device == "cpu" and np.isfinite(profiled_ms) else one["measured_ms"]
-    case = {"job_class": job_class.id, "device": device, "memory_mb": one["memory_mb"], "low_ms": np.nan,
+def _row(job_class: JobClass, answer: dict, profiled_ms: float) -> dict:
+    device = answer["device"].partition("@")[0]
+    measured_ms = profiled_ms if device == "cpu" and np.isfinite(profiled_ms) else answer["measured_ms"]
+    case = {"job_class": job_class.id, "device": device, "memory_mb": answer["memory_mb"], "low_ms": np.nan,
              "high_ms": np.nan}
-    if not one["fits"]:
+    if not answer["fits"]:
         return {**case, "step_ms": np.nan, "source": "does not fit"}
     if np.isfinite(measured_ms):
         return {**case, "step_ms": measured_ms, "source": "measured"}
-    predicted = {name: one[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
-    return {**case, **predicted, "step_ms": one["predicted_ms"]}
+    predicted = {name: answer[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
+    return {**case, **predicted, "step_ms": answer["predicted_ms"]}
 
 
 def fleet(scenario: Scenario) -> Fleet:
@@ -111,8 +111,8 @@ def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) 
     Those of ``path`` (``problem_files.read_energy``, a row a job class), else the scenario's watts times the step's time.
     InputError names what is wrong in the file, and job classes that it lacks.
     """
-    own = times.subset(scenario.kinds)
-    step_s = own.wide("step_ms", scenario.devices) / 1e3
+    shared = times.subset(scenario.kinds)
+    step_s = shared.wide("step_ms", scenario.devices) / 1e3
     by_watts = step_s.to_numpy(float) * fleet(scenario).busy_w
     classes = [str(name) for name in step_s.index]
     if path is None:
@@ -126,10 +126,10 @@ def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: floa
 
     ``steps`` are the joules of a step of each class (``step_energy``); without, jobs take the watts of their devices.
     """
-    own = times.subset(scenario.kinds)
-    rates = own.rates(scenario.devices)
+    shared = times.subset(scenario.kinds)
+    rates = shared.rates(scenario.devices)
     problem = job_mixes.draw(rates, fleet(scenario), count, seed, load, (scenario.shortest_s, scenario.longest_s),
-                             own.memory_mb())
+                             shared.memory_mb())
     if steps is None:
         return problem
     kinds = problem.jobs.job_class

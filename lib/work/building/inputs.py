@@ -67,10 +67,10 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     if not text:
         return ()
     if text.endswith(_FILES):
-        several = mapping(load_yaml(Path(text)), text)
-        if not several:
+        named = mapping(load_yaml(Path(text)), text)
+        if not named:
             raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-        return tuple(_parsed(value, f"{text}: {name}", name, usual) for name, value in several.items())
+        return tuple(_parsed(value, f"{text}: {name}", name, usual) for name, value in named.items())
     return (_parsed(text, "input shape", "", usual),)
 
 
@@ -85,20 +85,20 @@ def _parsed(text: Any, what: str, name: str, usual: str) -> Input:
 
 def _dtype(name: str | None, usual: str) -> str:
     """Return torch's name of an element type by that or by the short one; InputError lists them."""
-    torch_names = {**{own: own for own in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
+    torch_names = {**{known: known for known in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
     if name is None:
         return usual
     return entry(torch_names, name, "element type of an input")
 
 
-def arguments(several: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
     """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places."""
-    pairs = list(zip(several, inputs, strict=True))
+    pairs = list(zip(values, inputs, strict=True))
     return [value for value, entry in pairs if not entry.name], {entry.name: value for value, entry in pairs if entry.name}
 
 
-def described(several: Sequence[Input]) -> str:
+def described(values: Sequence[Input]) -> str:
     """Return inputs in words, for errors: an input of shape (1, 3, 224, 224), or each with its name and element type."""
-    if len(several) == 1 and several[0].is_float:
-        return f"an input of shape {several[0].shape}"
-    return "inputs " + ", ".join(f"{entry.name} {entry.shape} {entry.dtype}".strip() for entry in several)
+    if len(values) == 1 and values[0].is_float:
+        return f"an input of shape {values[0].shape}"
+    return "inputs " + ", ".join(f"{entry.name} {entry.shape} {entry.dtype}".strip() for entry in values)

@@ -108,7 +108,7 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     """
     setup = _Setup(mode, optimizer, **how)
     fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name)
-    real = None if any(isinstance(one, FakeTensor) for one in model.parameters()) else partial(copy.deepcopy, model)
+    real = None if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()) else partial(copy.deepcopy, model)
     return _captured(fake, (Input(tuple(shape)),), setup, name, real)
 
 
@@ -131,9 +131,9 @@ def of_network(network: Network, mode: str = "infer", dtype: str = "float32", ch
     that they take (``Graph.branches``). Raises InputError for what cannot be built or captured.
     """
     name = f"model {network.name!r}"
-    own = _fake(fakes.build(network.build), dtype, channels_last, name) if ready is None else _copied(ready, name)
+    built = _fake(fakes.build(network.build), dtype, channels_last, name) if ready is None else _copied(ready, name)
     setup = _Setup(mode, dtype=dtype, channels_last=channels_last, **how)
-    return _captured(_Rooted(root, own) if root else own, network.batch, setup, name, network.build)
+    return _captured(_Rooted(root, built) if root else built, network.batch, setup, name, network.build)
 
 
 def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
@@ -149,7 +149,7 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     except InputError as error:
         if real is None or not values.missing(error):
             raise
-        weights = sum(one.numel() * one.itemsize for one in model.parameters())
+        weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         if weights > values.MOST_BYTES:
             raise values.refused(error, weights) from error
     return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))

@@ -125,8 +125,8 @@ def broadcast(op: Op) -> tuple[int, int, str]:
     out = op.outputs[0]
     small = [spec for spec in op.tensors if spec.bytes < out.elements * spec.itemsize]
     if not small:
-        several = len(op.tensors) > 1 or not any(isinstance(value, int | float) for value in op.args)
-        return 1, out.elements, "none" if several else "scalar"
+        without_scalar = len(op.tensors) > 1 or not any(isinstance(value, int | float) for value in op.args)
+        return 1, out.elements, "none" if without_scalar else "scalar"
     spec = min(small, key=lambda item: item.elements)
     missing = len(out.shape) - len(spec.shape)
     sides = zip(out.shape, (1,) * missing + spec.shape, (0,) * missing + spec.stride, strict=True)
