@@ -116,7 +116,7 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
     measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
     speed = ProcessorSpeed.from_visits(store.read_all(sorted(paths.SWEEPS.glob("calibration_*/*/repeats.csv")), "repeats"))
-    usual_ms = speed.at_usual_ms(rows["latency_ms"], campaign.kernel_ms(rows, folder / "visits.jsonl"))
+    usual_ms = speed.at_usual_ms(rows["latency_ms"], campaign.reference_ms(rows, folder / "visits.jsonl"))
     measured = measured.assign(measured_ms=rows["latency_ms"], latency_ms=usual_ms, **asdict(speed), machine=machine.name(),
                                unseen_family=rows["network"].isin(UNSEEN), refused=refused)
     pd.concat([measured, zero_shot, after], axis=1).to_csv(path, index=False)

@@ -343,7 +343,7 @@ def calibrated(home, monkeypatch, pool):
         monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda p, chosen: swept.extend(chosen) or paths.SWEEPS / p.name)
         monkeypatch.setattr(calibrate.aggregate, "read", read)
         monkeypatch.setattr(calibrate.transfer_cpu, "measure_ceilings", lambda: None)
-        campaign = SimpleNamespace(measure=measure, write=Mock(), kernel_ms=lambda rows, _: pd.Series(np.nan, rows.index))
+        campaign = SimpleNamespace(measure=measure, write=Mock(), reference_ms=lambda rows, _: pd.Series(np.nan, rows.index))
         for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign,
                             "Budget": lambda seconds: SimpleNamespace(left_s=seconds)}.items():
             monkeypatch.setattr(calibrate_networks, name, value)

@@ -89,7 +89,7 @@ def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gain
     some = pairs[pairs["network"].isin(["mobilenet_v3_small", "squeezenet1_1", "timm:lcnet_050"]) & (pairs["mode"] == "infer")]
     inside = []
     for row in gain_training.with_terms(some.reset_index(drop=True)).to_dict("records"):
-        way = shipped.ways[gains.Way(row["mode"], row["dtype"], row["layout"])]
+        way = shipped.ways[gains.GainCondition(row["mode"], row["dtype"], row["layout"])]
         _, low, high = gains.of(way, row)
         inside.append(low <= 1 / row["ratio"] <= high)
     assert len(inside) >= 12

@@ -122,7 +122,7 @@ def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_
     table, _ = campaign.measure(PAIR, rounds=1, raw=tmp_path / "visits.jsonl")
     assert table["latency_ms"].tolist() == [10.0, 50.0]
     table = pd.concat([table, table.tail(1).assign(batch_size=64)], ignore_index=True)  # never measured
-    assert campaign.kernel_ms(table, tmp_path / "visits.jsonl").tolist() == pytest.approx([1.0, 3.0, np.nan], nan_ok=True)
+    assert campaign.reference_ms(table, tmp_path / "visits.jsonl").tolist() == pytest.approx([1.0, 3.0, np.nan], nan_ok=True)
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
 
     answer = ask()
     has_cpu = not options.device or "cpu" in options.device
-    cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_look else None
+    cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
         return answer
-    print("no model of this CPU: its ceilings are measured, once on a quiet machine, in some ten seconds (--no-look: not)",
+    print("no model of this CPU: its ceilings are measured, once on a quiet machine, in ten seconds (--no-ceilings: not)",
           file=sys.stderr)
     try:
         transfer_cpu.measure_ceilings(wait_s=0.0)
@@ -223,7 +223,7 @@ def _add_devices(verb, call: Callable) -> None:
     verb.add_argument("--device", action="append", default=[],
                       help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
                            "cpu@NAME); may be given again (default: all with a model)")
-    verb.add_argument("--no-look", action="store_true",
+    verb.add_argument("--no-ceilings", "--no-look", dest="no_ceilings", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     verb.add_argument("--json", action="store_true",
                       help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")

@@ -89,6 +89,6 @@ class ProcessorSpeed:
         slope = (kernel @ latency + _WEIGHT * _ELASTICITY) / (kernel @ kernel + _WEIGHT)
         return cls(float(np.percentile(good["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
 
-    def at_usual_ms(self, latency_ms: pd.Series, kernel_ms: pd.Series) -> pd.Series:
+    def at_usual_ms(self, latency_ms: pd.Series, reference_ms: pd.Series) -> pd.Series:
         """Return what latencies are on the processor as fast as usual; as they are where the kernel's time is not known."""
-        return latency_ms * (self.usual_ms / kernel_ms).fillna(1.0) ** self.elasticity
+        return latency_ms * (self.usual_ms / reference_ms).fillna(1.0) ** self.elasticity

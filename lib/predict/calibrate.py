@@ -126,8 +126,8 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
                     **_timing(base))
     swept = aggregate.read(sweep.measure_sweep(p, chosen=[configs[row] for row in order]))
     table, speed = swept.table, ProcessorSpeed.from_visits(swept.visits)
-    kernel_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
-    table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], kernel_ms))
+    reference_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
+    table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], reference_ms))
     usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
     held_out = usable[usable["config"].isin({configs[row].key for row in validating})]
     training = usable.drop(index=held_out.index)

@@ -108,8 +108,8 @@ def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed)
         table, facts = campaign.measure(batch, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
     campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
     usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].reset_index(drop=True)
-    kernel_ms = campaign.kernel_ms(usable, folder / "visits.jsonl")
-    return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], kernel_ms)), works
+    reference_ms = campaign.reference_ms(usable, folder / "visits.jsonl")
+    return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], reference_ms)), works
 
 
 def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:

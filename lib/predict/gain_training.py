@@ -15,7 +15,7 @@ from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, registry
 from lib.predict.networks import composition, gains, work
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.gains import FOLDER, Gains, Way
+from lib.predict.networks.gains import FOLDER, GainCondition, Gains
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score, score_gains
 from lib.progress import track
@@ -70,14 +70,14 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(_WAY).mean().to_dict()
 
 
-def learned(rows: pd.DataFrame) -> Iterator[tuple[Way, Composition, pd.DataFrame]]:
+def learned(rows: pd.DataFrame) -> Iterator[tuple[GainCondition, Composition, pd.DataFrame]]:
     """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
     for way, part in rows.groupby(_WAY):
         networks_of = part.reset_index(drop=True)
         usable = networks_of[networks_of["usable"]].reset_index(drop=True)
         if usable["network"].nunique() >= LEAST_NETWORKS:
             predicted = gains.left_out(networks_of)
-            yield Way(*way), replace(gains.fit(usable), scores=scores_of(predicted)), predicted
+            yield GainCondition(*way), replace(gains.fit(usable), scores=scores_of(predicted)), predicted
 
 
 def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
@@ -87,7 +87,7 @@ def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
     return {**scored, "coverage": scored["cover"], "every_row_mape": every["mape"], "every_row_n": every["n"]}
 
 
-def table(machine: str, way: Way, predicted: pd.DataFrame) -> pd.DataFrame:
+def table(machine: str, way: GainCondition, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of a way as rows ``held_out``."""
     names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
     return held_out.frame(**{name: predicted[name] for name in names}, device=machine, what=held_out.GAINS, mode=way.mode,

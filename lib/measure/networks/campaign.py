@@ -87,20 +87,20 @@ def _passes(visits: Iterable[Visit]) -> pd.DataFrame:
     """
     table = pd.DataFrame([(result.case, visit.memory, *times) for visit in visits for result in visit.results
                           for times in zip(result.samples_ms, result.reference_kernel_ms, strict=True)],
-                         columns=[*_CASE, "samples_ms", "kernel_ms"])
-    usual = ~(table["kernel_ms"] > SLOW * table["kernel_ms"].quantile(USUAL / 100))
+                         columns=[*_CASE, "samples_ms", "reference_ms"])
+    usual = ~(table["reference_ms"] > SLOW * table["reference_ms"].quantile(USUAL / 100))
     enough = usual.groupby([table[name] for name in _CASE], sort=False).transform("sum") >= LEAST
     return table.assign(usual=usual, counts=usual | ~enough)
 
 
-def kernel_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
+def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     """Return the median time of the reference kernel beside each row of a table ``networks``, by its visits in ``raw``.
 
     The median is over the passes that count for the row's latency.
     """
     passes = _passes(visits_file.recorded(raw))
     medians = {(*vars(case).values(), memory): value
-               for (case, memory), value in passes[passes["counts"]].groupby(_CASE, sort=False)["kernel_ms"].median().items()}
+               for (case, memory), value in passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median().items()}
     names = [*Case.__dataclass_fields__, "memory"]
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 

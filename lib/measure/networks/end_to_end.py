@@ -77,7 +77,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     for _ in range(_WARMUP):
         run()
     synchronize(device)
-    samples_ms, kernel_ms, usual, begun = [], [], 0, time.perf_counter()
+    samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
     with LoadWatch(str(device)) as watch:
         while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
             before_ms = kernel.wait()
@@ -85,8 +85,8 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
             run()
             synchronize(device)
             samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            kernel_ms.append(max(before_ms, kernel.after()))
-            usual += not kernel.is_slow(kernel_ms[-1])
+            reference_ms.append(max(before_ms, kernel.after()))
+            usual += not kernel.is_slow(reference_ms[-1])
         gpu = watch.reading().gpu
     rss_mb = _status_mb("VmHWM") - before_mb
 
@@ -96,7 +96,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
 
     energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
-    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=kernel_ms, rss_mb=rss_mb, gpu=gpu,
+    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
                   tensors_mb=tensor_peak_mb(run, device), energy={"energy_j": pass_j, **energy.columns})
 
 

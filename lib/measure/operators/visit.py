@@ -86,9 +86,9 @@ class Bench:
             except _FAILURES as error:
                 status, reason = "failed", self._reason(error)
             seen = watch.reading()
-        kernel_ms = max(before_ms, self._kernel.after())
+        reference_ms = max(before_ms, self._kernel.after())
         return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
-                "status": status, "reason": reason, "yardstick_ms": kernel_ms, "at_s": at_s,
+                "status": status, "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
                 "visit_s": time.perf_counter() - self._begin - at_s}
 
     def energy(self, config: Config, ops: Ops, seconds: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _SUMS = sums(len(KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERM
 
 
 @dataclass(frozen=True)
-class Way:
+class GainCondition:
     """How passes run: their mode, the element type, and the layout of images."""
 
     mode: Literal["infer", "train"]
@@ -84,7 +84,7 @@ class Gains(Saved):
     machine: str
     threads: AtLeastOne
     bf16_instructions: tuple[str, ...]
-    ways: keyed(Way, Composition)
+    ways: keyed(GainCondition, Composition)
 
     FORMAT: ClassVar = Format("file of gains", RETRAIN)
 
@@ -124,7 +124,7 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
     """
-    known, way = shipped(), Way(work.mode, dtype, layout)
+    known, way = shipped(), GainCondition(work.mode, dtype, layout)
     if way not in known.ways:
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
                          f"{choices(f'{other.dtype} {other.layout}' for other in known.ways if other.mode == work.mode)}")

@@ -31,7 +31,7 @@ _STEPS = ("kernel", "stride")  # numbers that are names
 _MOST_VALUES = 30  # of a name that has a column for each
 _BEYOND = 0.3  # in log time: how far an answer in range may go beyond the factors of the training rows
 _QUANTILES = (0.01, 0.99)  # of the training rows' factors: the limits of an answer out of range
-_MORE, _MOST_MORE = 3, 18_000  # augmented rows for each measured one, for distillation
+_AUGMENTED_PER_ROW, _MOST_AUGMENTED = 3, 18_000  # augmented rows for each measured one, for distillation
 _WIDTH = 64
 
 More = Callable[[int], list[pd.DataFrame]]  # how many -> terms and features of augmented rows
@@ -195,7 +195,7 @@ class Student(_Learned):
         bounds = (float(answer.min()) - _BEYOND, float(answer.max()) + _BEYOND)
         teacher = mlp.train(inputs(terms, x)[2], answer, weight, epochs=epochs)
         if more:
-            terms, x = map(pd.concat, zip((terms, x), more(min(_MORE * len(x), _MOST_MORE)), strict=True))
+            terms, x = map(pd.concat, zip((terms, x), more(min(_AUGMENTED_PER_ROW * len(x), _MOST_AUGMENTED)), strict=True))
         share, values, wide = inputs(terms, x)
         answer = (boosted.factors(share, values, np.zeros(len(x), bool)) + np.clip(teacher(wide), *bounds)) / 2
         nets = mlp.train(wide, answer, np.ones(len(answer)), seeds=(0,), epochs=epochs, width=_WIDTH)
