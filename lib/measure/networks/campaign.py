@@ -99,8 +99,8 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     The median is over the passes that count for the row's latency.
     """
     passes = _passes(visits_file.recorded(raw))
-    medians = {(*vars(case).values(), memory): value
-               for (case, memory), value in passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median().items()}
+    by_case = passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median()
+    medians = {(*vars(case).values(), memory): value for (case, memory), value in by_case.items()}
     names = [*Case.__dataclass_fields__, "memory"]
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 
