@@ -42,11 +42,12 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    query, operators = answer.query, answer.passes.operators
+    query = answer.query
     gains = [*_retained_memory(answer), *_larger_batches(answer)]
-    cost = operators["predicted_ms"] * operators["calls"]
-    fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
     if not query.compiled:
+        operators = answer.passes.operators
+        cost = operators["predicted_ms"] * operators["calls"]
+        fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
         gains.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
                                              f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
     if query.layout == "contiguous" and any(entry.is_picture for entry in query.network().batch):

@@ -18,9 +18,11 @@ def per_image(power: PowerModel | None, estimate: Estimate, batch_size: int) -> 
     Power times predicted time, operator by operator; the interval joins the power's and the time's as independent, and adds
     operators up as if they erred together. Without a power model, or without a GEMM, nothing is known: NaN, and no source.
     """
+    if power is None:
+        return _NOTHING
     operators = estimate.operators
     gemms = operators[operators["op"].isin(OPS) & (operators["pass"] == "forward")]
-    if power is None or gemms.empty:
+    if gemms.empty:
         return _NOTHING
     watts = power.predict(gemms.assign(latency_ms=gemms["predicted_ms"]))
     spent_ms = gemms["predicted_ms"] * gemms["calls"]
