@@ -396,7 +396,7 @@ def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, 
 
 def test_gains_of_one_device_are_not_measured_on_another():
     found = asked("t4")
-    with refused("what is measured here is cpu, and the query was about t4: add cpu"):
+    with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
         suggestions.verified(found, [])
 
 

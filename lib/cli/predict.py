@@ -12,7 +12,7 @@ from lib.errors import InputError, choices
 _BUDGET_S = 120.0  # of calibrate
 
 
-def _after_a_look(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
+def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
     """Return an answer; where it is of this machine's CPU by another one's model, once its ceilings were measured.
 
     While another measurement runs they are not, and the answer is the one without.
@@ -25,7 +25,7 @@ def _after_a_look(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
     cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
         return answer
-    print("no model of this CPU: its ceilings are measured, once on a quiet machine, in ten seconds (--no-ceilings: not)",
+    print("no model of this CPU: measuring its ceilings first (10 s, once; skip with --no-ceilings)",
           file=sys.stderr)
     try:
         transfer_cpu.measure_ceilings(wait_s=0.0)
@@ -51,7 +51,8 @@ def _advise(options: argparse.Namespace) -> int:
     from lib.predict.advice import advise, advise_text, suggestions
 
     with load.LoadWatch() as watch:
-        advice = _after_a_look(options, lambda: advise.advise(_query(options), options.device, crossovers=not options.json))
+        in_full = not options.json and (options.explain or options.verify)
+        advice = _with_ceilings(options, lambda: advise.advise(_query(options), options.device, crossovers=in_full))
         reading = watch.reading()
     note = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
     if options.json:
@@ -85,7 +86,7 @@ def _answer_questions(options: argparse.Namespace) -> int:
         raise InputError("--questions is asked without a network and without --verify: each row names its own")
     rows = questions.read(options.questions, _query(options), options.device)
     options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
-    table = _after_a_look(options, lambda: questions.answer(rows))
+    table = _with_ceilings(options, lambda: questions.answer(rows))
     print(questions.summary(table), file=sys.stderr)
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
@@ -98,7 +99,7 @@ def _advise_operator(options: argparse.Namespace) -> int:
     from lib.predict.advice import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
-    table = _after_a_look(options, lambda: advise_operator.advise(wanted, options.device))
+    table = _with_ceilings(options, lambda: advise_operator.advise(wanted, options.device))
     print(_as_json(table.to_dict("records")) if options.json else advise_operator.text(wanted, table))
     for device, why in table.attrs["left_out"].items() if options.json else ():
         print(f"left out: {device}: {why}", file=sys.stderr)
@@ -210,7 +211,7 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
-    verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (likewise)")
+    verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (cards only)")
     verb.add_argument("--explain", action="store_true",
                       help="print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")

@@ -33,6 +33,11 @@ class Advice:
         return next((answer for answer in self.answers if answer.predictor.device == device), None)
 
     @property
+    def tuned(self) -> Answer:
+        """Return the answer that changes are suggested for: of this machine's CPU, or else of the recommended device."""
+        return self.of("cpu") or self.of(self.recommended) or self.answers[0]
+
+    @property
     def recommended(self) -> str:
         """Return the fastest device that the network fits into; empty without one."""
         return next(iter(self.table.loc[self.table["fits"], "device"]), "")

@@ -62,11 +62,12 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     rows = [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
     lines = [heading(advice), *_verdicts(rows), *([note] if note else []), "", *_table(rows), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
-    lines += [f"Not modelled, others answer for them: {choices(unknown)}"] if unknown else []
+    lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in suggested
              if change.predicted_gain >= _WORTH][:_CHANGES]
-    lines += ["What to change, and how many times as many images a second:", *worth] if worth else \
-        ["No change is predicted to make it faster."]
+    device = advice.tuned.predictor.device
+    lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
+        [f"No change is predicted to make it faster on {device}."]
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
 
@@ -77,7 +78,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     if not fitting:
         return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB."]
     fastest, trusted = fitting[0], next((row for row in fitting if row["grade"] in _TRUSTED), None)
-    doubt = ", a guess, as little like it was measured there" if fastest["source"].startswith("zero-shot") else \
+    doubt = ", a guess: nothing similar was measured on this device" if fastest["source"].startswith("zero-shot") else \
         ", out of the range that its model was trained on" * fastest["out_of_range"]
     lines = [f"Fastest: {_time(fastest)}{doubt}."]
     if len(fitting) > 1 and trusted is not fastest:
@@ -195,7 +196,8 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
         return f"The CPU's time is that of {idle}{busy}."
     text = f"cpu: the time is that of {idle}"
     if cpu.predictor.is_unscaled:
-        doubtful = ": the ceilings measured here are unusable, others held cores" * bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        is_doubtful = bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
         text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
     if free >= threads:
         return text
@@ -249,7 +251,8 @@ def verdict(advice: Advice, measured_ms: float) -> str:
     measured, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:
         return measured
-    passes = cpu.predictor.estimate(cpu.work)
+    in_a_loop = advice.captured.query.mode == "train" and not cpu.uses_gain  # predicted so, and measured by itself
+    passes = cpu.predictor.estimate(cpu.work) if in_a_loop else cpu.passes
     covered = "inside" if passes.low_ms <= measured_ms <= passes.high_ms else "OUTSIDE"
     return (f"{measured}, {covered} the interval {passes.low_ms:,.4g} to "
             f"{passes.high_ms:,.4g}; the prediction was off by {passes.predicted_ms / measured_ms - 1:+.1%}")

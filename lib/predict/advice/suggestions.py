@@ -34,7 +34,7 @@ class Change:
 
 def suggestions(advice: Advice) -> list[Change]:
     """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
-    suggested = changes(advice.of("cpu") or advice.of(advice.recommended) or advice.answers[0])
+    suggested = changes(advice.tuned)
     if advice.captured.query.mode == "train":
         suggested += loader_changes(advice.captured.query.model)
     return sorted(suggested, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
@@ -115,8 +115,8 @@ def verified(advice: Advice, suggested: Iterable[Change], device: str = "cpu",
     """
     answer = advice.of(device)
     if answer is None:
-        raise InputError(f"what is measured here is {device}, and the query was about {choices(advice.table['device'])}: "
-                         f"add {device}")
+        raise InputError(f"--verify measures this machine's {device}; the query is about {choices(advice.table['device'])}: "
+                         f"add --device {device}")
     base_ms = _median_ms(answer, {}, device, budget_s)
     if isinstance(base_ms, str):
         raise InputError(f"{answer.query.model} cannot be measured on {device}: {base_ms}")
