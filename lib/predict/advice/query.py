@@ -60,7 +60,7 @@ class Query:
 
 
 def once(call: Callable) -> Callable:
-    """Return a function that is called once with equal arguments, also where it raises."""
+    """Cache a function's results and its exceptions by argument."""
     outcomes: dict[tuple, tuple[Any, Exception | None]] = {}
 
     def outcome(*given: Any) -> Any:

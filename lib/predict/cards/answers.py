@@ -20,7 +20,7 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
                  torch: str = "") -> Condition | None:
     """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned.
 
-    What other cards say counts where the card's own networks say nothing.
+    Where the card has no such condition, that of the shared model of all cards is taken.
     """
     precisions = _PRECISIONS.get(dtype, ())
     candidates = {(-precisions.index(condition.precision), version(condition.torch)): condition for condition in card.conditions

@@ -49,10 +49,10 @@ def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
 
 
 def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
-    """Return half the interval of each log error, see ``fold_halves``, and that of new networks, of all and by kind.
+    """Return the half width of each log error's interval, see ``fold_halves``, and the half widths for new networks by kind.
 
-    A kind has that of all where fewer than _LEAST of its networks lie outside of any one fold, and where its own holds too few
-    (less than _HOLDS) of those that it did not see, fewer than that of all.
+    A kind gets its own interval if _LEAST of its networks lie outside of any one fold and if that interval covers _HOLDS of the
+    held-out networks, or as many as the common interval does.
     """
     half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
     for name in np.unique(kind):

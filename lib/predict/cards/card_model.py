@@ -89,7 +89,7 @@ def of_card(device: str, shipped: bool = False) -> CardModel | None:
 
 
 def of_others(device: str) -> CardModel | None:
-    """Return what measured cards say of another one with matrix units; None where it has none, or none ship."""
+    """Return the shared model applied to this card; None without matrix units, or if no shared model ships."""
     vendor, shared = load_devices().get(device), of_device(ANY)
     if shared is None or vendor is None or vendor.architecture not in _CORES or "fp16" not in vendor.peak_gflops:
         return None

@@ -142,8 +142,8 @@ def is_final(modules: pd.Series) -> pd.Series:
 def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     """Capture the networks of ``whole_networks`` as timm builds them (``with_rows``); return them, and why others are not.
 
-    Tables of which timm merged parallel branches before (``--reparam``) do not say so, but their numbers of parameters do:
-    their networks are named so in the table that is returned. Rows whose number is near that of neither are left out of it.
+    Networks whose parallel branches timm had merged (``--reparam``) are recognised by their parameter count and named so. Rows
+    whose count fits neither form are left out.
     """
     def build(names: pd.Series) -> tuple[Rows, dict[str, str], np.ndarray]:
         """Return the captures of names, why others have none, and the million parameters of each row (NaN: not captured)."""

@@ -39,9 +39,9 @@ Key = TypeVar("Key", bound=tuple)
 
 
 class Storage(NamedTuple):
-    """Whether a storage is in 32 bits under autocast (where it holds floats), grows with the batch, and is in channels_last.
+    """Whether a storage of floats is in 32 bits under autocast, and whether it grows with the batch.
 
-    The latter: where the network is, as what convolutions write is, and what keeps their layout.
+    ``follows``: it is in channels_last if the network is, as outputs of convolutions are.
     """
 
     wide: bool

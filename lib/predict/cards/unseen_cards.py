@@ -71,7 +71,7 @@ def _tested(part: Cases, fold: int, networks: Sequence[int]) -> Iterator[pd.Data
 
 
 def table(predicted: pd.DataFrame, source: str, licence: str) -> pd.DataFrame:
-    """Return ``left_out`` as rows ``held_out``, whose intervals are those that the errors of the other cards give."""
+    """Return ``left_out`` as rows ``held_out``; the interval of each card comes from the errors of the other cards."""
     half, corrected = pd.Series(np.nan, predicted.index), predicted["networks"] > 0
     for _, alike in predicted.groupby(["networks", predicted["condition"].str.partition("-")[0]]):
         for device, part in alike.groupby("device"):

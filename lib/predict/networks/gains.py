@@ -52,10 +52,10 @@ def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
 
 
 def fit(rows: pd.DataFrame) -> Composition:
-    """Learn one way of networks (``network, family``, TERMS, and ``ratio``, their time so to the usual one).
+    """Learn the gain of one condition from networks: ``network, family``, TERMS, and ``ratio`` (their time over the usual time).
 
-    The interval comes from families left out, by which the spread is chosen, too: to score it, call it within folds. Raises
-    InputError for fewer than four networks.
+    Families left out give the interval and choose the spread, so score it in outer folds. Raises InputError for fewer than
+    four networks.
     """
     return replace(fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float)), scores={})
 

@@ -51,7 +51,7 @@ def _of_card(answer) -> Quote:
 
 
 def _of_kind(rows: Iterable[Row], work: Work, about: str = "") -> Quote:
-    """Return the row of a network's kind, beside it that of all kinds where it is of few, in its place for want of it."""
+    """Return the errors of a network's kind; beside a kind of few networks, or without the kind, the errors of all kinds."""
     of_kinds, kind = {row["kind"]: row for row in rows}, architectures.of_work(work.table)
     of_all = of_kinds[ALL]
     if kind not in of_kinds:
