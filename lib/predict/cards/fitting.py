@@ -28,10 +28,10 @@ INTERCEPT, SLOPE, OVERHEAD = 0.15, 0.02, 0.4
 
 @dataclass(frozen=True)
 class Cases:
-    """Networks measured on a card under one condition, at the rates of ``chip``; ``levels``: names of the offsets that are added.
+    """Networks measured on a card under one condition, at the rates of ``chip``.
 
-    ``table`` has a row a network: ``rows`` (its work), ``batch_size, latency_ms, module``. ``start``: weights that a few
-    networks shift.
+    ``table`` has a row a network: ``rows`` (its work), ``batch_size, latency_ms, module``. ``levels``: names of the offsets
+    of weights that are added; ``start``: weights that a few networks shift.
     """
 
     table: pd.DataFrame

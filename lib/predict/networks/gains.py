@@ -52,7 +52,7 @@ def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
 
 
 def fit(rows: pd.DataFrame) -> Composition:
-    """Learn the gain of one condition from networks: ``network, family``, TERMS, and ``ratio`` (their time over the usual time).
+    """Learn the gain of one condition from networks: ``network, family``, TERMS, and ``ratio`` (time over usual time).
 
     Families left out give the interval and choose the spread, so score it in outer folds. Raises InputError for fewer than
     four networks.
