@@ -20,7 +20,6 @@ from torch import nn
 
 from lib import __main__, locks, paths
 from lib.config.definitions import load_devices
-from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.networks import end_to_end
 from lib.predict import calibrate, calibrate_networks, registry
@@ -102,11 +101,6 @@ class Recurrent(nn.Module):
         return self.layer(x.flatten(2).mean(1, keepdim=True)[..., :8])[0]
 
 
-class Fusible(nn.Sequential):
-    def __init__(self):
-        super().__init__(*[nn.ReLU()] * 9)
-
-
 class Wide(nn.Sequential):
     """Products that take most of its time, of a card's own kernels; under autocast the casts of weights take some, too."""
 
@@ -130,11 +124,6 @@ class Inverted(nn.Module):
         return torch.linalg.inv(x)
 
 
-class Distances(nn.Module):
-    def forward(self, x):
-        return torch.cdist(x, x)
-
-
 class ComplexProduct(nn.Module):
     def forward(self, x):
         return (x.to(torch.complex64) @ x.to(torch.complex64)).abs()
@@ -154,12 +143,10 @@ def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_
         assert "linalg_inv_ex (as elementwise)" in row["not_modelled"] and "linalg_inv_ex" in row["flops_not_known"]
 
 
-@pytest.mark.parametrize(("network", "flops"), [("Distances", 3 * 16 * 1024**2 * 64), ("ComplexProduct", 8 * 16 * 1024**3)])
-def test_what_no_family_covers_takes_no_less_than_its_flops_do(network, flops):
-    shape = "1024x64" if network == "Distances" else "1024x1024"
-    (row,) = advise.advise(Query(f"tests.test_advise:{network}", 16, shape), ["a100-pcie-40gb"],
-                           crossovers=False).table.to_dict("records")
-    least_ms = flops / load_devices()["a100-pcie-40gb"].peak_gflops["fp32"] / 1e6
+def test_what_no_family_covers_takes_no_less_than_its_flops_do():
+    query = Query("tests.test_advise:ComplexProduct", 16, "1024x1024")
+    (row,) = advise.advise(query, ["a100-pcie-40gb"], crossovers=False).table.to_dict("records")
+    least_ms = 8 * 16 * 1024**3 / load_devices()["a100-pcie-40gb"].peak_gflops["fp32"] / 1e6
     assert least_ms <= row["predicted_ms"] < 2 * least_ms and row["not_modelled"]
     assert row["low_ms"] > 0.8 * least_ms
 
@@ -202,14 +189,6 @@ def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
     assert (done.returncode, done.stderr) == (1, "error: standard output was closed before all was written to it\n")
 
 
-@pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
-def test_a_share_is_one_of_its_whole(device):
-    """Of a network of activations alone all operators can be fused, no more."""
-    found = advise.advise(Query("tests.test_advise:Fusible", 1, "8x224x224"), [device], crossovers=False)
-    why = next(change.why for change in suggestions.suggestions(found) if change.what == "torch.compile")
-    assert why == "not predicted; operators that it could fuse take 100% of the predicted time of all operators"
-
-
 def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeypatch, capsys):
     def verified(advice, several):
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
@@ -220,39 +199,31 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
     out = capsys.readouterr().out
     rows = {row["device"]: row for row in json.loads(out)}
     assert "NaN" not in out and rows.keys() == {"cpu", "t4"}
-    needed = {"device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "memory_mb", "bound", "out_of_range"}
-    assert all(needed <= row.keys() for row in rows.values())
+    assert all(row["low_ms"] < row["predicted_ms"] < row["high_ms"] for row in rows.values())
     assert (rows["cpu"]["verified_ms"], rows["cpu"]["changes"][0]["measured_gain"]) == (1.5, 2.0)
     assert None in [change["predicted_gain"] for change in rows["cpu"]["changes"]], "what is not known is null"
     assert "verified_ms" not in rows["t4"]
 
 
-LINEAR = "advise-op linear gemm_m=1 gemm_k=1 gemm_n=1 "
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
     *((arguments, "") for arguments in (
-        "advise resnet18 --batch-size -1", "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 1e3",
-        "advise resnet18 --batch-size 99999999999", "advise resnet18 --device t4 --device t4", "advise resnet18 --device=",
-        "advise resnet18 --input=-1", "advise resnet18 --input 3x0x224", "advise resnet18 --input x",
-        "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan", "calibrate --budget-s inf",
-        "calibrate --budget-s -5", "calibrate --budget-s 1", "calibrate --budget-s 1e12", "calibrate --budget-s x",
-        "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64", "models --train x")),
+        "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 99999999999", "advise resnet18 --device t4 --device t4",
+        "advise resnet18 --input x", "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan",
+        "calibrate --budget-s 1", "calibrate --device abacus", "calibrate --device cpu,cpu", "calibrate --dtype fp64",
+        "models --train x")),
     ("advise resnet18 --device abacus", "no fp32 model of a device 'abacus'; there are models of: .*calibrate"),
     ("advise alexnet --input 3x8x8", "does not run on an input of shape"),
     ("advise resnet_18", "no model 'resnet_18'.*the nearest: resnet"),
     ("advise W1 --input 3x99x99", "workload W1 has inputs of 3x28x28"),
     ("advise", "advise takes a network, or --questions"), ("advise resnet18 --out new.csv", "--out is of --questions"),
-    ("advise resnet18 --questions q.csv", "each row names its own"), ("advise --questions absent.csv", "absent.csv is missing"),
+    ("advise --questions absent.csv", "absent.csv is missing"),
     ("advise-op conv9 batch=1", "no operator family 'conv9'; there are: conv2d"),
     ("advise-op linear", "missing \\[gemm_m, gemm_k, gemm_n\\]"),
     ("advise-op linear gemm_m", "'gemm_m' is no NAME=VALUE; linear takes: gemm_m"),
-    ("advise-op linear gemm_m=x", "is a whole number"), ("advise-op linear gemm_m=-1", "is a whole number"),
     ("advise-op linear gemm_m=9999999999", "is a whole number of at most 9 digits"),
     ("advise-op linear gemm_m=1 gemm_m=2", "gemm_m is given twice"),
     ("advise-op linear gemm_m=0 gemm_k=1 gemm_n=1", "gemm_m 0 is no number"),
-    (LINEAR + "layout=zz", "layout 'zz' is none"), (LINEAR + "--device nope", "no fp32 model of a device 'nope'"),
-    (LINEAR + "--dtype fp64", "invalid choice"),
+    ("advise-op linear gemm_m=1 gemm_k=1 gemm_n=1 layout=zz", "layout 'zz' is none"),
     ("advise-op conv2d batch=1 in_channels=1 out_channels=1 height=2 width=2 kernel=9 stride=1", "conv2d")])
 def test_a_wrong_question_is_one_line_before_anything_is_measured(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
@@ -352,21 +323,6 @@ def calibrated(home, monkeypatch, pool):
     return of_verdicts
 
 
-def test_a_calibration_is_used_afterwards(calibrated):
-    before, composition = asked("cpu"), registry.predictor("cpu", "fp32").composition("infer")
-    result, _ = calibrated({"simple_cnn": "stable", "W1": "unusable"})
-    assert result.path.parent == paths.MODELS and result.after["median"] < 20 < result.before["median"]
-    words = calibrate.summary(result)
-    assert "fine-tuned by" in words and "1 are usable, two or more are needed: the composition stays that of" in words
-    assert asked("cpu").table["predicted_ms"][0] > 1.4 * before.table["predicted_ms"][0]
-    assert registry.predictor("cpu", "fp32").composition("infer") == composition
-
-
-def test_a_slow_machine_that_measures_a_part_of_the_points_calibrates_all_the_same(calibrated):
-    result, _ = calibrated({}, change=lambda rows: rows.head(45))
-    assert 30 <= result.points <= 43 and result.after["n"] == 45 - result.points
-
-
 def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(calibrated):
     zero_shot = asked("cpu", batch_size=32).table.iloc[0]
     result, heaps = calibrated({"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
@@ -386,8 +342,7 @@ def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibr
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.assign(status="failed"),
-                                    lambda rows: rows.head(0), lambda rows: rows.head(20)])
+@pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.head(20)])
 def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, calibrated):
     with refused("measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
         calibrated({}, change=change)
@@ -398,27 +353,6 @@ def test_gains_of_one_device_are_not_measured_on_another():
     found = asked("t4")
     with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
         suggestions.verified(found, [])
-
-
-def test_what_a_step_takes_beside_its_passes_is_that_of_its_own_batch(monkeypatch):
-    found = asked("cpu", mode="train")
-    monkeypatch.setattr(suggestions, "_median_ms", lambda answer, apply, *_: 0.5 * apply.get("batch_size", 2))
-    _, (larger,) = suggestions.verified(found, [suggestions.Change("batch size 8", np.nan, "", {"batch_size": 8})])
-    small, large = (replace(found.answers[0], batch_size=batch).beside_ms for batch in (2, 8))
-    assert larger.measured_gain == pytest.approx(4 * (1 + small) / (4 + large), rel=0.02)
-    assert large < 3 * small, "the optimizer's part is the same"
-
-
-def test_the_other_element_type_of_a_machine_s_gpu_is_predicted(home):
-    shipped = registry.path_of("h100-sxm", "bf16", registry.SHIPPED)
-    registry.load(shipped).save(paths.IMPORTED / "box" / "trained" / shipped.name)
-    captured = advise.CapturedQuery(Query("simple_cnn", 2, "3x28x28"))
-    gpu = registry.for_devices(["h100-sxm"], "fp32")[0]
-    for device, is_predicted in (("h100-sxm@box", True), ("t4", False)):
-        answer = advise.Answer(captured, replace(gpu, device=device))
-        half = next(one for one in suggestions.changes(answer) if "bf16" in one.what)
-        assert np.isfinite(half.predicted_gain) == is_predicted
-        assert half.why.startswith("by the bf16 model" if is_predicted else "not predicted: no bf16 model of a device 't4'")
 
 
 def test_a_prediction_is_verified_on_this_machine(home, monkeypatch):
@@ -446,16 +380,9 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(monk
         assert row["bound"] == "compute" and 0 < row["pct_of_attainable"] < 150
     assert __main__.main(command[:-4]) == 0
     assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in capsys.readouterr().out
-    real = advise_operator._row
-    missing = Mock(side_effect=InputError("no part conv2d"))
-    monkeypatch.setattr(advise_operator, "_row", lambda one, row: missing() if one.device == "t4" else real(one, row))
-    assert __main__.main(command) == 0
-    shown = capsys.readouterr()
-    assert [one["device"] for one in json.loads(shown.out)] == ["cpu"] and shown.err == "left out: t4: no part conv2d\n"
 
 
-@pytest.mark.parametrize(("size", "passes", "bound"), [(1, "forward", "launch"), (512, "backward", "launch"),
-                                                       (4096, "backward", "compute")])
+@pytest.mark.parametrize(("size", "passes", "bound"), [(512, "backward", "launch"), (4096, "backward", "compute")])
 def test_an_operator_whose_time_no_roof_explains_is_bound_by_its_launch(size, passes, bound):
     wanted = advise_operator.config("linear", [f"gemm_{name}={size}" for name in "mkn"], passes=passes)
     assert advise_operator.advise(wanted, ["h100-sxm"])["bound"].tolist() == [bound]
@@ -468,7 +395,6 @@ def test_an_operator_is_what_each_device_type_runs_for_it():
     moved = (table["gbps"] * table["predicted_ms"] * 1e6).groupby(table["device"]).first().to_dict()
     assert moved == pytest.approx({"cpu": spaces.work(wanted.ops())[1], "t4": spaces.work(wanted.ops("cuda"))[1]})
     assert moved["cpu"] != pytest.approx(moved["t4"])
-    assert re.search("cpu: .* FLOPs, .* compulsory bytes; cuda: ", advise_operator.text(wanted, table))
 
 
 def test_the_short_names_are_those_of_all_axes():
@@ -492,9 +418,8 @@ def test_a_card_is_known_by_its_whole_name():
 
 
 @pytest.mark.parametrize(("name", "near"), [
-    ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A10G", "NVIDIA A10"), ("Tesla V100-SXM3-32GB", "Tesla V100-SXM2-32GB"),
-    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"), ("NVIDIA H200 NVL", "NVIDIA H200"), ("A100", "A10"),
-    ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("NVIDIA", "NVIDIA"), ("", "")])
+    ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"),
+    ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("", "")])
 def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):
     with refused(f"no device named '{name}' .the nearest: .*{near}.*01_machine"):
         registry.vendor_of(name)

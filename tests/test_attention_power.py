@@ -72,10 +72,8 @@ def test_pairs_are_those_that_a_mask_has(q_len, before, sliding_window):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"power": None}, r"missing \(or doubled\) columns \[power\]"), ({"colour": "red"}, r"unknown \[colour\]"),
-    ({"power": ["much", "1"]}, "row 1 below the header has 'much' as power"),
-    ({"batch_size": [1, 0]}, "row 2 .* as batch_size"),
-    ({"window_size": [-1, 0]}, "as window_size: it is a whole number from 0"), ({"beam_width": 4}, "beams are not known here"),
+    ({"power": None}, r"missing \(or doubled\) columns \[power\]"), ({"batch_size": [1, 0]}, "row 2 .* as batch_size"),
+    ({"beam_width": 4}, "beams are not known here"),
     ({"num_key_value_heads": 3}, "as num_key_value_heads: it is a divisor of num_heads"),
     ({"kv_cache_dtype": "fp4"}, "has 'fp4' as kv_cache_dtype: it is one of"), ({"op_name": "mla"}, "it is context_attention")])
 def test_damaged_tables_are_one_line(tmp_path, changes, words):

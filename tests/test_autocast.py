@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lib.predict.advice import advise
-from lib.predict.advice.query import Query
 from lib.predict.networks import work
 from lib.work import networks
 from lib.work.building import autocasts
@@ -101,7 +99,6 @@ def test_every_operator_that_autocast_changes_on_cuda_is_in_a_list():
         if namespace == "aten" and torch._C._dispatch_has_kernel(op) and changed(op, "AutocastCUDA") and \
                 not changed(op, "AutocastCPU"):
             assert name in listed | promoted or "cudnn_" in name, op
-    assert all(list(autocasts.overloads([name])) for name in ("softmax", "layer_norm", "pow", "sum", "mv"))
 
 
 def test_weights_are_kept_in_fp32_and_their_casts_take_memory():
@@ -122,11 +119,3 @@ def test_products_that_autocast_leaves_in_fp32_are_told():
 
     item = work.captured(Network("left", Left, (2, 3, 8, 8)), "infer", "bfloat16")
     assert "convolution in float32" in item.not_modelled
-
-
-@pytest.mark.slow
-def test_an_answer_in_16_bits_moves_more_than_half_and_less_than_all_of_fp32():
-    bf16, fp16 = (advise.advise(Query("resnet18", 8, dtype=one), ["h100-sxm"], crossovers=False) for one in ("bf16", "fp16"))
-    in_fp32 = work.captured(networks.network("resnet18", 8), "infer", device="cuda:0").bytes
-    assert 0.5 < bf16.captured.work(device_type="cuda").bytes / in_fp32 < 1.0
-    assert (fp16.table["predicted_ms"] > 0).all()

@@ -53,7 +53,6 @@ def test_signs_matter_from_a_gain_of_5_percent_on_either_way_and_one_factor_is_t
     scores = score_gains(pd.DataFrame({"measured": measured, "predicted": 1.1, "fold": fold, "low": np.nan, "high": np.nan}))
     assert (scores["sign"], scores["n_large"], scores["sign_large"]) == (50, 2, 50)
     assert constants(np.array([2.0, 2.0, 3.0, 8.0]), fold) == pytest.approx([np.sqrt(24), np.sqrt(24), 2, 2])
-    assert np.isnan(constants(measured[:2], fold[:2])).all(), "no other fold"
 
 
 def test_a_change_is_one_thing_of_one_torch_under_autocast():
@@ -99,8 +98,7 @@ def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "what", "after", "left_out"), [
-    ("rtx-4090", "torch.compile", COMPILED, "families"), ("rtx-3090", "channels_last", LAST, "families"),
-    ("rtx-3090", "torch.compile", COMPILED, "families and the card"),
+    ("rtx-4090", "torch.compile", COMPILED, "families"),
     ("rtx-5090", "channels_last", LAST, "families and the card")])
 def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, after, left_out):
     gain = change(advised(device, "resnet18"), what)

@@ -6,19 +6,14 @@ import pytest
 
 from lib import paths, store
 from lib.predict import registry
-from lib.predict.analytic.roofline import Roof
 from lib.predict.analytic.scaling import Scaling
-from lib.predict.evaluation import baselines, learning
-from lib.predict.operators import augmentation, cost_model, fitting, inputs
+from lib.predict.operators import cost_model, fitting, inputs
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import conformal, shapes_of, usable
+from lib.predict.operators.validation import conformal, usable
 from lib.predict.scores import score
-from lib.studies.cost_model import tables
 from lib.work.graph import spaces
 from tests import refused
-
-ROOF = Roof("cpu", "fp32", "measured", "here", 400.0, {"RAM": 60.0})
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +30,6 @@ def products(swept):
 @pytest.fixture(scope="module")
 def model(products):
     return fitting.fit(products.iloc[::2], {"source": "test"}, quick=True)
-
-
-@pytest.mark.parametrize(("heaps", "shown_ms"), [(["default"], 10.0), (["default", "kept"], 20.0)])
-def test_networks_of_a_gpu_are_in_the_tables_of_06_although_their_heap_is_no_condition(heaps, shown_ms):
-    """A CPU's are those of processes with a retained heap."""
-    networks = pd.DataFrame([{"network": f"W{number}", "mode": "train", "batch_size": 8, "dtype": "fp32", "memory": heap,
-                              "latency_ms": 10.0 * (1 + place), "predicted_ms": 10.0, "low_ms": 9.0, "high_ms": 11.0,
-                              "outside": 0.0}
-                             for number in (1, 2, 3) for place, heap in enumerate(heaps)])
-    assert tables.worst(networks)["latency_ms"].tolist() == [shown_ms] * 3
 
 
 @pytest.mark.parametrize("op", spaces.load_sweeps().spaces)
@@ -119,16 +104,6 @@ def test_tables_that_one_model_cannot_learn_from(products):
         fitting.fit(ok.head(30))
 
 
-def test_questions_between_measured_ones_are_possible_and_unlike_them(swept):
-    rows = swept[(swept["op"] == "conv2d") & (swept["pass"] == "forward")].head(80)
-    made = augmentation.crossed(rows, 60)
-    assert 40 <= len(made) <= 70 and set(made["op"]) == {"conv2d"}
-    assert (made["flops"] > 0).all() and (made["in_channels"] % made["groups"] == 0).all()
-    assert not set(shapes_of(made)) <= set(shapes_of(rows))
-    for name in ("height", "kernel_h", "out_channels"):
-        assert made[name].between(1, 2 * rows[name].max()).all()
-
-
 def test_a_few_points_teach_another_device(model, products):
     """A device 2.5 times as slow, more so for large products, is learned from 60 points far from one another."""
     rows = usable(products).reset_index(drop=True)
@@ -139,15 +114,3 @@ def test_a_few_points_teach_another_device(model, products):
     before, after = (score(unseen["latency_ms"].to_numpy(), one.predict(unseen)["predicted_ms"].to_numpy())["median"]
                      for one in (model, taught))
     assert before > 50 and after < 20 and taught.parts["gemm forward"].rows == 60
-
-
-@pytest.mark.slow
-def test_every_learner_of_the_study_is_asked_about_unseen_shapes(products):
-    rows = usable(products)
-    scores, predictions = baselines.compare(rows, ROOF, fitting.fit(rows, quick=True), folds=3,
-                                        families={"matmul and linear": (("linear", "matmul"), "forward")})
-    mape, cover = (scores.set_index("learner")[name] for name in ("mape", "cover"))
-    assert set(mape.index) == {*baselines.BASELINES, "this model"}
-    assert mape["this model"] < min(mape["mean"] / 3, mape["roofline"]) and 80 < cover["this model"] < 99
-    assert len(predictions) == len(rows) and (predictions["low_ms"] < predictions["high_ms"]).all()
-    assert set(learning.by_size(predictions)["family"]) == {"matmul and linear"}

@@ -6,7 +6,6 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -17,13 +16,11 @@ from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
-from lib.measure.budget import Budget
-from lib.measure.operators import aggregate, isolated, visit
+from lib.measure.operators import visit
 from lib.predict import registry, transfer
-from lib.predict.advice import advise, advise_text
+from lib.predict.advice import advise
 from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
-from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
 GPU = torch.device("cuda:0")
@@ -140,14 +137,6 @@ def test_attention_for_cuda_computes_what_attention_is(mask):
     assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
 
 
-def test_a_head_that_flash_attention_does_not_take_is_padded():
-    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
-                            "bfloat16", device="cuda:0")
-    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
-    assert several[-1].args[0].shape[-1] == 24
-    assert several[-1].kwargs == (("scale", 20**-0.5),)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 80, 128, 160, 256])
@@ -206,18 +195,6 @@ def test_fp32_is_fp32_wherever_something_is_measured_on_a_gpu(monkeypatch, switc
     assert machine.tf32(torch.device("cpu")) is False
 
 
-def test_every_row_says_whether_fp32_was_tf32():
-    for table in ("profile", "runs", "sweep", "networks"):
-        assert [(column.kind, column.empty) for column in tables.TABLES[table] if column.name == "tf32"] == [("bool", False)]
-
-
-def test_advice_says_how_fp32_is_multiplied_on_gpus():
-    texts = {dtype: advise_text.text(advise.advise(advise.Query("W1", dtype=dtype), [card]))
-             for dtype, card in (("fp32", "t4"), ("bf16", "h100-sxm"))}
-    assert "fp32 on GPUs is computed as fp32" in texts["fp32"]
-    assert "TF32" not in texts["bf16"]
-
-
 class Card:
     """Stands in for a GPU, with clocks of host and device: a launch takes the host 5 µs, a graph's 10, a triad the GPU 1 µs."""
 
@@ -273,71 +250,14 @@ def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypa
     assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
 
 
-def bench(device=GPU, flush=None):
-    """Return what times configurations on a device, without looking for one, for 5 ms each."""
-    made = object.__new__(visit.Bench)
-    made.device, made.visit_ms, made.flush = device, 5, flush
-    return made
-
-
-@pytest.mark.parametrize("records", [True, False])
-def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
-    card = Card(monkeypatch, records)
-    samples, calls, reason = bench()._kernel_samples(card.kernel)
-    assert np.median(samples) == pytest.approx(0.001 if records else 0.005, rel=1e-6 if records else 0.03)
-    assert (calls in (1000, 1001)) == records and reason == ("" if records else visit.LAUNCHED)
-    row = visited(latency_ms=np.median(samples), reason=reason, config="x", gpu_others=0.0)
-    table = aggregate.summarise(pd.DataFrame([row] * 3))
-    assert table[["verdict", "why"]].values.tolist() == [["stable", reason]]
-
-
 @pytest.mark.parametrize("flush_ms", [0.001, 0.02, 10.0])
 def test_a_flush_lasts_until_the_host_has_queued_the_cold_call(monkeypatch, flush_ms):
     card = Card(monkeypatch)
     call, flush = lambda: card.launch(0.05, 0.002), lambda: card.launch(0.0005, flush_ms)
-    samples = bench(flush=flush)._lone_samples(call, True, host=False)
+    bench = object.__new__(visit.Bench)
+    bench.device, bench.visit_ms, bench.flush = GPU, 5, flush
+    samples = bench._lone_samples(call, True, host=False)
     assert samples == pytest.approx([0.002] * len(samples))
-
-
-def test_on_apples_gpu_a_flush_is_not_in_the_time(monkeypatch):
-    card = Card(monkeypatch)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: card.host_ms * 1e6))
-    samples = bench(torch.device("mps"), lambda: card.launch(0.005, 1.0))._lone_samples(card.kernel, True, host=False)
-    assert samples == pytest.approx([0.006] * len(samples))
-
-
-def test_operators_of_networks_are_timed_in_graphs_on_a_gpu_and_networks_are_not(monkeypatch):
-    def timed(records):
-        card = Card(monkeypatch, records)
-        items = [isolated.Item({"kind": kind, "label": "a", "backend": "cuda"}, lambda: card.kernel)
-                 for kind in ("operator", "network")]
-        timings, _ = isolated._timed(items, GPU, Budget(0.1))
-        return [(isolated._launched(item.row, timing.graphed)["label"], timing.graphed)
-                for item, timing in zip(items, timings, strict=True)]
-
-    assert timed(True) == [("a", True), ("a", False)]
-    assert timed(False) == [("a, without a CUDA graph", False), ("a", False)]
-
-
-@pytest.mark.parametrize(("per_s", "largest"), [(5e13, 8192), (5e12, 4096)])
-def test_the_largest_gemm_of_a_gpu_is_chosen_by_a_rate_that_is_not_its_launch(monkeypatch, per_s, largest):
-    card = Card(monkeypatch)
-    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: card.host_ms / 1e3))
-    monkeypatch.setattr(ceilings, "_gemm", lambda dtype, n, device: lambda: card.launch(0.005, 2e3 * n**3 / per_s))
-    monkeypatch.setattr(machine, "free_bytes", lambda device: 8e10)
-    probes = ceilings._compute_probes(MachineParams(device="cuda:0", budget_s=12), GPU)
-    assert ceilings._first_rate("fp32", GPU) == pytest.approx(per_s, rel=0.02)
-    gemms = [probe.row["method"] for probe in probes if probe.row["dtype"] == "fp32" and "mm" in probe.row["method"]]
-    assert gemms[-1] == f"torch.mm {largest}x{largest}x{largest}"
-
-
-@pytest.mark.parametrize(("records", "gbps", "words"), [(True, 4000, ", as a CUDA graph"), (False, 800, "")])
-def test_ceilings_of_a_gpu_come_from_graphs_and_their_rows_say_so(monkeypatch, records, gbps, words):
-    card = Card(monkeypatch, records)
-    probe = ceilings.Probe({"dtype": "fp64", "level": "L2", "method": "triad"}, 0.0, 4e6, lambda: card.kernel)
-    row = ceilings._row(probe, ceilings._visit(probe, GPU, 0.02), {}, "stable")
-    assert row["peak_gbps"] == pytest.approx(gbps, rel=0.05)
-    assert row["method"] == f"triad{words}"
 
 
 @pytest.mark.cuda

@@ -39,13 +39,7 @@ def test_the_gradient_of_a_square_input_is_the_convolution_itself_with_channels_
     assert np.allclose(features_gpu.gemm_of(kernels(backward())[0]), features_gpu.gemm_of(exchanged))
 
 
-def test_groups_of_products_are_a_batch_and_narrow_ones_as_much_work_again():
-    *_, weights = kernels(backward(out_channels=64, groups=2))
-    assert [weights[name].item() for name in ("op", "batch", "gemm_m", "gemm_n")] == ["bmm", 2, 32, 32 * 9]
-    assert [kernel.op.item() for kernel in kernels(backward(out_channels=64, groups=64))] == ["conv2d", "conv2d"]
-
-
-@pytest.mark.parametrize("device", ["v100-pcie-32gb", "t4", "a100-pcie-40gb"])
+@pytest.mark.parametrize("device", ["v100-pcie-32gb", "t4"])
 def test_a_backward_pass_takes_two_forward_kernels_and_says_so(device):
     model = registry.predictor(device, "fp32").model
     shapes = ({}, {"input_grad": 0}, {"stride": 2}, {"in_channels": 128, "groups": 128})
@@ -56,9 +50,6 @@ def test_a_backward_pass_takes_two_forward_kernels_and_says_so(device):
     assert (share[[0, 2, 3]] > 1.2).all() and (share < 6).all() and share[1] < share[0]
     assert answer["out_of_range"].all() and (answer["origin"] != "").all()
     assert (answer["low_ms"] < answer["predicted_ms"]).all() and (answer["predicted_ms"] < answer["high_ms"]).all()
-    for number, row in enumerate(table.to_dict("records")):
-        alone = model.predict_one(row["op"], row, row["flops"], row["bytes"], row["pass"])
-        assert alone == pytest.approx(tuple(answer.loc[number, ["predicted_ms", "low_ms", "high_ms"]]))
 
 
 def test_what_was_measured_backward_answers_for_itself():

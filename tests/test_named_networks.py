@@ -72,9 +72,8 @@ def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(
 
 
 @pytest.mark.parametrize(("name", "text", "shapes"), [
-    ("bert", "16", {"input_ids": (3, 16, "int64")}), ("bert", "16:int64", {"input_ids": (3, 16, "int64")}),
+    ("bert", "16", {"input_ids": (3, 16, "int64")}),
     ("t5", "9:int64", {"input_ids": (3, 9, "int64"), "decoder_input_ids": (3, 9, "int64")}),
-    ("clip", "3x64x64", {"input_ids": (3, 24, "int64"), "pixel_values": (3, 3, 64, 64, "float32")}),
     ("clip", "7:int32", {"input_ids": (3, 7, "int32"), "pixel_values": (3, 3, 32, 32, "float32")})])
 def test_a_sequence_length_is_that_of_all_words_and_a_picture_that_of_the_picture(name, text, shapes, configs):
     assert {one.name: (*one.shape, one.dtype) for one in networks.network(configs[name], 3, text).batch} == shapes
@@ -104,20 +103,17 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "meant"), [
-    ("3x8x8", (Input((3, 8, 8)),)), ("512:int64", (Input((512,), "int64"),)), ("7:bf16", (Input((7,), "bfloat16"),)),
-    (":int64", (Input((), "int64"),)), ("3X8X8", (Input((3, 8, 8)),))])
+    ("3X8X8", (Input((3, 8, 8)),)), ("7:bf16", (Input((7,), "bfloat16"),)), (":int64", (Input((), "int64"),))])
 def test_inputs_are_read_as_they_are_meant(text, meant):
     assert inputs.parse(text) == meant
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("3x", "input shape '3x' is none"), (":", "is none"), ("512:", "is none"),
-    ("512:int65", "no element type 'int65' of an input"),
-    ("0", "is none"), ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
-    ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none"),
-    ("truth.yaml", "truth.yaml: ids True")])
+    ("3x", "input shape '3x' is none"), ("512:int65", "no element type 'int65' of an input"),
+    ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
+    ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none")])
 def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
-    for name, content in {"empty": "{}", "list": "[1, 2]", "wrong": "ids: 6x", "truth": "ids: true"}.items():
+    for name, content in {"empty": "{}", "list": "[1, 2]", "wrong": "ids: 6x"}.items():
         (tmp_path / f"{name}.yaml").write_text(content)
     monkeypatch.chdir(tmp_path)
     with refused(words):
@@ -186,29 +182,22 @@ def test_a_network_of_any_size_is_built_without_memory():
 class Half(nn.Module):
     """A network in half precision, as its builder leaves it; some of its tensors are shared."""
 
-    def __init__(self, width=331, cast=nn.Module.half):
+    def __init__(self, width=331):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width, bias=False))
         self.layers[2].weight = self.layers[0].weight
-        cast(self)
+        self.half()
 
     def forward(self, x):
         return self.layers(x)
 
 
-class Brain(Half):
-    """The same in bfloat16."""
-
-    def __init__(self):
-        super().__init__(332, lambda net: net.to(torch.bfloat16))
-
-
-@pytest.mark.parametrize(("kind", "width"), [(Half, 331), (Brain, 332)])
-def test_a_network_that_its_builder_casts_is_captured_in_the_element_type_asked_for(kind, width):
-    """Nothing else may use these widths: torch refuses the first cast of a shape alone, and then has it in a cache."""
-    assert isinstance(fakes.build(kind).layers[0].weight, FakeTensor)
+def test_a_network_that_its_builder_casts_is_captured_in_the_element_type_asked_for():
+    """Nothing else may use this width: torch refuses the first cast of a shape alone, and then has it in a cache."""
+    width = 331
+    assert isinstance(fakes.build(Half).layers[0].weight, FakeTensor)
     for dtype, size in (("float32", 4), ("float16", 2), ("bfloat16", 2)):
-        graph = capture.of_network(networks.network(f"{__name__}:{kind.__name__}", 2, str(width)), "train", dtype)
+        graph = capture.of_network(networks.network(f"{__name__}:Half", 2, str(width)), "train", dtype)
         assert graph.parameter_bytes == size * (width * width + 3 * width)
         assert {op.dtype for op in graph.ops if counts.matrix_flops(op)} == {dtype}
 
@@ -232,15 +221,15 @@ def test_a_builder_that_reads_large_weights_is_built_of_real_ones():
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("hf:nowhere", "nowhere is missing; name a folder that holds a config.json"), ("hf:", "is missing"),
-    ("hf:{}", "config.json is missing"), ("hf:{}/broken", "cannot be read"), ("hf:{}/untyped", "cannot be read"),
-    ("hf:{}/strange", "cannot be read"), ("hf:{}/wrong", "cannot be"), ("hf:{}/remote", "cannot be read"),
+    ("hf:nowhere", "nowhere is missing; name a folder that holds a config.json"),
+    ("hf:{}", "config.json is missing"), ("hf:{}/broken", "cannot be read"), ("hf:{}/strange", "cannot be read"),
+    ("hf:{}/wrong", "cannot be"), ("hf:{}/remote", "cannot be read"),
     ("timm:convnext_tinny", "timm has no network 'convnext_tinny'; the nearest: convnext_tiny"),
-    ("timm:", "timm has no network ''"), ("timm:hf-hub:some/net", "timm has no network"),
+    ("timm:hf-hub:some/net", "timm has no network"),
     ("timm:resnet50.nobodys", "timm has no 'nobodys' of 'resnet50'; there are: "),
     ("resnet51", "no model 'resnet51'; there are: W1"), ("convnext_tinny", "; the nearest: convnext_tiny")])
 def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
-    for folder, content in {"broken": "{", "untyped": "{}", "strange": '{"model_type": "no-such-type"}',
+    for folder, content in {"broken": "{", "strange": '{"model_type": "no-such-type"}',
                             "wrong": '{"model_type": "bert", "hidden_size": "wide"}',
                             "remote": '{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}'}.items():
         (tmp_path / folder).mkdir()
@@ -262,8 +251,7 @@ def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path
 
 
 @pytest.mark.parametrize(("name", "family", "text", "shape", "parameters"), [
-    ("resnet18", "resnet", "", (3, 224, 224), 11_689_512), ("convnext_atto", "convnext", "", (3, 224, 224), 3_695_520),
-    ("vit_tiny_patch16_384", "vision_transformer", "", (3, 384, 384), 5_790_376),
+    ("convnext_atto", "convnext", "", (3, 224, 224), 3_695_520),
     ("vit_tiny_patch16_224", "vision_transformer", "3x96x96", (3, 96, 96), 5_686_696),
     ("resnet18.a1_in1k", "resnet", "1x64x64", (1, 64, 64), 11_683_240)])
 def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, shape, parameters):
@@ -273,7 +261,7 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
     assert (graph.output, graph.parameters) == ((2, 1000), parameters)
 
 
-@pytest.mark.parametrize("text", ["512:int64", "3x224", "512"])
+@pytest.mark.parametrize("text", ["512:int64", "3x224"])
 def test_a_network_of_timm_takes_pictures(text):
     with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
         networks.network("timm:resnet18", 1, text)

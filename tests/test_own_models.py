@@ -96,15 +96,6 @@ def test_what_a_machine_did_not_sweep_is_scaled_to_it_and_what_was_calibrated_th
     assert convolved_ms(again) == pytest.approx(convolved_ms(calibrated))
 
 
-def test_networks_of_another_card_of_the_machine_are_not_those_of_this_one(home):
-    source = store.read(next(COMMITTED.glob("networks/**/*.parquet")), "networks").head(6)
-    table = source.assign(hardware_id="feedbeef", device=["cuda:0", "cuda:1", "cpu"] * 2)
-    store.write(table, paths.IMPORTED / "box" / "networks" / "n" / "networks.parquet", "networks", derived=True)
-    (gpu,) = registry.for_devices(["t4"], "fp32")
-    model = replace(gpu.model, facts=gpu.model.facts | {"hardware_id": "feedbeef", "devices": ["cuda:1"]})
-    assert replace(gpu, device="t4@box", model=model).measured_networks["device"].tolist() == ["cuda:1"] * 2
-
-
 def test_a_model_trained_on_what_was_measured_here_is_this_machines_also_beside_a_damaged_one(home):
     folder = paths.IMPORTED / "box"
     here = Host(**identity(), peak_gflops=50.0, peak_gbps=10.0, first_touch_ms_per_mb=None)

@@ -5,11 +5,9 @@ import pandas as pd
 import pytest
 
 from lib import store
-from lib.errors import InputError
 from lib.predict import network_training, registry, training
 from lib.predict.evaluation import evaluate
 from lib.predict.networks import fitting, resident, work
-from lib.studies.cost_model import study, tables
 from lib.work import networks
 
 
@@ -33,29 +31,12 @@ def test_the_shipped_model_learned_from_the_published_networks(published, model)
     assert set(model.resident) == {"default", "kept"}
 
 
-def test_an_evaluation_of_an_earlier_release_is_refused_in_a_line(published):
-    with pytest.raises(InputError, match="networks are of an earlier release, without conv_ms; run: .* models --train"):
-        study._networks(published.drop(columns="conv_ms"), training.reference_machine(), training.CPU)
-
-
 def test_published_resident_memory_is_predicted_by_other_families(published):
     columns = list(resident.PREDICTED)
     assert resident.predicted(published)[columns].to_numpy() == pytest.approx(published[columns].to_numpy(), rel=1e-6)
     rows = published[~published["tuning"] & ~published["network"].str.fullmatch(fitting.WORKLOADS)]
     error = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs().mean()
     assert error < (rows["memory_mb"] / rows["rss_mb"] - 1).abs().mean() / 2, "tensors alone are no resident memory"
-
-
-@pytest.mark.slow
-def test_the_sentence_on_allocators_holds_a_number_of_each():
-    evaluation = study.evaluation()
-    numbers = tables.networks(evaluation)
-    scores = evaluation.scores[evaluation.scores["kind"] == "network"].set_index("family")["mape"]
-    kept = scores[scores.index.str.contains("kept")]
-    assert len(kept) and len(kept) < len(scores), "scores name the allocator"
-    assert numbers["kept"]["mape"].max() == kept.max() and numbers["default"]["mape"].max() == scores.drop(kept.index).max()
-    assert numbers["default"]["case"].str.contains("default allocator").all()
-    assert not numbers["cases"]["case"].str.contains("kept memory").any()
 
 
 @pytest.mark.slow

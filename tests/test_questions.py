@@ -1,4 +1,4 @@
-"""Many questions in one table: the same answers as one by one, a bad row says why, networks and models are read once."""
+"""Many questions in one table: the same answers as one by one, and a bad row says why."""
 
 import json
 
@@ -6,10 +6,8 @@ import pandas as pd
 import pytest
 
 from lib.cli.main import main
-from lib.predict import registry
 from lib.predict.advice import advise, questions
 from lib.predict.advice.query import Query
-from lib.work.graph import capture
 
 DEVICES = ("cpu", "t4", "h100-sxm")
 
@@ -73,23 +71,8 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
     assert "Expected more than 1 value per channel" in table["error"][0]
 
 
-@pytest.mark.slow
-def test_networks_are_captured_and_models_read_once(monkeypatch):
-    captures, reads = [], []
-    usual, load = capture.of_network, registry.load
-    monkeypatch.setattr(capture, "of_network", lambda network, *more, **named: captures.append(network.shape) or
-                        usual(network, *more, **named))
-    monkeypatch.setattr(registry, "load", lambda path: reads.append(path) or load(path))
-    gpus = ["t4", "v100-pcie-32gb", "p100-pcie-16gb"]
-    table = questions.answer(of(model="simple_cnn", batch_size=[2**n for n in range(10)] * 3,
-                               device=[gpu for gpu in gpus for _ in range(10)]))
-    assert (table["error"] == "").all()
-    assert [shape[0] for shape in sorted(captures)] == [1, 2, 4]
-    assert len(reads) == len(set(reads))
-
-
 @pytest.mark.parametrize(("content", "words"), [
-    ("", "it has no header"), ("model\n", "has no row"),
+    ("model\n", "has no row"),
     ("network,device\na,cpu\n", "missing the column model; unknown columns"),
     ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size"),
     ("model,device\na\n", "line 2 has 1 fields"),
@@ -117,10 +100,7 @@ def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, mon
     assert main("advise --questions bad.csv --no-look".split()) == 1
 
 
-def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_them(monkeypatch):
-    captured = []
-    real = capture.of_network
-    monkeypatch.setattr(capture, "of_network", lambda *given, **named: captured.append(given) or real(*given, **named))
+def test_layout_and_compile_are_columns():
     table = questions.answer(of(model="resnet18", batch_size=64, dtype="fp16", device=[*["rtx-4090"] * 5, "p100-pcie-16gb"],
                                layout=["", "channels_last", "", "nhwc", "", "channels_last"],
                                compile=["", "", "yes", "", "perhaps", ""]))
@@ -131,4 +111,3 @@ def test_layout_and_compile_are_columns_and_a_network_is_captured_for_all_of_the
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
     reasons = ("no layout 'nhwc'", "compile 'perhaps'", "for: p100")
     assert [words in row.error for words, row in zip(reasons, wrong, strict=True)] == [True] * 3
-    assert len(captured) == 2 + 2, "once as the table asks and once as rows of work; and again for the question alone"

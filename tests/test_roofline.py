@@ -17,13 +17,10 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.measure import archive, ceilings
 from lib.measure.budget import Budget
 from lib.measure.operators import isolated
-from lib.measure.training import matrix
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
-from lib.report import notebook
 from lib.studies.roofline import figures, study
 from lib.studies.roofline import tables as shown
-from lib.work.graph.ops import Op, TensorSpec
 from tests import refused
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
@@ -74,12 +71,10 @@ def test_levels_launches_and_the_sum_of_operators():
     parts = np.array([[500e9, 0.0], [0.0, 50e9]])
     assert roofline.seconds(parts, CPU).sum() == pytest.approx(2.0), "one computes while the other waits"
     assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
-    assert shown.by_level(points(), [CPU])[["L2", "RAM"]].iloc[0].tolist() == [500.0, 500.0]
-    assert shown.by_level(points().iloc[:0], [CPU]).empty
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    ({"bytes": math.nan}, "without bytes"), ({"bytes": 0}, "without bytes"), ({"flops": 0}, "without FLOPs"),
+    ({"bytes": 0}, "without bytes"), ({"flops": 0}, "without FLOPs"),
     ({"elapsed_sec": 0}, "without time"), ({"verdict": "unusable"}, "unusable"), ({"roof_dtype": "fp64"}, "without roof")])
 def test_what_makes_no_point_is_counted(change, reason):
     made = points(change)
@@ -146,15 +141,10 @@ def test_training_steps_of_the_reference_runs(reference):
     assert left == {"runs of other software": 0, "unusable runs": 0}
     assert study.newest(runs, roof, "other")[1]["runs of other software"] == len(runs)
     w6 = chosen[chosen["workload_id"] == "W6"]
-    mixed = w6.assign(precision="bf16")
-    tf32 = w6.assign(tf32=True, workload_id="pathmnist-28", arch="simple_cnn", batch_size=8)
-    several = pd.concat([w6, w6.assign(grad_accum_steps=2), mixed, mixed.assign(workload_id="W99"), tf32])
-    rows, parts, (reason,) = study.step_rows(several)
+    several = pd.concat([w6, w6.assign(grad_accum_steps=2), w6.assign(precision="bf16", workload_id="W99")])
+    rows, _, (reason,) = study.step_rows(several)
     assert "no workload 'W99'" in reason
-    assert rows[["label", "bytes_source", "roof_dtype"]].agg(" ".join, axis=1).tolist() == [
-        "W6 compulsory fp32", "W6 compulsory fp32", "W6 bf16 estimated bf16", "simple_cnn b8 compulsory tf32"]
     assert rows["bytes"][0] > rows["bytes"][1], "the optimizer runs half as often"
-    assert rows["flops"][2] == pytest.approx(parts["W6 bf16"][:, 0].sum())
     labelled = pd.concat([w6.assign(label="a/cnn3d/b4/fp32", timestamp="2000"), w6])
     of_environments, _ = study.newest(labelled, roof, reference.table["software_id"][0])
     assert study.step_rows(of_environments)[0]["env"].tolist() == ["a", w6["hardware_id"].item()], "each has its points"
@@ -188,28 +178,11 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     assert set(result.operators["kind"]) == {"operator"}
     compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    vendor, operators = shown.against_vendor(result, "fp32"), shown.operators(result)
-    assert (vendor["vendor"], vendor["stated"].dtype, vendor["count"]) == ("t4", "fp32", 2) and vendor["gflops_ratio"] > 1
-    assert shown.against_vendor(result, "fp64")["stated"] is None
-    assert operators["network"] == "resnet50" and 0 < operators["network_share"] < 1
+    assert shown.against_vendor(result, "fp32")["gflops_ratio"] > 1
     bare = study.study(RooflineParams(source="replay", dtype="fp64"))
     assert bare.networks.empty and "no points of networks and operators on cpu in fp64" in bare.note
-    assert math.isnan(shown.operators(bare)["network_share"])
     with refused("it has: resnet50 b1"):
         study.study(RooflineParams(source="replay", models="alexnet"))
-
-
-def test_each_environment_has_its_own_figures(home, monkeypatch):
-    nb, shown_words = notebook.Notebook("05_roofline", None), []
-    monkeypatch.setattr(nb, "say", shown_words.append)
-    made = points({"env": "lab"}, {"env": "my mac"}, {"env": "mps", "roof_dtype": "bf16"}, roofs=(CPU, BF16))
-    nb.by_environment(lambda part: figures.roofline(shown.roofs([CPU]), part), made, "roofline")
-    rates = matrix.throughput(archive.runs("replay").assign(label="lab/x"))
-    nb.by_environment(figures.throughput, rates, "throughput")
-    assert sorted(path.name for path in paths.FIGURES.iterdir()) == [
-        f"{name}.{suffix}" for name in ("roofline_lab", "roofline_my-mac", "throughput_lab") for suffix in ("png", "svg")]
-    assert shown_words == ["One figure per environment in `figures/`: roofline_lab, roofline_my mac.",
-                           "One figure per environment in `figures/`: throughput_lab."], "none where there is no roof"
 
 
 def test_labels_keep_apart():
@@ -219,13 +192,6 @@ def test_labels_keep_apart():
     boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
     assert len(boxes) >= 8
     assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
-
-
-@pytest.mark.parametrize(("name", "read", "written", "touched"), [
-    ("relu_", 0, 0, 64), ("relu", 0, 1, 128), ("relu", -1, -1, 128)])
-def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
-    before, after = (TensorSpec((4, 4), (4, 1), storage=storage) for storage in (read, written))
-    assert isolated.footprint(Op(f"aten.{name}.default", (before,), outputs=(after,))) == touched
 
 
 def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():

@@ -30,7 +30,6 @@ class Called(nn.Module):
 
 LAYERS = [
     (lambda: nn.Conv1d(8, 16, 5, 2, 1, groups=4), (2, 8, 50)), (lambda: nn.ConvTranspose1d(8, 6, 4, 2, 1), (2, 8, 20)),
-    (lambda: nn.ConvTranspose2d(8, 6, 3, 2, 1, 1), (2, 8, 10, 12)),
     (lambda: nn.ConvTranspose2d(8, 8, 4, 2, 1, groups=4), (2, 8, 9, 9)),
     (lambda: nn.ConvTranspose3d(4, 6, 3, 2), (2, 4, 5, 6, 7))]
 
@@ -84,17 +83,10 @@ def test_grouped_products_are_a_batch_of_them():
     assert stand_ins.stand_in(op) == ("bmm", {"batch": 4, "gemm_m": 2, "gemm_k": 16, "gemm_n": 32, "layout": "nn"})
 
 
-def rows_of_64(x):
-    return x.flatten(2).transpose(1, 2)
-
-
 @pytest.mark.parametrize(("function", "each"), [
-    (F.mish, 6), (F.glu, 2),
-    (nn.Upsample(scale_factor=2, mode="bilinear"), 32), (nn.ReflectionPad2d(1), 0),
-    (lambda x: x.flatten(1) @ x.new_ones(3 * 64), 2), (lambda x: torch.sin(x) + torch.floor(x), 3),
-    (lambda x: F.max_pool1d(x.flatten(2), 4), 1),
-    (lambda x: x.sort()[0], 3), (lambda x: rows_of_64(x).sort(1)[0], 6), (lambda x: rows_of_64(x).kthvalue(2, 1)[0], 6),
-    (lambda x: x + x.detach().histc(8)[0], 2), (lambda x: torch.empty_like(x).exponential_() + x, 2),
+    (F.mish, 6), (F.glu, 2), (nn.Upsample(scale_factor=2, mode="bilinear"), 32), (nn.ReflectionPad2d(1), 0),
+    (lambda x: x.flatten(1) @ x.new_ones(3 * 64), 2), (lambda x: F.max_pool1d(x.flatten(2), 4), 1),
+    (lambda x: x.flatten(2).transpose(1, 2).sort(1)[0], 6), (lambda x: torch.empty_like(x).exponential_() + x, 2),
     (lambda x: torch.fft.fft(x.to(torch.complex64)).real, 5 * 3),
     (lambda x: torch.mm(torch.complex(x, x).flatten(1), x.new_ones(192, 3, dtype=torch.complex64)).real, 8 * 3)])
 def test_flops_of_an_element(function, each):

@@ -1,14 +1,12 @@
 """Cards that no network was measured on: what others share is scored on a card left out, and a few networks correct it."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lib import paths, store
+from lib import store
 from lib.cli.main import main
 from lib.predict import held_out, registry
 from lib.predict.cards import (
@@ -25,7 +23,7 @@ from lib.predict.cards import (
 )
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
-from tests.test_cards import EAGER, VENDORS, advised, answered, change, of_card
+from tests.test_cards import EAGER, VENDORS, answered, of_card
 from tests.test_own_models import COMMITTED
 from tests.test_published import refused
 
@@ -59,8 +57,6 @@ def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_c
     rows_of = unseen_cards.table(two_cards[1], "timm", "Apache-2.0")
     scores = unseen_cards.curve(rows_of).set_index(["device", "networks"])
     assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
-    half = np.log(rows_of["high"] / rows_of["predicted"]).round(9).groupby([rows_of["device"], rows_of["what"]]).nunique()
-    assert half.max() <= 2, "one interval per number of networks: that of the other card"
     for device in ("rtx-3090", "rtx-4090"):
         assert scores["mape"][device].is_monotonic_decreasing
     held_out.save(rows_of, tmp_path / f"{card_model.ANY}.json")
@@ -102,7 +98,7 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     assert np.abs(fitting.shift([exact])).max() < 1e-3
 
 
-@pytest.mark.parametrize(("device", "wider"), [("a10", 1), ("l4", 1), ("rtx-5090", 1), ("h100-sxm", 2), ("t4", 2)])
+@pytest.mark.parametrize(("device", "wider"), [("rtx-5090", 1), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
     shared = card_model.of_device(card_model.ANY)
     for condition, fitted in card_model.of_card(device).conditions.items():
@@ -125,12 +121,6 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     assert f"MAPE {mape:.1f} %" in answer["held_out"]
     assert "left out: each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm" in answer["held_out"]
     assert 80 < answer["held_out_coverage_pct"] < 100
-    assert answered("rtx-5090", compiled=True)["predicted_ms"] < answer["predicted_ms"]
-
-
-def test_an_answer_does_not_wait_for_what_only_fitting_uses():
-    code = "import sys; from lib.predict.advice import advise, suggestions; sys.exit('scipy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
 
 
 def test_kernels_of_a_cards_own_stand_before_networks_of_others():
@@ -231,29 +221,8 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
     eager, own = answered("rtx-3090"), card_model.of_card("rtx-3090")
     assert eager["source"] == "learned from whole networks"
     assert row["predicted_ms"] < eager["predicted_ms"]
-    assert own.under(replace(EAGER, torch="2.4.0")).others is not None
     with refused("rtx-3090 was not learned under compiled-amp_fp16-nhwc-2.9.1; there are: eager"):
         own.under(replace(EAGER, layout="nhwc", compiled=True))
-
-
-def test_another_torch_leaves_what_others_say_with_the_errors_that_it_has(home):
-    """The card's networks ran under a torch that no measured card had: gains need one version, errors are those of another."""
-    calibration.calibrate("a10", [benchmark(home, torch="280")])
-    card, shared = card_model.of_card("a10"), card_model.of_device(card_model.ANY)
-    assert {condition.torch for condition in card.conditions} == {"2.8.0"}
-    of_names = {condition.name: fitted for condition, fitted in shared.conditions.items()}
-    for condition, fitted in card.conditions.items():
-        if fitted.basis == "others":
-            assert fitted.scored == max(name for name in of_names if name.startswith(condition.how))
-            assert (fitted.scores, fitted.corrected) == (of_names[fitted.scored].scores, len(NETWORKS))
-    answer = answered("a10", compiled=True)
-    assert 80 < answer["held_out_coverage_pct"] < 100
-    assert answer["held_out"].startswith("no network was measured on it so; corrected since by 11 of its networks; all "
-                                         "networks on any-card, infer, compiled, amp_fp16, nchw, torch 2.9.1: MAPE")
-    gain = change(advised("a10"), "torch.compile")
-    assert gain.predicted_gain > 1
-    assert "with families and the card left out" in gain.why
-    assert gain.why.endswith("(corrected since by 11 of its networks)")
 
 
 def test_a_card_that_ships_says_that_its_errors_are_those_before_a_calibration(home):
@@ -264,26 +233,9 @@ def test_a_card_that_ships_says_that_its_errors_are_those_before_a_calibration(h
     assert after["held_out"] == f"corrected since by 11 of its networks; {before['held_out']}"
 
 
-def test_networks_count_once_that_were_measured_at_several_batch_sizes(home):
-    """Twice the rows of as many networks: what is said of a gain and of a time names the same number of networks."""
-    path = benchmark(home)
-    table = pd.read_csv(path)
-    halves = table.assign(infer_step_time=table["infer_step_time"] / 2, infer_batch_size=128)
-    pd.concat([table, halves]).to_csv(path, index=False)
-    calibration.calibrate("a10", [path])
-    for condition, fitted in card_model.of_card("a10").conditions.items():
-        assert fitted.corrected == len(NETWORKS)
-        assert (fitted.basis == "few") == (condition.how == "eager-amp_fp16-nchw")
-        assert fitted.corrected_since == (0 if fitted.basis == "few" else len(NETWORKS)), "their own scores were made by them"
-        assert fitted.basis != "few" or fitted.scores["n"] == 2 * len(NETWORKS)
-    advice = advised("a10")
-    assert change(advice, "torch.compile").why.endswith("(corrected since by 11 of its networks)")
-    assert "corrected since" not in advice.table["held_out"][0]
-
-
 @pytest.mark.parametrize(("options", "words"), [
-    (["--dtype", "fp16"], "leave out --dtype"), (["--budget-s", "60", "--dtype", "fp32"], "leave out --dtype, --budget-s"),
-    (["--device", "cpu"], "corrects the model of a GPU, which cpu is not"), ([], "the model of a GPU, which cpu is not")])
+    (["--budget-s", "60", "--dtype", "fp32"], "leave out --dtype, --budget-s"),
+    (["--device", "cpu"], "corrects the model of a GPU, which cpu is not")])
 def test_what_a_calibration_by_networks_does_not_take_is_one_line(home, capsys, options, words):
     path = home / "benchmark-infer-amp-nchw-pt291-cu128-a10.csv"
     path.write_text("model\n")

@@ -40,7 +40,6 @@ def test_a_folder_becomes_a_table_a_device_and_a_second_import_replaces_the_firs
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("results.csv", HEADER + ROWS, "is not named as timm's results are"),
     ("benchmark-infer-int4-nchw-pt240-cu124-rtx4090.csv", HEADER + ROWS, "is not named as timm's results are"),
     (NAME, HEADER.replace("infer_step_time", "step"), "has no columns infer_step_time"),
     (NAME, HEADER, "has no row"),
