@@ -11,10 +11,10 @@ from torch import nn
 from lib.config import definitions
 from lib.predict import held_out
 from lib.predict.advice import advise, suggestions
-from lib.predict.cards import answers, card_errors, card_model, features, fitting, fusion, learning, model, rows
+from lib.predict.cards import card_errors, card_model, features, fitting, fusion, kernel_sum, learning, rows, whole_networks
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
-from lib.predict.cards.model import Fitted
+from lib.predict.cards.kernel_sum import Fitted
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.work.graph import capture
@@ -101,22 +101,22 @@ def test_kernels_keep_to_their_ceilings(table):
     def kernels_ms(condition, chip, weights):
         weights[-2:] = -60.0  # no overheads
         terms = features.terms(table, 64.0, chip, condition)
-        return terms, model.kernels_ms(terms, torch.as_tensor(weights)).numpy()
+        return terms, kernel_sum.kernels_ms(terms, torch.as_tensor(weights)).numpy()
 
     for condition in SEVERAL:
-        (_, slow_ms), (_, fast_ms) = (kernels_ms(condition, chip, model.usual()) for chip in (CHIP, fast))
+        (_, slow_ms), (_, fast_ms) = (kernels_ms(condition, chip, kernel_sum.usual()) for chip in (CHIP, fast))
         np.testing.assert_allclose(fast_ms, slow_ms / 2, rtol=1e-6)
-    terms, ms = kernels_ms(EAGER, CHIP, np.full(model.SIZE, 50.0))
-    assert ms.sum() >= terms.move_ms @ terms.calls / model.BEST["moving"] * 0.999
+    terms, ms = kernels_ms(EAGER, CHIP, np.full(kernel_sum.SIZE, 50.0))
+    assert ms.sum() >= terms.move_ms @ terms.calls / kernel_sum.BEST["moving"] * 0.999
 
 
 def weights(**more):
     """Return the usual weights with something added to some."""
-    return model.usual() + model.flat(**{"computing": 0.0, "moving": 0.0, "overheads": 0.0, **more})
+    return kernel_sum.usual() + kernel_sum.flat(**{"computing": 0.0, "moving": 0.0, "overheads": 0.0, **more})
 
 
 def log_ms(frame, batch=64.0, chip=CHIP, parts=None):
-    return model.predict(features.terms(frame, batch, chip, EAGER), weights() if parts is None else parts).item()
+    return kernel_sum.predict(features.terms(frame, batch, chip, EAGER), weights() if parts is None else parts).item()
 
 
 def synthetic(count, seed):
@@ -138,13 +138,13 @@ def cases_of(frames, parts, more=0.0, levels=(), families=None):
     log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
     table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
                           "module": np.arange(len(frames)).astype(str) if families is None else families})
-    return fitting.Cases(table, EAGER, CHIP, levels, model.usual())
+    return fitting.Cases(table, EAGER, CHIP, levels, kernel_sum.usual())
 
 
 def of_card(device, slower=0.0, count=70):
     """Return networks of a card under one condition whose memory is ``slower`` (log) than usual, and their rows."""
     frames, chip = synthetic(count, 3), features.sustained(VENDORS[device])
-    parts = weights(moving=-slower * model.FIRST["moving"])
+    parts = weights(moving=-slower * kernel_sum.FIRST["moving"])
     table = pd.DataFrame({"device": device, "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
                           "module": [f"m{n % 7}" for n in range(count)], "batch_size": 64, "precision": "amp_fp16",
                           "layout": "nchw", "compiled": False, "torch": "2.9.1",
@@ -153,8 +153,8 @@ def of_card(device, slower=0.0, count=70):
 
 
 def test_efficiencies_are_found_again_through_the_sum():
-    true = weights(computing=0.8 * (np.array(features.COMPUTING) == "linear")[:, None] * model.FIRST["computing"],
-                   moving=(np.array(features.KINDS) == "batch_norm")[:, None] * model.FIRST["moving"] * 0.5)
+    true = weights(computing=0.8 * (np.array(features.COMPUTING) == "linear")[:, None] * kernel_sum.FIRST["computing"],
+                   moving=(np.array(features.KINDS) == "batch_norm")[:, None] * kernel_sum.FIRST["moving"] * 0.5)
 
     def errors(more):
         cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40
@@ -167,9 +167,9 @@ def test_efficiencies_are_found_again_through_the_sum():
 
 @pytest.fixture
 def card():
-    fast = model.usual()
+    fast = kernel_sum.usual()
     fast[:-2] += 0.5
-    return CardModel("rtx-4090", {condition: Fitted(model.usual() if condition == EAGER else fast, 0.2, SCORES, (16, 1024))
+    return CardModel("rtx-4090", {condition: Fitted(kernel_sum.usual() if condition == EAGER else fast, 0.2, SCORES, (16, 1024))
                                  for condition in SEVERAL}, "timm", "Apache-2.0")
 
 
@@ -177,7 +177,7 @@ def test_a_model_comes_back_from_its_file(card, tmp_path, table):
     corrected = replace(card.conditions[EAGER], basis="others", scored="eager-amp_fp16-nchw-2.4.0", corrected=11)
     again = CardModel.load(replace(card, conditions=card.conditions | {EAGER: corrected}).save(tmp_path / "rtx-4090.json"))
     for condition in SEVERAL:
-        before, after = (answers.answer(one, table, 256, condition) for one in (card, again))
+        before, after = (whole_networks.answer(one, table, 256, condition) for one in (card, again))
         assert after.predicted_ms == pytest.approx(before.predicted_ms, rel=1e-4)
     assert replace(again.conditions[EAGER], weights=corrected.weights) == corrected
     assert card_model.of_device("rtx-3090", tmp_path) is None
@@ -241,8 +241,8 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     advice = advised("rtx-3090", **how)
     row, predictor = advice.table.iloc[0], advice.answers[0].predictor
     assert row["source"] == "learned from whole networks"
-    condition = answers.condition_of(predictor.card, "fp16", "train")
-    whole = answers.answer(predictor.card, advice.captured.rows, 64, condition)
+    condition = whole_networks.condition_of(predictor.card, "fp16", "train")
+    whole = whole_networks.answer(predictor.card, advice.captured.rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
     assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])

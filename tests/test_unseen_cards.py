@@ -10,16 +10,16 @@ from lib import store
 from lib.cli.main import main
 from lib.predict import held_out, registry
 from lib.predict.cards import (
-    answers,
     calibration,
     card_errors,
     card_model,
     features,
     fitting,
+    kernel_sum,
     learning,
-    model,
     rows,
     unseen_cards,
+    whole_networks,
 )
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
@@ -89,12 +89,12 @@ def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
 
 def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     chip = features.sustained(VENDORS["rtx-4090"])
-    cases = fitting.Cases(tables[1], EAGER, chip, (), model.usual())
+    cases = fitting.Cases(tables[1], EAGER, chip, (), kernel_sum.usual())
     few, rest = cases.of(np.arange(10)), cases.of(np.arange(10, 70))
     before, after = (np.abs(learning.error(rest.predicted(weights))).mean()
-                     for weights in (model.usual(), model.usual() + fitting.shift([few])))
+                     for weights in (kernel_sum.usual(), kernel_sum.usual() + fitting.shift([few])))
     assert after < 0.2 * before
-    exact = replace(few, table=few.table.assign(latency_ms=np.exp(few.predicted(model.usual())["log_predicted"])))
+    exact = replace(few, table=few.table.assign(latency_ms=np.exp(few.predicted(kernel_sum.usual())["log_predicted"])))
     assert np.abs(fitting.shift([exact])).max() < 1e-3
 
 
@@ -116,7 +116,7 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     assert answer["source"] == "zero-shot from networks on 3 cards"
     assert answer["predicted_ms"] < measured["predicted_ms"], "more of everything"
     shared = card_model.of_device(card_model.ANY)
-    mape = shared.conditions[answers.condition_of(shared, "fp16")].scores["mape"]
+    mape = shared.conditions[whole_networks.condition_of(shared, "fp16")].scores["mape"]
     assert answer["held_out"].startswith("no network was measured on it so; all networks on any-card")
     assert f"MAPE {mape:.1f} %" in answer["held_out"]
     assert "left out: each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm" in answer["held_out"]
@@ -161,7 +161,7 @@ def benchmark(folder, device="a10", names=NETWORKS, torch="291"):
         ms = 100.0
         if name in NETWORKS:
             of_work = rows.of_network(networks.network(f"timm:{name}", rows.BATCH, "3x224x224"))
-            ms = 1.6 * answers.answer(card, of_work, 256, EAGER).predicted_ms
+            ms = 1.6 * whole_networks.answer(card, of_work, 256, EAGER).predicted_ms
         lines.append(f"{name},{name.rstrip('0123456789')},{256e3 / ms:.3f},{ms:.4f},256,224,1.0")
     header = "model,module,infer_samples_per_sec,infer_step_time,infer_batch_size,infer_img_size,param_count"
     path = folder / f"benchmark-infer-amp-nchw-pt{torch}-cu128-{device.replace('-', '')}.csv"
@@ -216,7 +216,7 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
     row, shared = answered("rtx-3090", compiled=True), card_model.of_device(card_model.ANY)
     assert row["source"] == "zero-shot from networks on 3 cards"
     assert row["held_out"].startswith("no network was measured on it so; all networks on any-card, infer, compiled, amp_fp16")
-    half = shared.conditions[answers.condition_of(shared, "fp16", compiled=True)].half
+    half = shared.conditions[whole_networks.condition_of(shared, "fp16", compiled=True)].half
     assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(half))
     eager, own = answered("rtx-3090"), card_model.of_card("rtx-3090")
     assert eager["source"] == "learned from whole networks"

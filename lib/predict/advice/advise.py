@@ -11,7 +11,7 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, Query
-from lib.predict.cards.answers import LAYOUTS
+from lib.predict.cards.whole_networks import LAYOUTS
 from lib.predict.networks import gains
 from lib.predict.registry import Predictor
 

@@ -13,8 +13,8 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import registry, steps
-from lib.predict.cards import answers
 from lib.predict.cards import rows as card_rows
+from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
 from lib.predict.networks import gains, resident, work
 from lib.predict.networks.composition import Composition, Estimate
@@ -176,7 +176,7 @@ class Answer:
         card, query = self.predictor.card, self.query
         if card is None or self.captured.dimensions != 4:  # images
             return None
-        return answers.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
+        return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
 
     @property
     def uses_gain(self) -> bool:
@@ -190,7 +190,7 @@ class Answer:
         """Predict a forward pass, or a training step with all of its parts."""
         passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
         if self.query.mode == "infer":
-            return passes or self._kernels
+            return passes or self._operator_sum
         return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes,
                              shipped=self.captured.shipped)
 
@@ -225,7 +225,7 @@ class Answer:
         return self.predictor.composition(self.query.mode, self.heap)
 
     @cached_property
-    def _kernels(self) -> Estimate:
+    def _operator_sum(self) -> Estimate:
         return self.predictor.estimate(self.work, self.memory)
 
     def _of_whole_networks(self) -> Estimate | None:
@@ -237,12 +237,12 @@ class Answer:
         if condition is None:
             return None
         of_other_cards = card.under(condition).conditions[condition].basis == "others"
-        if self.query.is_plain and of_other_cards and self._kernels.provenance.borrowed <= registry.MOST_BORROWED:
+        if self.query.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
             return None
-        answer = answers.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition)
-        unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._kernels.high_ms))
+        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition)
+        unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
-                       predict_operators=lambda: self._kernels.operators)
+                       predict_operators=lambda: self._operator_sum.operators)
 
     @cached_property
     def _in_fp32(self) -> Work:

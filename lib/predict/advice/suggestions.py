@@ -12,7 +12,7 @@ from lib.measure import archive, machine
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import Answer, CapturedQuery
-from lib.predict.cards.answers import gain
+from lib.predict.cards.whole_networks import gain
 from lib.progress import track
 
 _FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others

@@ -11,10 +11,11 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.measure.published import whole_networks
 from lib.measure.statistics import VERDICTS
-from lib.predict.cards import answers, card_model, fitting, learning, rows
+from lib.predict.cards import card_model, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
 from lib.predict.cards.fitting import Cases, Weigh
+from lib.predict.cards.whole_networks import LAYOUTS, condition_of
 from lib.predict.operators.validation import half_interval, worse
 from lib.predict.scores import score
 from lib.work import networks
@@ -74,9 +75,9 @@ def _cases(start: CardModel, table: pd.DataFrame) -> list[Cases]:
     parts = []
     for values, part in table.groupby(learning.CONDITION):
         wanted = Condition(*values)
-        layout = next(name for name, short in answers.LAYOUTS.items() if short == wanted.layout)
+        layout = next(name for name, short in LAYOUTS.items() if short == wanted.layout)
         how = (start, "bf16" if "bf16" in wanted.precision else "fp16", wanted.mode, layout, wanted.compiled)
-        like = answers.condition_of(*how, wanted.torch) or answers.condition_of(*how)
+        like = condition_of(*how, wanted.torch) or condition_of(*how)
         if like is None:
             raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
                              f"{choices(known.name for known in start.conditions)}")

@@ -8,7 +8,7 @@ from lib import paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict.cards.features import Condition, sustained
-from lib.predict.cards.model import Fitted
+from lib.predict.cards.kernel_sum import Fitted
 from lib.predict.model_file import Device, Format, Saved, Unsaved, keyed
 from lib.predict.operators.chip import Chip
 

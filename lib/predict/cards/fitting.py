@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib.predict.cards import features, model
+from lib.predict.cards import features, kernel_sum
 from lib.predict.cards.features import COMPUTING_FEATURES, Condition, Terms
 from lib.predict.operators.chip import Chip
 
@@ -59,7 +59,7 @@ class Cases:
 
     def predicted(self, weights: np.ndarray) -> pd.DataFrame:
         """Return the table with what weights predict, ``log_predicted`` beside ``log_ms``, and the ``condition`` by name."""
-        return self.table.assign(log_ms=self.log_ms, log_predicted=model.predict(self.terms, weights),
+        return self.table.assign(log_ms=self.log_ms, log_predicted=kernel_sum.predict(self.terms, weights),
                                  condition=self.condition.name)
 
 
@@ -87,7 +87,7 @@ def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int]
         apart = torch.as_tensor(numbers).requires_grad_()
         total = 0.5 * (apart ** 2).sum()
         for number, part in enumerate(cases):
-            error = (model.log_ms(part.terms, weights(apart, number)) - torch.as_tensor(part.log_ms)) / SIGMA
+            error = (kernel_sum.log_ms(part.terms, weights(apart, number)) - torch.as_tensor(part.log_ms)) / SIGMA
             total = total + ((torch.sqrt(1 + error ** 2) - 1) * counts[number]).sum()
         total.backward()
         return float(total.detach()), apart.grad.numpy()
@@ -103,11 +103,12 @@ def fit(cases: Sequence[Cases]) -> pd.DataFrame:
     Returns the weights that all conditions share (row "") and what each level adds to them, see ``weights_of``.
     """
     levels = ["", *sorted({level for part in cases for level in part.levels})]
-    mean = torch.as_tensor(np.stack([model.usual(), *np.zeros((len(levels) - 1, model.SIZE))]))
+    mean = torch.as_tensor(np.stack([kernel_sum.usual(), *np.zeros((len(levels) - 1, kernel_sum.SIZE))]))
     widths = [WIDTHS["train" if "train" in level else "level" if level else "base"] for level in levels]
     width = torch.as_tensor(np.stack([
-        model.flat(computing=np.where(FLAGS, intercept, slope), moving=np.where(model.FIRST["moving"], intercept, slope),
-                   overheads=overhead) for intercept, slope, overhead in widths]))
+        kernel_sum.flat(computing=np.where(FLAGS, intercept, slope),
+                        moving=np.where(kernel_sum.FIRST["moving"], intercept, slope), overheads=overhead)
+        for intercept, slope, overhead in widths]))
     rows = [[levels.index(level) for level in ("", *part.levels)] for part in cases]
 
     def every(apart: torch.Tensor) -> torch.Tensor:
@@ -124,15 +125,15 @@ def weights_of(fitted: pd.DataFrame, levels: Sequence[str]) -> np.ndarray:
 
 def shift(cases: Sequence[Cases]) -> np.ndarray:
     """Return what a few networks of a card add to the weights that each condition starts from, the same for all of them."""
-    computing, moving = model.FIRST["computing"], model.FIRST["moving"]
-    width = torch.as_tensor(model.flat(computing=np.where(computing, INTERCEPT, SLOPE),
+    computing, moving = kernel_sum.FIRST["computing"], kernel_sum.FIRST["moving"]
+    width = torch.as_tensor(kernel_sum.flat(computing=np.where(computing, INTERCEPT, SLOPE),
                                        moving=np.where(moving, INTERCEPT, SLOPE), overheads=OVERHEAD))
-    directions = torch.as_tensor(np.stack([model.flat(computing=computing * TOGETHER, moving=0.0, overheads=0.0),
-                                           model.flat(computing=0.0, moving=moving * TOGETHER, overheads=0.0)]))
+    directions = torch.as_tensor(np.stack([kernel_sum.flat(computing=computing * TOGETHER, moving=0.0, overheads=0.0),
+                                           kernel_sum.flat(computing=0.0, moving=moving * TOGETHER, overheads=0.0)]))
     starts = [torch.as_tensor(part.start) for part in cases]
 
     def added(apart: torch.Tensor) -> torch.Tensor:
         return width * apart[2:] + apart[:2] @ directions
 
-    return added(_most_probable(cases, lambda apart, number: starts[number] + added(apart), model.SIZE + 2,
+    return added(_most_probable(cases, lambda apart, number: starts[number] + added(apart), kernel_sum.SIZE + 2,
                                 SHIFT_ITERATIONS)).numpy()

@@ -15,7 +15,7 @@ from lib.predict.cards import card_errors, card_model, features, fitting, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.cards.fitting import Cases, Weigh
-from lib.predict.cards.model import Fitted
+from lib.predict.cards.kernel_sum import Fitted
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.validation import half_interval
