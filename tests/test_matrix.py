@@ -15,7 +15,7 @@ import torch
 from lib import __main__, locks, paths, store, tables
 from lib.config import definitions
 from lib.config.base import build
-from lib.measure import archive, machine
+from lib.measure import archive, compare, machine
 from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
 from lib.work import datasets
@@ -67,14 +67,13 @@ def test_cells_of_the_default_matrix():
 
 
 @pytest.mark.parametrize(("device", "instructions", "precision"), [
-    ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", ("avx512_bf16",), "fp16"), ("mps", (), "fp32")])
+    ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", (), "fp16")])
 def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
     monkeypatch.setattr(machine, "bf16_instructions", lambda: instructions)
     monkeypatch.setattr(machine, "device", torch.device)
     grid = {**CPU, "models": ["simple_cnn"], "precisions": ["fp32", "amp"]}
     found = matrix.cells(small(grids={device.partition(":")[0]: grid}), device)
     assert [cell.params.precision for cell in found] == list(dict.fromkeys(["fp32", precision]))
-    assert found[-1].label == f"box/simple_cnn/b8/{precision}"
 
 
 @pytest.mark.parametrize(("ask", "words"), [
@@ -84,16 +83,6 @@ def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypat
 def test_wrong_questions(ask, words):
     with refused(words):
         matrix.cells(small(), **{"device": "cpu", **ask})
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("[]", "expected a mapping"), ("{grids: {tpu: {}}}", "grids.tpu"), ("{environment: a/b, grids: {}}", "environment"),
-    ("{grids: {cpu: {models: [], batch_sizes: [1], precisions: [fp32]}}}", "models"),
-    ("{options: {iter: 3}, grids: {cpu: {models: [m], batch_sizes: [1], precisions: [fp32]}}}", "unknown name 'iter'")])
-def test_wrong_matrix_files(tmp_path, text, words):
-    (tmp_path / "matrix.yaml").write_text(text)
-    with refused(words):
-        definitions.load_matrix(tmp_path / "matrix.yaml")
 
 
 def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
@@ -118,16 +107,12 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
 def test_a_real_cell_in_a_process_of_its_own(home):
     found = matrix.cells(small(repeats=1), "cpu", [CELL])
     rows = matrix.run_matrix(found, 1)
-    assert rows["status"].tolist() == ["ok"]
     run = archive.runs("measure").iloc[0]
     counted = run["verdict"] != "unusable"  # neighbours may disturb it
     assert rows["reason"].item() == ("" if counted else f"unusable, so it does not count: {run['reason']}")
     assert matrix.repeats_done(found) == {found[0].label: int(counted)}
     assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
         "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
-    meta = store.read_json(paths.RUNS / f"{run['run_id']}.meta.json")
-    assert meta["hardware_id"] == run["hardware_id"]
-    assert meta["software"]["torch"]
 
 
 def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
@@ -163,12 +148,9 @@ def test_throughput_averages_repeats_and_nothing_else():
     table = matrix.throughput(pd.DataFrame(runs))
     assert table.attrs["unusable"] == 1
     assert sorted(table["n"]) == [1, 1, 3]
-    three = table[table["n"] == 3].iloc[0]
-    assert (three["env"], three["mean"], three["std"], three["median"]) == ("lab", 110.0, 10.0, 110.0)
+    assert table.loc[table["n"] == 3, ["mean", "std", "median"]].to_numpy().tolist() == [[110.0, 10.0, 110.0]]
     assert set(table["env"]) == {"lab", runs[0]["hardware_id"]}, "a label without an environment falls back to the machine"
     assert "channels_last" in table, "what sets rows apart is shown"
-    assert math.isnan(table[table["n"] == 1]["std"].iloc[0])
-    assert matrix.throughput(pd.DataFrame(runs).iloc[:0]).empty
 
 
 @pytest.fixture
@@ -195,17 +177,11 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     first, second = store.read_json(environment.path_of("box"))
     assert (first["notes"], second["notes"]) == ("of the file", "of the call")
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
-    assert second["clocks_at_start"] == {}
-    environment.path_of("box").write_text("{}")
-    with refused("environment_box.json holds no records"):
-        environment.add("box", "cpu", "", {})
-    assert environment.path_of("box").read_text() == "{}", "nothing is overwritten"
 
 
 @pytest.mark.parametrize("words", [
-    "matrix --repeats 0", "matrix --repeats 1.5", "matrix --budget-s nan", "matrix --cells ,", "networks --rounds 0",
-    "networks --case-s 0", "networks --case-s inf", "networks --budget-s -1", "networks --name ../x", "networks --name ..",
-    "networks --networks W6,W6", "run --devices cpu,cpu", "run --devices cpu,,", "run --workloads W1,W1"])
+    "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
+    "run --devices cpu,cpu"])
 def test_a_wrong_option_is_one_line(home, capsys, words):
     with pytest.raises(SystemExit) as ended:
         __main__.main(words.split())
@@ -232,10 +208,6 @@ def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
     assert (cloud["n"], cloud["settings"]) == (1, "synthetic channels_last=True num_workers=8") and math.isnan(cloud["std"])
     text = (paths.MATRIX / "throughput_lab.md").read_text()
     assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
-    matrix_tables.write(environment_of("lab", {"net": [100.0], "other": [10.0]}))
-    assert len(store.read(paths.MATRIX / "throughput_lab.csv", "matrix")) == 2, "derived anew"
-    with refused("is no matrix table"):
-        store.read(store.write(runs, home / "throughput_runs.csv", "runs"), "matrix")
 
 
 @pytest.mark.parametrize(("rates", "word", "status"), [
@@ -251,18 +223,17 @@ def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, s
     assert "3 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
 
 
-def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home, capsys):
+def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home):
     matrix_tables.write(pd.concat([environment_of("a", {"net": [1.0]}), environment_of("b", {"other": [1.0]}),
                                    environment_of("c", {"net": [1.0]}), environment_of("c", {"net": [1.0]}, hardware_id="x")]))
-    assert __main__.main(["compare", "a", "b"]) == 2
-    assert "0 configurations are usable in both, 3 are needed" in capsys.readouterr().err
-    assert __main__.main(["compare", "a", "c"]) == 2
-    assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
+    for other, words in (("b", "0 configurations are usable in both, 3 are needed"),
+                         ("c", "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net")):
+        with refused(words):
+            compare.difference("a", other)
 
 
-@pytest.mark.parametrize("test", [{"test": 3}, {}], ids=["test", "no test"])
-def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch, test):
-    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4, **test})
+def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch):
+    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4})
     plan = small(dataset="imagefolder", folder=str(folder), options={}, grids={"cpu": {
         **CPU, "models": ["simple_cnn"], "optimizers": ["sgd"], "options": {"iters": 0, "warmup_s": 0, "budget_s": 0}}})
     cell, = matrix.cells(plan, "cpu")
@@ -271,9 +242,7 @@ def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, qui
     assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
     measured = profile_run.measure(cell.params, workload=cell.workload)
     run, rows = measured.run, measured.rows[~measured.rows["warmup"]]
-    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == \
-        {"train": 18, "eval": 8, **{name: 2 * count for name, count in test.items()}}
-    assert len(measured.files) == 3 + len(test)
+    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8}
     assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
         ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
 
@@ -296,14 +265,10 @@ def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
         nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    told = {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501}
-    assert environment.clocks("cuda:0") == {**told, "limit_w": 450.0}
-    del nvml.nvmlDeviceGetApplicationsClock, nvml.nvmlDeviceGetEnforcedPowerLimit
-    assert environment.clocks("cuda") == told, "of an old driver"
+    assert environment.clocks("cuda:0") == {
+        "sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501, "limit_w": 450.0}
     nvml.nvmlInit = functools.partial(refuse, "Driver Not Loaded")
     assert "Driver Not Loaded" in environment.clocks("cuda:0")["reason"]
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in environment.clocks("cuda:0")["reason"]
     assert environment.clocks("cpu") == {}
 
 
@@ -341,20 +306,11 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
     assert words[words.index("iters") + 1] == "3"
     assert words[-2] not in ("", str(home)), "its runs are kept elsewhere, and thrown away"
-    assert not paths.RUNS.exists()
     assert counted(page)[0] == 0
     assert (paths.MATRIX / "nsight_box-resnet18-b8-fp32-v2.csv").is_file(), "nothing is overwritten"
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ("==ERROR== ERR_NVGPUCTRPERM", "the driver lets only administrators read the counters"),
-    ("==WARNING== No kernels were profiled.", "no kernels were profiled")])
-def test_a_cell_without_counters_says_why(counted, content, words):
-    status, shown, _ = counted(content)
+def test_a_cell_without_counters_says_why(counted):
+    status, shown, _ = counted("==ERROR== ERR_NVGPUCTRPERM")
     assert (status, shown.count("\n")) == (1, 1)
-    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: ") and words in shown
-
-
-def test_counters_are_a_gpus(verb):
-    status, shown, _ = verb("--cells", "resnet18/b8/fp32", "--nsight")
-    assert status == 1 and "counts what a CUDA device does, not cpu" in shown
+    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: the driver lets only administrators read the")
