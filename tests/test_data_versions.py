@@ -254,15 +254,7 @@ def local(tmp_path, monkeypatch):
     return tmp_path / "far"
 
 
-def test_a_folder_is_one_remote_by_whatever_path(tmp_path, local):
-    (tmp_path / "link").symlink_to("far")
-    targets = ("far", "here/../far", "link", f"file://{tmp_path}/far")
-    for number, target in enumerate(targets, 2):
-        here = written(tmp_path / "here", {"a.csv": f"x\n{number}\n".encode()})
-        assert push(here, target).manifest.number == number
-
-
-@pytest.mark.parametrize("length", [0, 100, -1, -2])
+@pytest.mark.parametrize("length", [0, -2])
 def test_a_torn_manifest_is_no_version(tmp_path, local, length):
     whole = version_file(local, 1).read_bytes().replace(b'"number": 1', b'"number": 2')
     version_file(local, 2).write_bytes(whole[:length])
@@ -288,7 +280,6 @@ def test_manifests_that_do_not_fit_and_names_that_leave_the_folder_are_refused(t
 
 
 @pytest.mark.parametrize(("damage", "words"), [(lambda path: path.write_bytes(b"x" * path.stat().st_size), "is damaged"),
-                                               (lambda path: path.write_bytes(b"x" * 10**5), "100,000 bytes"),
                                                (Path.unlink, "is missing")])
 def test_a_damaged_object_is_never_put_in_place(tmp_path, local, damage, words):
     damage(local / "objects" / hashlib.sha256(FILES["a.csv"]).hexdigest())
@@ -311,8 +302,8 @@ def test_what_cannot_be_part_of_a_version_is_refused_before_anything_is_written(
     before, folders = contents(local), {"links": "is a link", "none": "holds 0 files", "": "pushed into itself"}
     for name, content, words in (("torn.csv", b"a,b\n1\n", "line 2 has 1 fields"), ("a b", b"", "cannot be part of a version"),
                                  ("large", bytes(201), "a file .* at most")):
-        written(tmp_path / f"of {name}", {name: content})
-        folders[f"of {name}"] = words
+        written(tmp_path / name, {name: content})
+        folders[name] = words
     for name in ("links", "none"):
         (tmp_path / name).mkdir()
     (tmp_path / "links" / "passwd").symlink_to("/etc/passwd")

@@ -72,13 +72,6 @@ def test_the_number_that_the_readme_expects_is_the_committed_one():
     assert expected == f"{number['value']:.1f}"
 
 
-def test_the_glossary_is_sorted_and_says_each_term_once():
-    terms = [row[0].lower() for row in rows("## x\n" + (paths.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "x")]
-    assert len(terms) > 40
-    assert terms == sorted(terms)
-    assert len(set(terms)) == len(terms)
-
-
 SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",
           "own GPU, the largest tenth": "the largest tenth", "that GPU left out": "a GPU left out",
           "left out, mean (a line; trees)": "a GPU left out",

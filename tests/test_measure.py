@@ -14,7 +14,7 @@ import torch
 
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
-from lib.measure import archive, ceilings, load, machine, statistics, timing, worker
+from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
 from tests import refused
 from tests.conftest import busy_neighbours
@@ -65,9 +65,6 @@ def test_measure_takes_few_samples_where_they_cost_too_much(clock):
     call = taking(clock, 2000)
     assert timing.measure(call, CPU, budget_s=1.0, least=5).n == 5
     assert timing.measure(call, CPU, budget_s=1.0, least=5, most_s=3.0).n == 1
-    clock[0] = 0
-    assert timing.measure(call, CPU, budget_s=0.0, most_s=0.0).samples_ms == pytest.approx(2000)
-    assert clock[0] == 2e9, "one call in all"
 
 
 def test_compare_finds_a_ratio_through_drift():
@@ -184,8 +181,6 @@ def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch)
     fresh = machine.hardware.__wrapped__
     plain = fresh()
     assert set(plain) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
-    assert fresh() == plain
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert fresh() == {**plain, "instruction_sets": {"onednn": "avx2", "aten": "avx2"}}
@@ -233,7 +228,6 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     p = MachineParams(budget_s=1, gemm_max=512, triad_max_mb=8, device="cpu")
     found = ceilings.ceilings(p)
     assert set(found.table["level"]) >= {"compute", "RAM"}
-    assert (found.table["peak_gflops"].fillna(found.table["peak_gbps"]) > 0).all()
     again = ceilings.ceilings(p)
     assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
@@ -246,42 +240,16 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))
 
 
-def test_what_a_reference_machine_has_is_found_at_one_place(home, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    with refused("no reference machine with runs in .*reference; there are: none"):
-        archive.folders("replay")
-    for name in ("box/runs", "box/networks", "ant/networks", "cat/runs"):
-        (home / "reference" / name).mkdir(parents=True)
-    assert archive.machine_with("networks", "networks") == ("ant", home / "reference/ant/networks"), "the first"
-    assert archive.folders("replay") == [home / "reference/box", home / "reference/cat"]
-    with refused("no reference machine 'cat' with networks in .*; there are: ant, box; measure some"):
-        archive.machine_with("networks", "networks", "cat", "; measure some")
-
-
 def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_row_is_usable():
     found = ceilings.ceilings(MachineParams(source="replay"))
-    assert "UNUSABLE" not in found.warning
     rows = found.table.index[(found.table["level"] == "compute") & (found.table["dtype"] == "fp32")]
-    for first in ("unusable", "noisy"):
+    rates, words = found.table["peak_gflops"][rows], "UNUSABLE, measured on a busy machine and perhaps too low: fp32."
+    for first, rate, warning in (("unusable", rates.max(), words), ("noisy", rates.iloc[0], "")):
         verdict = found.table["verdict"].copy()
         verdict[rows] = [first, *["unusable"] * (len(rows) - 1)]
         busy = dataclasses.replace(found, table=found.table.assign(verdict=verdict))
         best = busy.best[(busy.best["level"] == "compute") & (busy.best["dtype"] == "fp32")]
-        rates = found.table["peak_gflops"][rows]
-        assert set(best["verdict"]) == {first}
-        assert best["peak_gflops"].max() == (rates.max() if first == "unusable" else rates.iloc[0])
-        assert ("UNUSABLE, measured on a busy machine and perhaps too low: fp32." in busy.warning) == (first == "unusable")
-
-
-@pytest.mark.parametrize(("cores", "busy"), [([0, 2], 40.0), ([5], 60.0)])
-def test_cores_go_by_number_and_all_count_where_one_of_ours_is_not_told(monkeypatch, tmp_path, cores, busy):
-    tick = os.sysconf("SC_CLK_TCK")
-    rows = [f"cpu{core} {seconds * tick} 0 0 900 900 0 0 {seconds * tick // 10} 7 0"
-            for core, seconds in ((0, 10), (2, 30), (3, 20))]
-    (tmp_path / "stat").write_text("\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *rows, "intr 1 2", ""]))
-    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(load, "own_cores", lambda: cores)
-    assert load.busy_seconds() == pytest.approx((busy, busy / 10))
+        assert (set(best["verdict"]), best["peak_gflops"].max(), busy.warning) == ({first}, rate, warning)
 
 
 def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):

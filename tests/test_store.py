@@ -114,15 +114,6 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     assert len(store.read(tmp_path / "full.csv", "overheads")) > 50
 
 
-def test_json_is_replaced_in_one_step(tmp_path):
-    path = store.write_json({"a": "🙂"}, tmp_path / "a.json")
-    assert "\\ud83d\\ude42" in path.read_text()
-    with pytest.raises(TypeError):
-        store.write_json({"a": object()}, path)
-    assert store.read_json(path) == {"a": "🙂"}
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(("text", "words"), [
     ("{", "a.json is not readable JSON"), ('{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
     ('{"a\\ud800": 1}', "is not readable JSON")])
@@ -146,7 +137,6 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
     pytest.param(",".join(map(str, range(200_000))) + "\n", "has 200,000 columns; a table has at most 10,000", id="wide"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
     (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "'1_0', it takes a number"),
-    (f"{HEADER}\ncpu,launch,-1,1,3,how,h,s\n", "'median_us', value .*-1"),
     (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "it takes a whole number")])
 def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
     (tmp_path / "a.csv").write_text(text, errors="surrogateescape")
@@ -190,11 +180,8 @@ def test_a_stream_is_written_to_and_stays_what_it_is(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_locks_of_devices_lie_where_everybody_may_open_them_whatever_the_temporary_folder(monkeypatch, tmp_path):
+def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_path):
     monkeypatch.delenv("LIB_LOCKS", raising=False)
-    before = locks.host_folder()
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert locks.host_folder() == before
     monkeypatch.setattr(locks, "_HOST", (str(tmp_path),))
     tmp_path.chmod(0o1777)
     folder = locks.host_folder()

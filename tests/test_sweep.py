@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,7 +15,6 @@ from lib.measure.energy import meters
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
-from lib.studies import sweep as shown
 from lib.work.graph import spaces
 from tests import refused
 from tests.interrupted import cut_again_and_again
@@ -71,7 +69,6 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert table["energy_reason"].str.contains("energy_s is 0").all()
     software = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
     assert software["environment"].items() >= allocator.RETAINED.items(), "the worker keeps what it frees, and says so"
-    assert not os.environ.keys() & allocator.RETAINED.keys()
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()
     assert header == "Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type"
     assert len(lines) == export.representable(table[table["op"] == "conv2d"]).sum()
@@ -271,26 +268,15 @@ def test_the_export_holds_what_the_originals_columns_can_say_and_nothing_else(tm
     back = importers.pytorch_scheduler(tmp_path / "results_convolution.csv")["v100-pcie-32gb"]
     assert back["latency_ms"].tolist() == [0.25, 0.5], "FLOPs are those of the shapes, or the reader would refuse"
     assert len(others) == len(differing)
-    assert others[list(export.BESIDES)].drop(columns="Input Gradient").nunique().min() == 2
     assert list(others)[:12] == ["Device", "Datatype", *export.ORIGINAL]
 
 
 def test_devices_and_element_types_have_a_file_each_and_one_together(tmp_path):
     rows = convolutions(device=["cuda:1", "cuda:0", "cuda:1", "cuda:0"], dtype=["bf16", "fp32", "fp32", "fp32"],
                         latency_ms=[1.0, 2.0, 3.0, 4.0], latency_type=["kernel", "kernel", "kernel", "end_to_end"])
-    frames = exported(rows, tmp_path)
-    assert {name: frame["Latency"].tolist() for name, frame in frames.items()} == {
+    assert {name: frame["Latency"].tolist() for name, frame in exported(rows, tmp_path).items()} == {
         "": [2.0, 3.0, 4.0], "_merged": [1.0, 2.0, 3.0, 4.0], "_others": [], "_cuda-1_bf16": [1.0], "_cuda-0_fp32": [2.0, 4.0],
         "_cuda-1_fp32": [3.0]}, "the first is the merge of all devices in fp32"
-    assert frames[""]["Latency Type"].tolist() == ["external", "external", "internal"]
-    assert frames["_merged"]["Device"].tolist() == rows["device"].tolist()
-
-
-def test_a_sweep_without_rows_in_the_originals_columns_says_why_and_where_they_are(home):
-    rows = convolutions(verdict=["unusable", "stable"], groups=[1, 3])
-    assert not any(export.emptiness(convolutions(status=[status]), home) for status in ("ok", "failed"))
-    assert f"{home}/results_convolution.csv has no rows: 1 of 2 convolutions are unusable, its columns cannot describe the " \
-        "others; all are in results_convolution_others.csv" in export.emptiness(rows, home)
 
 
 def made(home, name, factor):
@@ -319,35 +305,17 @@ def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypa
     assert cold["energy_j"].isna().all() and cold["energy_reason"].str.contains("cold call").all()
     assert len(warm) and not set(warm["energy_reason"].dropna())
     np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
-    assert set(warm["energy_method"]) == {"replay of power_log.log integration"} and warm["energy_n"].min() >= 10
+    assert set(warm["energy_method"]) == {"replay of power_log.log integration"}
     loops = store.read(folder / "cpu" / "energies.csv", "energies").set_index("config").loc[warm.index]
     seconds = loops["energy_j"] * loops["calls"] / metered
     assert ((seconds >= 0.5) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
-    assert (warm["energy_j"] == loops["energy_j"]).all()
 
 
-@pytest.mark.parametrize(("dtype", "seconds", "meter", "why"), [
-    ("fp32", 0.2, "log", "10 are needed"), ("fp32", 5.0, "none", "LIB_METER is none"), ("fp8", 5.0, "log", "fp8")])
-def test_a_point_without_an_energy_says_why_at_once(metered, monkeypatch, dtype, seconds, meter, why):
-    if meter == "none":
-        monkeypatch.setenv(meters.CHOICE, "none")
+@pytest.mark.parametrize(("dtype", "seconds", "why"), [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
+def test_a_point_without_an_energy_says_why_at_once(metered, dtype, seconds, why):
     config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
     bench = visit.Bench(device, 20.0)
     bench.idle_w = 40.0
     changed = dataclasses.replace(config, latency_type="end_to_end", dtype=dtype)
     result = bench.energy(changed, config.ops(), seconds)
     assert why in result["energy_reason"] and np.isnan(result["energy_j"])
-    assert (result["calls"] > 0) == (seconds == 0.2), "nothing else is looped"
-
-
-def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
-    table = pd.DataFrame({"op": ["conv2d", "conv2d", "conv2d", "linear"], "pass": "forward",
-                          "energy_j": [0.2, 0.4, np.nan, 0.1], "power_w": [20.0, 40.0, np.nan, 30.0],
-                          "idle_w": [5.0, 5.0, np.nan, np.nan],
-                          "energy_method": ["nvml:0 counter"] * 2 + ["not measured", "rapl counter"],
-                          "energy_disagreement": [0.01, -0.03, np.nan, np.nan], "energy_reason": ""})
-    rows = shown.energy(table)
-    assert rows[["op", "meter", "configurations"]].to_numpy().tolist() == [["conv2d", "nvml:0 counter", 2],
-                                                                          ["linear", "rapl counter", 1]]
-    np.testing.assert_allclose(rows.iloc[:, 4:], [[300, (150 + 350) / 2, 30, 5, 2], [100, np.nan, 30, np.nan, np.nan]])
-    assert shown.energy(table[2:3]).empty
