@@ -22,7 +22,6 @@ from lib.measure.operators import visit, visitor
 
 FILE = "FAKE_GPUS"
 NOT_SUPPORTED, NOT_FOUND = 3, 6
-NO_SAMPLES = {"no samples": 0, "not found": NOT_FOUND}  # as nvidia-ml-py raises them: 0 is NVML_SUCCESS
 _visits, _calls = visitor._visits, Counter()
 
 
@@ -90,8 +89,8 @@ class Nvml:
             raise NVMLError(18, "Driver/library version mismatch")
         if version == "shy" and "Process" in name:
             raise NVMLError(NOT_SUPPORTED)
-        if version in NO_SAMPLES and name == "nvmlDeviceGetProcessUtilization":
-            raise NVMLError(NO_SAMPLES[version])
+        if version == "not found" and name == "nvmlDeviceGetProcessUtilization":
+            raise NVMLError(NOT_FOUND)
         return functools.partial(self._answer, name)
 
     @staticmethod

@@ -10,12 +10,11 @@ from lib.config.notebooks import MachineParams, SweepParams
 from lib.measure import archive, bundle, ceilings
 from lib.measure.operators import isolated, sweep
 from lib.measure.training import profiled
-from lib.predict import registry, training
+from lib.predict import registry
 from lib.predict.advice import advise_operator
-from lib.predict.evaluation import evaluate, models_at_hand
+from lib.predict.evaluation import evaluate
 from lib.schedule.runtime import run_record
 from lib.studies import profile
-from lib.studies.cost_model import study
 from lib.studies.scheduler_eval import host
 from tests import refused
 
@@ -43,26 +42,24 @@ def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
     assert runs["run_id"].tolist() == [*names, *(f"two/{name}" for name in names)]
     side = profile.side_by_side(runs, archive.rows(runs, "measure"))
     forward = side[side["workload_id"] == "W1"].set_index("run_id")["forward"]
-    assert (forward.filter(like="two/") == 9999.0).all() and (forward[~forward.index.str.startswith("two/")] < 9999.0).all()
+    assert ((forward == 9999.0) == forward.index.str.startswith("two/")).all()
 
 
 @pytest.mark.slow
 def test_a_replay_is_of_the_run_that_was_asked_for():
-    for wanted, words in (({"batch_size": 999}, ", batch size 999, fp32"), ({"precision": "bf16"}, ", bf16")):
-        with refused(f"has no run of W1 on cpu{words}; it has: W1 on cpu, batch size 64, fp32"):
-            profiled.replay("W1", "cpu", **wanted)
+    with refused("has no run of W1 on cpu, batch size 999, fp32; it has: W1 on cpu, batch size 64, fp32"):
+        profiled.replay("W1", "cpu", batch_size=999)
     assert profiled.replay("W1", "cpu", batch_size=64).run["batch_size"] == 64
 
 
-def swept(name, rows, devices, **changed):
-    """Import a machine that swept some rows of the committed one, on these devices in turn."""
+def swept(name, rows, device, **changed):
+    """Import a machine that swept some rows of the committed one, on this device."""
     folder, sweep = paths.IMPORTED / name, paths.IMPORTED / name / "sweeps" / "s"
     sweep.mkdir(parents=True)
-    names = [devices[number % len(devices)] for number in range(len(rows))]
-    store.write(rows.assign(device=names, hardware_id="feedbeef", **changed), sweep / "sweep.parquet", "sweep")
-    hardware = {"memory_gib": 16, "gpus": [{"name": "Tesla T4"}] * 2}
+    store.write(rows.assign(device=device, hardware_id="feedbeef", **changed), sweep / "sweep.parquet", "sweep")
+    hardware = {"memory_gib": 16, "gpus": [{"name": "Tesla T4"}]}
     store.write_meta(sweep / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices={
-        device: {"hardware": hardware, "hardware_id": "feedbeef"} for device in devices})
+        device: {"hardware": hardware, "hardware_id": "feedbeef"}})
     for kind, stem in (("ceilings", "ceilings_cpu"), ("overheads", "overheads_cpu")):
         table = store.read(COMMITTED / "ceilings" / f"{stem}.csv", kind).assign(hardware_id="feedbeef")
         store.write(table, folder / "ceilings" / f"{stem}.csv", kind)
@@ -79,22 +76,20 @@ def convolutions():
 
 @pytest.mark.slow
 def test_an_imported_machine_is_a_reference_by_its_name_and_only_then(home):
-    for name in ("runs", "profiles", "ceilings", "points", "sweeps", "contention", "schedule"):
+    for name in ("runs", "profiles", "ceilings", "points", "sweeps", "schedule"):
         shutil.copytree(COMMITTED / name, paths.IMPORTED / "box" / name)
     shutil.rmtree(paths.IMPORTED / "box" / "sweeps" / "all_kernel_warm")
-    assert "of box." in profiled.replay("W1", "cpu", "box").note.replace("on box.", "of box.")
     assert "on box." in ceilings.ceilings(MachineParams(source="replay", reference="box")).note
     cold = SweepParams(source="replay", reference="box", cache="cold")
     assert sweep.sweep(cold).folder == paths.IMPORTED / "box" / "sweeps" / "conv2d_more_kernel_cold"
     assert isolated.stored_points("cpu", "fp32", COMMITTED.name[-8:], "box")[1].startswith("Points of")
-    assert host.contention_table("replay", "box")[1] == "REPLAY of contention as measured on box."
     assert run_record.of_reference("box")[0] == "box"
     assert archive.folders("replay") == [COMMITTED], "a replay that names none is the same everywhere"
     with refused("no warm kernel sweep of conv2d in fp32 on auto; it has: .*conv2d fp32 on cpu"):
         sweep.sweep(SweepParams(source="replay", reference="box"))
 
 
-@pytest.mark.parametrize("name", ["nope", "models", ".hidden"])
+@pytest.mark.parametrize("name", ["nope", ".hidden"])
 def test_a_machine_that_is_none_is_one_line(home, name):
     (paths.IMPORTED / "box").mkdir(parents=True)
     for call in (lambda: archive.machine_folder(name), lambda: registry.for_devices([f"cpu@{name}"], "fp32"),
@@ -112,7 +107,7 @@ def test_what_a_machine_lacks_another_one_stands_in_for_and_the_note_says_so(hom
 
 @pytest.mark.slow
 def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, convolutions):
-    folder = swept("box", convolutions, ["cpu"], latency_ms=convolutions["latency_ms"] * 7)
+    folder = swept("box", convolutions, "cpu", latency_ms=convolutions["latency_ms"] * 7)
     with refused("no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
     scores, reasons = evaluate.own_machine("box", quick=True)
@@ -124,37 +119,14 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     assert 5 < ratio.median() < 9
     assert predictor.model.parts["gemm forward"].origin == committed.model.device, "what it did not sweep, and whose it is"
     assert predictor.measured_times(), "its own operators are looked up"
-    assert study.evaluation("box").operators["latency_ms"].notna().all()
     assert registry.for_devices([], "fp32")[0].device == "cpu", "unasked, other machines are not there"
-    assert set(models_at_hand.summary()["device"]) >= {"cpu@box", committed.model.device}
     shape = "batch=2 in_channels=8 out_channels=8 height=16 width=16 kernel=3 stride=1 padding=1".split()
     answer = advise_operator.advise(advise_operator.config("conv2d", shape), ["box", COMMITTED.name])
     assert answer["device"].tolist() == [f"cpu@{COMMITTED.name}", "cpu@box"]
-    model, name = predictor.model, registry.machine_files(folder)["cpu", "fp32"].name
-    for mape, place in ((0.1, "models"), (900.0, "trained")):  # one that was calibrated there stays where it errs less
-        model.facts["held_out"] = {"mape": mape}
-        model.save(files.folder(folder / "models") / name)
-        assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
-
-
-@pytest.mark.slow
-def test_gpus_of_one_name_train_one_model(home, convolutions):
-    folder = swept("gpus", convolutions, ["cuda:0", "cuda:1"], cache="warm", latency_ms=convolutions["latency_ms"] / 20)
-    (target,) = training.targets(folder)
-    assert (target.devices, target.name, target.cache) == (("cuda:0", "cuda:1"), "Tesla T4", "warm")
-    evaluate.own_machine("gpus", quick=True)
-    (predictor,) = registry.for_devices(["t4@gpus"], "fp32")
-    assert predictor.model.facts["hardware_id"] == "feedbeef"
-    assert predictor.model.facts["rows"] == len(convolutions), "the rows of both"
-    assert predictor.measured_networks is not None and predictor.measured_networks.empty
-    error = predictor.model.predict(convolutions)["predicted_ms"] / (convolutions["latency_ms"] / 20)
-    assert 0.8 < error.median() < 1.25
-    with refused(r"no fp32 model of cpu@gpus; the machine gpus has: t4 fp32"):
-        registry.for_devices(["cpu@gpus"], "fp32")
 
 
 def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
-    swept("box", convolutions, ["mps"])
+    swept("box", convolutions, "mps")
     words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
     with refused(words) as error:
         evaluate.own_machine("box", quick=True)
@@ -162,7 +134,7 @@ def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
 
 
 def test_too_few_rows_are_one_line(home, convolutions):
-    swept("box", convolutions.head(20), ["cpu"])
+    swept("box", convolutions.head(20), "cpu")
     with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
         evaluate.own_machine("box")
 
@@ -179,4 +151,3 @@ def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
     assert predictor.device == f"{vendor}@box"
     shape = advise_operator.config("linear", ["gemm_m=512", "gemm_k=512", "gemm_n=512"])
     assert 1e-3 < advise_operator.advise(shape, ["box"])["predicted_ms"].item() < 10
-    assert sweep.sweep(wanted.model_copy(update={"source": "replay", "reference": "box"})).note.endswith("on box.")

@@ -11,9 +11,8 @@ from torch import nn
 
 from lib.cli.main import main
 from lib.errors import InputError
-from lib.predict.advice import advise, questions
+from lib.predict.advice import questions
 from lib.predict.advice.query import Query
-from lib.predict.networks import work
 from lib.work import networks
 from lib.work.building import values
 from lib.work.building.inputs import Input
@@ -101,11 +100,9 @@ def test_a_network_that_reads_values_is_captured_the_way_that_it_runs(kind, mode
 
     net = Network("own", kind, (4, 8))
     graph = capture.of_network(net, mode)
-    names = [op.name for op in graph.ops]
     torch.manual_seed(0)
-    assert but_views(names) == but_views(ran(net, mode))
+    assert but_views(op.name for op in graph.ops) == but_views(ran(net, mode))
     assert graph.branches and all(place.startswith("test_branches.py, line ") for place in graph.branches)
-    assert [op.name for op in capture.capture(kind(), (4, 8), mode).ops] == names
 
 
 def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
@@ -114,26 +111,18 @@ def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
     assert forward == ["addmm"] * 4 and graph.branches
 
 
-def test_networks_without_branches_are_not_run(monkeypatch):
-    monkeypatch.setattr(values, "of_a_run", lambda *_: pytest.fail("it is run"))
-    assert capture.of_network(networks.network("simple_cnn", 2)).branches == ()
-
-
 @pytest.mark.slow
-def test_the_answer_is_the_same_each_time_and_says_so(capsys):
-    several = [work.captured(networks.network(f"{__name__}:Branches", 4, "8"), "infer").flops for _ in range(2)]
-    assert several[0] == several[1]
+def test_the_answer_says_which_branch_was_taken(capsys):
     assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4", "--explain"]) == 0
-    assert "its control flow depends on values (test_branches.py, line 36): the branch of random inputs was taken" in \
+    assert "its control flow depends on values (test_branches.py, line 35): the branch of random inputs was taken" in \
         capsys.readouterr().out
     table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
-    assert "values at test_branches.py, line 36 (those of random inputs)" in table["not_modelled"][0]
-    assert (advise.advise(Query(f"{__name__}:Loops", 4, "8"), ["cpu", "t4"]).table["predicted_ms"] > 0).all()
+    assert "values at test_branches.py, line 35 (those of random inputs)" in table["not_modelled"][0]
 
 
 @pytest.mark.parametrize(("kind", "words"), [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
-    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 92")])
+    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 91")])
 @pytest.mark.slow
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)
@@ -153,22 +142,15 @@ def test_a_run_for_values_leaves_no_trace():
     with ThreadPoolExecutor(4) as pool:
         several = list(pool.map(run, range(8)))
     assert several == [run(0)] * 8
-    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (55, 57, 59, 60))
+    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (54, 56, 58, 59))
     assert state() == before
 
 
-EXPERTS = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 100, "num_experts": 4}
 CONFIGS = {
     "longformer": {**SMALL, "attention_window": 16, "max_position_embeddings": 130},
-    "led": {"d_model": 32, **SIDES, "vocab_size": 100, "attention_window": 16, "max_encoder_position_embeddings": 128,
-            "max_decoder_position_embeddings": 128},
     "vilt": {**SMALL, **SEEN, "max_position_embeddings": 40},
-    "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 100, "n_words": 100, "max_position_embeddings": 128},
-    "vits": {**SMALL, "ffn_dim": 64, "flow_size": 32, "spectrogram_bins": 33, "upsample_initial_channel": 32,
-             "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8], "depth_separable_channels": 2},
     "nllb-moe": {"d_model": 32, **SIDES, "vocab_size": 100, "num_experts": 4, "encoder_sparse_step": 2,
                  "decoder_sparse_step": 2},
-    "switch_transformers": {**EXPERTS, "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
 }
 
 

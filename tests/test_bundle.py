@@ -1,8 +1,5 @@
 """Bundles: packed here, merged there, twice, damaged, or hostile."""
 
-import ast
-import dataclasses
-import inspect
 import io
 import json
 import os
@@ -15,19 +12,16 @@ import pandas as pd
 import pytest
 
 from lib import __main__, files, paths, store, tables
-from lib.cli import predict as verbs
-from lib.config.notebooks import MachineParams, ProfileParams, SweepParams
+from lib.config.notebooks import ProfileParams, SweepParams
 from lib.errors import InputError
-from lib.measure import archive, bundle, bundle_contents, ceilings, load, machine
-from lib.measure.gpus.watch import GpuUse
+from lib.measure import archive, bundle, bundle_contents, load, machine
 from lib.measure.networks import campaign, end_to_end
 from lib.measure.networks.case import Case
-from lib.measure.operators import isolated, sweep, visitor
+from lib.measure.operators import sweep, visitor
 from lib.measure.training import profile_run
 from lib.predict import registry
-from lib.predict.analytic import roofline
-from lib.predict.analytic.roofline import Roof
 from lib.schedule.runtime import run_record
+from tests import refused as line
 from tests.conftest import full_disk
 from tests.doors.bundles import NAMES, REFERENCE, RUN, changed, original
 from tests.doors.bundles import archive as packed
@@ -98,7 +92,7 @@ def refused(content, words):
     """Assert that a bundle is refused in a line that names it, and that nothing is written."""
     path = paths.OUTPUT / "refused.zip"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=words) as error:
+    with line(words) as error:
         bundle.merge(path)
     assert str(path) in str(error.value)
     assert not paths.IMPORTED.exists()
@@ -141,18 +135,15 @@ def collect(home, everything):
 
 
 def test_there_and_back(home):
-    with pytest.raises(InputError, match="nothing to pack"):
+    with line("nothing to pack"):
         sent()
     path = measured()
     folder, new = sent()
     assert (folder, new) == (paths.IMPORTED / "box", 2)
     assert (folder / "ceilings" / path.name).read_bytes() == path.read_bytes()
     assert sent() == (folder, 0), "merging again changes nothing"
-    with pytest.raises(InputError, match="not overwritten"):
+    with line("not overwritten"):
         bundle.pack(home / "b.zip", "box")
-    measured(median=5.0)
-    assert sent("c") == (paths.IMPORTED / "box-v2", 2), "other content never overwrites"
-    assert store.read(folder / "ceilings" / path.name, "overheads")["median_us"].tolist() == [1.0]
     assert sent(target=home / "reference")[0] == home / "reference" / "box"
 
 
@@ -165,7 +156,6 @@ def test_everything_measured_comes_back(collect, home):
     assert set(merged) == expected and new == len(merged)
     different = {name for name in merged if merged[name] != (paths.DATA / name).read_bytes()}
     assert different == {CSV, "matrix/cells.csv", f"{SWEEP}/sweep.meta.json"}, "a host, a folder and cards are left out"
-    assert sent() == (folder, 0)
     assert store.read(folder / "matrix" / "cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
     run_record.read(folder / "schedule" / "mine")
 
@@ -178,17 +168,15 @@ def test_what_was_cut_short_stays_behind(collect, home):
     names = bundle.pack(home / "b.zip", "box", readers=READERS)
     assert set(names) == {name for name in expected if not name.startswith(("sweeps/", "schedule/", "runs/", "profiles/"))}
     assert bundle.merge(home / "b.zip", readers=READERS)[1] == len(names)
-    assert set(names) - set(bundle.pack(home / "c.zip", "box")) == {f"models/{MODEL.name}"}, "nobody there who reads it"
 
 
 def test_users_texts_come_back_as_they_were(finished):
     label = '<img src=x onerror="alert(1)">, =1+1, é 日本 \\ /home/alice/x'
-    facts = {**store.read_json(finished / META), "parameters": {"label": label}}
     edit(finished / CSV, label=label)
-    edit(finished / META, **facts)
+    edit(finished / META, parameters={"label": label})
     folder, _ = sent()
     assert store.read(folder / CSV, "runs")["label"].tolist() == [label]
-    assert store.read_json(folder / META) == facts
+    assert store.read_json(folder / META)["parameters"] == {"label": label}
 
 
 def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(finished, home, monkeypatch):
@@ -200,11 +188,11 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     for words in (["--out", str(home / "b.zip")], ["--out", str(home / "asked.zip"), "--with-host-name"]):
         assert __main__.main(["bundle", *words]) == 0
     with zipfile.ZipFile(home / "b.zip") as file:
-        contents = [file.read(name) for name in file.namelist()]
-    assert not any(word in content for content in contents for word in (b"alice", b"/home", b"/opt"))
+        contents = b"".join(map(file.read, file.namelist()))
+    assert not any(word in contents for word in (b"alice", b"/home", b"/opt"))
     folder, _ = sent()
-    rows, own = (store.read(place / CSV, "runs") for place in (folder, finished))
-    assert rows.equals(own.assign(hostname=own["hardware_id"], data_root="pets"))
+    row = store.read(folder / CSV, "runs").iloc[0]
+    assert (row["hostname"], row["data_root"]) == (row["hardware_id"], "pets")
     back = store.read_json(folder / META)
     assert back["software"]["environment"] == {"LD_PRELOAD": "a.so:b.so", "OMP_NUM_THREADS": "2"}
     assert back["data_note"] == "Images from pets. See https://medmnist.com/x"
@@ -221,62 +209,34 @@ def test_no_card_and_no_process_leaves_the_machine(home):
     assert facts["devices"] == {"cuda:0": {"hardware_id": "h", "threads": 2}}
     assert facts["failures"] == {"cuda:0": "cuda:0 is now GPU and was GPU: a card is lost"}
     assert store.read(folder / "sweeps" / "s" / "sweep.parquet", "sweep")["reason"].tolist() == [facts["failures"]["cuda:0"]]
-    folder, _ = sent("asked", home / "asked", host_name=True)
-    assert store.read_json(folder / "sweeps" / "s" / "sweep.meta.json")["devices"]["cuda:0"]["pid"] == 4711
-
-
-def test_a_table_that_does_not_fit_is_not_packed(finished, home):
-    edit(finished / EVAL, model="cnn3d,more")
-    (finished / EVAL).write_text((finished / EVAL).read_text().replace('"', ""))
-    with pytest.raises(InputError, match=f"/data: {EVAL} does not fit its table: {EVAL}: line 2 has"):
-        sent()
-    assert not (home / "b.zip").exists()
-
-
-def test_runs_of_a_workload_with_a_dot_in_its_name_are_packed(finished, home):
-    for name in (CSV, EVAL):
-        edit(finished / name, run_id=RUN.replace("W6", "v1.2"))
-        (finished / name).rename(finished / name.replace("W6", "v1.2"))
-    assert EVAL.replace("W6", "v1.2") in bundle.pack(home / "b.zip", "box")
 
 
 def test_a_full_disk_leaves_no_half_bundle_and_no_half_file(finished, home):
     before = set(home.rglob("*"))
-    with full_disk(3000), pytest.raises(InputError, match="cannot be written"):
+    with full_disk(3000), line("cannot be written"):
         bundle.pack(home / "b.zip", "box")
     assert set(home.rglob("*")) == before
     bundle.pack(home / "b.zip", "box")
-    with full_disk(3000), pytest.raises(InputError, match="cannot be written"):
+    with full_disk(3000), line("cannot be written"):
         sent()
     assert not list(paths.IMPORTED.rglob("*.*"))
     assert sent()[1] == 4
 
 
 OUTSIDE = [
-    "runs/model.pkl", "runs/x.parquet", "index.html", "runs/", "/etc/x.csv", "../x.csv", "runs/../runs/x.csv",
-    "./runs/x.csv", "runs//x.csv", "runs\\x.csv", "runs/a/x.csv", "runs/.x.csv", "runs/x\n.csv", "runs/<b>.csv",
-    "runs/x.CSV", "runs/x.csv.exe", f"runs/{'x' * 200}.csv", "runs/.csv", "bundle.json/x", "profiles/x.csv",
-    "points/x.csv", "ceilings/x.csv", "sweeps/x.csv", "sweeps/a/../b/sweep.parquet", "sweeps/a/cpu/other.csv",
-    "sweeps/a/sweep.csv", "sweeps/a/b/c/repeats.csv", "models/x.pkl", "models/x.json", "networks/a/b/networks.parquet",
-    "matrix/x.csv", "contention/x.parquet", "schedule/a/run.sqlite"]
+    "runs/model.pkl", "index.html", "/etc/x.csv", "../x.csv", "runs/../runs/x.csv", "runs\\x.csv", "runs/.x.csv",
+    "runs/<b>.csv", "runs/x.csv.exe", f"runs/{'x' * 200}.csv", "profiles/x.csv", "sweeps/a/../b/sweep.parquet",
+    "models/x.pkl", "matrix/x.csv", "schedule/a/run.sqlite"]
 SCHEMA = "schema .*; this version reads up to"
 
 
 @pytest.mark.parametrize(("index", "words"), [
-    *[({"machine": name}, "is no name of a machine")
-      for name in ("", "..", "../evil", ".hidden", "a/b", "box\n", "x" * 300, "models", "Gavel", *archive.TRAININGS)],
-    *[({name: value}, rf"bundle\.json: {name}.* = ") for name, value in (
-        ("format", "1"), ("format", True), ("machine", 1), ("files", {CSV: 1}))],
-    *[({"schema_version": version}, SCHEMA) for version in ("3000", "two", "", "-1")],
-    ({"format": 9}, "has format 9"), ({"more": 1}, r"bundle\.json: unknown name 'more'"), ({"files": {}}, "holds no table"),
+    *[({"machine": name}, "is no name of a machine") for name in ("../evil", ".hidden", "box\n", *archive.TRAININGS)],
+    ({"files": {CSV: 1}}, r"bundle\.json: files.* = "), ({"schema_version": "3000"}, SCHEMA), ({"format": 9}, "has format 9"),
+    ({"more": 1}, r"bundle\.json: unknown name 'more'"), ({"files": {}}, "holds no table"),
     ({"files": {"runs/x.csv": "0"}}, r"damaged: it lacks \[runs/x.csv\], and its index does not name \[.*csv")])
 def test_an_index_that_is_wrong_is_refused(home, index, words):
     refused(changed(index, {}), words)
-
-
-def test_what_is_no_index_is_refused(home):
-    for index in ([], {}):
-        refused(packed(index, {}), r"bundle\.json")
 
 
 @pytest.mark.parametrize(("name", "change", "words"), [
@@ -284,13 +244,10 @@ def test_what_is_no_index_is_refused(home):
     ("runs/x.meta.json", b"{}", "comes without its table"), (CSV, None, "of a run that was cut short"),
     (CSV, b"a,b\n1,2\n", "missing columns"),
     (CSV, {"run_id": "../../evil"}, "holds rows of another run"), (CSV, {"batch_size": "-1"}, "batch_size"),
-    (CSV, {"data_source": "elsewhere"}, "data_source"), (EVAL, {"run_id": "x"}, "holds rows of another run"),
     (EVAL, {"task_type": "train"}, "holds rows of another pass"),
     (EVAL, lambda content: content[:-4], "its last line is cut short"),
     (EVAL, lambda content: content + content.splitlines(keepends=True)[1], "row .* is there twice"),
-    (META, b"[]", "expected a mapping"), (META, b"[" * 10**5, "not readable JSON"),
-    (META, b'{"table": 1}', "table = 1 is text, .* schema_version is missing"),
-    (META, {"table": "profile"}, "of table 'profile'"), (META, {"run_id": "x"}, "run 'x'"),
+    (META, b"[" * 10**5, "not readable JSON"), (META, {"table": "profile"}, "of table 'profile'"),
     (META, {"data_note": ""}, r"lacks \[data_note\]"), (META, {"sauce": 1}, "unknown name 'sauce'"),
     (META, {"load_at_end": {"seconds": "x"}}, "load_at_end"), (META, {"schema_version": "3000"}, SCHEMA)])
 def test_a_file_that_is_wrong_is_refused(home, name, change, words):
@@ -308,24 +265,19 @@ def entry(name, method=zipfile.ZIP_DEFLATED, mode=0):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_entries_that_are_no_plain_files_are_refused(home):
     raw = changed({}, {})
-    for made, words in ((entry(CSV), f"holds '{CSV}' twice"), (entry("bundle.json"), "holds 'bundle.json' twice"),
-                        (entry("runs/x.csv"), r"its index does not name \[runs/x.csv\]"),
+    for made, words in ((entry(CSV), f"holds '{CSV}' twice"), (entry("runs/x.csv"), r"its index does not name \[runs/x.csv\]"),
                         (entry("runs/x.csv", mode=stat.S_IFLNK | 0o777), "is a link or no file"),
                         (entry("runs/x.csv", zipfile.ZIP_LZMA), "compressed in a way that a bundle is not")):
         content = io.BytesIO(raw)
         with zipfile.ZipFile(content, "a") as file:
             file.writestr(made, b"/etc/passwd")
         refused(content.getvalue(), words)
-    at = raw.index(b"PK\1\2")
-    for offset, value, words in ((8, 1, "is encrypted"), (10, 99, "compressed in a way that a bundle is not")):
-        refused(raw[:at + offset] + bytes([value]) + raw[at + offset + 1:], words)
 
 
 def test_what_is_cut_short_or_changed_anywhere_is_refused_or_the_same(home):
     (index, contents), raw = original(), changed({}, {})
-    refused(b"hello", "no bundle or is damaged")
     refused(packed(index, {**contents, CSV: contents[CSV] + b"\n"}), f"{CSV} is damaged .its digest does not fit")
-    for length in (0, 1, 21, 22, 100, len(raw) // 2, len(raw) - 22, len(raw) - 1):
+    for length in (0, 22, len(raw) // 2, len(raw) - 1):
         refused(raw[:length], "no bundle or is damaged")
     for at in range(0, len(raw), len(raw) // 60):
         (home / "b.zip").write_bytes(raw[:at] + bytes([raw[at] ^ 0x55]) + raw[at + 1:])
@@ -342,27 +294,15 @@ def test_a_large_file_from_a_small_one_is_refused_before_it_is_read(home, monkey
             r"runs/x.csv has 3\.0 MB, packed 0\.\d\d; it has at most 200 MB, and 100 times of that")
 
 
-def test_a_file_that_says_it_is_small_is_read_no_further(home):
-    large = original()[1][CSV] + b"x" * 5_000_000
-    refused(changed({}, {CSV: large}).replace(len(large).to_bytes(4, "little"), (900).to_bytes(4, "little")), "damaged")
-
-
 @pytest.mark.parametrize(("name", "value", "words"), [
-    ("_FILE_MB", 0.001, "has at most 0.001 MB"), ("_JSON_MB", 0.0001, "has at most 0.0001 MB"),
-    ("_ALL_MB", 0.01, "are more than a bundle may hold"), ("_MOST_FILES", 3, "more than a bundle|larger than a bundle"),
-    ("_BUNDLE_MB", 0.001, "more than a bundle|larger than a bundle")])
+    ("_FILE_MB", 0.001, "has at most 0.001 MB"), ("_ALL_MB", 0.01, "are more than a bundle may hold"),
+    ("_MOST_FILES", 3, "more than a bundle|larger than a bundle")])
 def test_limits_hold_for_packing_and_for_merging(finished, home, monkeypatch, name, value, words):
     monkeypatch.setattr(bundle, name, value)
     refused(changed({}, {}), words)
-    with pytest.raises(InputError, match=words):
+    with line(words):
         bundle.pack(home / "b.zip", "box")
     assert not (home / "b.zip").exists()
-
-
-def test_a_long_list_of_entries_is_not_read(home):
-    raw = changed({}, {})
-    for place, width in ((-12, 2), (-10, 4)):
-        refused(raw[:place] + b"\xff" * width + raw[place + width:], "larger than a bundle may be")
 
 
 def test_a_merge_that_was_interrupted_goes_on(finished):
@@ -377,7 +317,7 @@ def test_a_merge_that_was_interrupted_goes_on(finished):
 def test_what_is_no_file_is_no_bundle(home):
     os.mkfifo(home / "pipe")
     for name, words in (("pipe", "is no file"), (".", "is no file"), ("none.zip", "is missing")):
-        with pytest.raises(InputError, match=words):
+        with line(words):
             bundle.merge(home / name)
 
 
@@ -385,14 +325,6 @@ def test_provenance_of_every_table_of_the_reference_fits_its_schema():
     for folder in bundle_contents.FOLDERS:
         for path in (REFERENCE / folder).glob("**/*.meta.json"):
             bundle_contents.check(path, path.relative_to(REFERENCE).as_posix(), {})
-
-
-def test_provenance_has_a_place_for_all_that_is_known_of_a_load(home):
-    for measured_by, stored in ((load.Load, bundle_contents.Load), (GpuUse, bundle_contents.GpuUse)):
-        assert [field.name for field in dataclasses.fields(measured_by)] == list(stored.model_fields)
-    seen = load.Load(1.0, 1.0, 0.0, 0.0, 0.0, GpuUse(None, 1410, "power brake", "the driver does not tell who uses the GPU"))
-    store.write_meta(measured(), "overheads", load_at_start=dataclasses.asdict(seen))
-    assert sent()[1] == 2
 
 
 def test_a_model_sweep_or_record_that_is_none_is_refused(collect, home):
@@ -403,14 +335,15 @@ def test_a_model_sweep_or_record_that_is_none_is_refused(collect, home):
                                  (f"{SWEEP}/sweep.meta.json", None, "comes without its provenance"),
                                  ("schedule/mine/ran.json", b"{}", "ran.json")):
         (home / "bad.zip").write_bytes(changed({}, {**contents, name: content}))
-        with pytest.raises(InputError, match=words):
+        with line(words):
             bundle.merge(home / "bad.zip", readers=READERS)
     refused(changed({}, contents), "it is a .*, which nobody here reads")
 
 
 def test_a_bundle_of_the_first_format_is_read(home):
-    index = {name: value for name, value in original()[0].items() if name != "schema_version"}
-    (home / "b.zip").write_bytes(packed({**index, "format": 1}, original()[1]))
+    index = {**original()[0], "format": 1}
+    del index["schema_version"]
+    (home / "b.zip").write_bytes(packed(index, original()[1]))
     assert sent()[1] == 4
 
 
@@ -420,27 +353,22 @@ def test_two_machines_of_one_name_stay_apart(home):
     measured()  # another table, of hardware "h", so that no file is there twice
     assert sent("other") == (folder.with_name("box-v2"), 2)
     assert sent("other") == (folder.with_name("box-v2"), 0)
-    assert sent("good") == (folder, 0)
     (home / "committed.zip").write_bytes(changed({"machine": REFERENCE.name}, {}))
     assert sent("committed")[0].name == f"{REFERENCE.name}-v2", "the committed one has the name"
 
 
 def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(collect):
-    collect("sweeps", "matrix")
+    collect("sweeps")
     folder, _ = sent("first")
     own, there = paths.DATA / SWEEP, folder / SWEEP
-    for path, table in ((own / "cpu" / "repeats.csv", "repeats"), (paths.MATRIX / "cells.csv", "cells")):
-        with closing(store.Appender(path, table, resume=True)) as file:
-            file.append(row(table, round=2, repeat=2).iloc[0].to_list())
+    with closing(store.Appender(own / "cpu" / "repeats.csv", "repeats", resume=True)) as file:
+        file.append(row("repeats", round=2).iloc[0].to_list())
     table = store.read(own / "sweep.parquet", "sweep")
     store.write(table.assign(n=table["n"] + 1), own / "sweep.parquet", "sweep", derived=True)
-    assert sent("second") == (folder, 3)
+    assert sent("second") == (folder, 2)
+    assert sent("first") == (folder, 0)
     for name in ("sweep.parquet", "cpu/repeats.csv", "cpu/configs.csv"):
         assert (there / name).read_bytes() == (own / name).read_bytes()
-    assert sent("first") == (folder, 0)
-    assert store.read(there / "sweep.parquet", "sweep")["n"].equals(table["n"] + 1)
-    edit(own / "sweep.meta.json", written_utc=store.utc_now())
-    assert sent("asked for again") == (folder, 1)
     (own / "cpu" / "repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
     assert sent("twin")[0] == folder.with_name("box-v2"), "an equal machine's sweep of the same name"
 
@@ -451,44 +379,29 @@ def test_networks_and_a_model_that_were_written_anew_replace_those_of_the_same_m
     hardware_id = store.read_json(networks.with_name("networks.meta.json"))["hardware_id"]
     table = store.read(networks, "networks")
 
-    def calibrated(day):
+    def written(day, table):
         content = registry.load(MODEL)
         content.facts["calibrated_utc"] = f"2026-11-{day}T10:00:00.000+00:00"
         content.save(model)
-
-    def written(table):
         store.write_meta(store.write(table, networks, "networks", derived=True), "networks", hardware_id=hardware_id)
 
-    calibrated(20)
+    written(20, table)
     folder, _ = sent("first")
-    written(pd.concat([table.assign(n=table["n"] + 1), table.tail(1).assign(batch_size=999)]))
-    calibrated(21)
+    written(21, pd.concat([table.assign(n=table["n"] + 1), table.tail(1).assign(batch_size=999)]))
     assert sent("second") == (folder, 3), "the table with its provenance, and the model"
     assert (folder / "networks" / "mine" / "networks.parquet").read_bytes() == networks.read_bytes()
     assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
     assert sent("first") == (folder, 0), "an older bundle changes nothing"
-    written(table.head(3))
+    written(21, table.head(3))
     assert sent("others")[0] == folder.with_name("box-v2"), "what lacks cases of the one before is no later one of it"
-
-
-def test_no_machine_has_a_name_that_is_trained_from_something_else():
-    compared = [node for node in ast.walk(ast.parse(inspect.getsource(verbs._models))) if isinstance(node, ast.Compare)
-                and ast.unparse(node.left) == "options.train"]
-    words = {node.value for one in compared for node in ast.walk(one) if isinstance(node, ast.Constant)}
-    assert words == set(archive.TRAININGS), "the words that the verb compares with"
 
 
 def test_what_is_measured_now_is_packed_and_merged(home, monkeypatch):
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
-    monkeypatch.setattr(isolated, "OPERATORS", 2)
     monkeypatch.setattr(visitor, "Service", InProcess)
     monkeypatch.setattr(load, "wait_for_quiet", lambda *_, **__: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
-    ceilings.measure_ceilings(MachineParams(device="cpu", budget_s=1))
     profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=2, warmup_iters=1, warmup_s=0,
                                       budget_s=0))
-    frame, facts = isolated.measure_work(["simple_cnn"], 2, "fp32", "cpu", 0.2)
-    roof = Roof("cpu", "fp32", "measured", facts["hardware_id"], 1e6, {"RAM": 1e6})
-    isolated.save_points(roofline.points(frame, [roof]), facts)
     sweep.measure_sweep(SweepParams(op="activation", device="cpu", count=1, budget_s=0, rounds=2, visit_ms=2, patience_s=0))
     table, facts = campaign.measure([(Case("simple_cnn", "infer", 1, "3x28x28"), "default")], rounds=1, case_s=0.05)
     campaign.write(table, paths.NETWORKS / "mine" / "networks.parquet", **facts, rounds=1, cases=1)
@@ -496,7 +409,7 @@ def test_what_is_measured_now_is_packed_and_merged(home, monkeypatch):
         assert __main__.main([*words, str(home / "b.zip")]) == 0
     (folder,) = paths.IMPORTED.iterdir()
     assert {path.relative_to(folder).parts[0] for path in folder.glob("**/*.meta.json")} == {
-        "ceilings", "networks", "points", "profiles", "runs", "sweeps"}
+        "networks", "profiles", "runs", "sweeps"}
 
 
 def test_a_bundle_has_the_name_of_the_machine_that_measured(finished, home, monkeypatch, capsys):
@@ -505,7 +418,5 @@ def test_a_bundle_has_the_name_of_the_machine_that_measured(finished, home, monk
     assert __main__.main(["bundle"]) == 0
     assert (home / f"{REFERENCE.name}.zip").is_file()
     swept(machine="gpu-box")
-    capsys.readouterr()
     assert __main__.main(["bundle", "--out", "b.zip"]) == 2
     assert f"several machines measured, and this one did not: {REFERENCE.name}, gpu-box" in capsys.readouterr().err
-    assert bundle.machine_of("gpu-box") == "gpu-box", "this machine's bundle is its own"

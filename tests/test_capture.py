@@ -1,6 +1,5 @@
 """What capture, counts and rebuild say of operators, against torch itself and against hand counts."""
 
-import math
 from dataclasses import replace
 
 import psutil
@@ -11,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.work import models, networks
 from lib.work.building import fakes
-from lib.work.graph import capture, counts, families, ops, rebuild, shapes
+from lib.work.graph import capture, counts, families, ops, rebuild
 from lib.work.graph.ops import Op, TensorSpec
-from tests import refused
 
 QUICK = ["cnn3d", "alexnet", "resnet18", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1",
          "convnext_tiny", "vit_b_16", "swin_v2_t", "tests.test_capture:Rest"]
@@ -56,12 +54,11 @@ class Tables(nn.Module):
         super().__init__()
         self.layer = nn.Linear(100, 100)
         self.register_buffer("scale", torch.ones(100))
-        self.table, self.several, self.same, self.missing = torch.randn(100, 100), [torch.ones(7)], self.scale[:50], None
-        self.column, self.weights = self.table[:, :1], [self.layer.weight]
+        self.table, self.several, self.same = torch.randn(100, 100), [torch.ones(7)], self.scale[:50]
 
     def forward(self, x):
         self.kept = self.layer(x) @ self.table
-        return self.kept * self.scale + self.column.sum()
+        return self.kept * self.scale
 
 
 @pytest.mark.parametrize("built", [fakes.build, lambda kind: kind()])
@@ -74,12 +71,11 @@ def test_tensors_in_plain_attributes_take_memory_once_a_storage(built):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "macs", "parameters"), [
     ("resnet50", 4_089_184_256, 25_557_032), ("vgg16", 15_470_264_320, 138_357_544),
-    ("mobilenet_v2", 300_774_272, 3_504_872), ("vit_b_16", 17_563_828_224, 86_567_656),
-    ("cnn3d", 28**3 * 16 * 1 * 27 + 14**3 * 32 * 16 * 27 + 7**3 * 64 * 32 * 27 + 64 * 128 + 128 * 1000, None)])
+    ("mobilenet_v2", 300_774_272, 3_504_872), ("vit_b_16", 17_563_828_224, 86_567_656)])
 def test_multiply_adds_are_the_hand_counts(name, macs, parameters):
     graph = captured(name)
     assert sum(counts.matrix_flops(op) for op in graph.ops) == 2 * macs
-    assert graph.parameters == (parameters or graph.parameters)
+    assert graph.parameters == parameters
 
 
 @pytest.mark.slow
@@ -128,22 +124,7 @@ def test_modules_and_phases():
     convolutions, backward = ([op for op in graph.ops if op.short == name] for name in ("convolution", "convolution_backward"))
     assert {"layer1.0.conv1"} < {op.module for op in convolutions} == {op.module for op in backward}
     assert {op.phase for op in graph.ops} == set(ops.PHASES)
-    assert [op.args[10][0] for op in backward].count(False) == 1  # the images want no gradient
     assert {spec.kind for op in convolutions for spec in op.tensors} == {"input", "parameter", "activation"}
-
-
-def test_batch_layout_and_dtype_reach_the_operators():
-    graph = captured("resnet18", batch=4, channels_last=True, dtype="bfloat16")
-    data, weight = next(op for op in graph.ops if op.short == "convolution").args[:2]
-    assert (data.shape[0], shapes.layout(data), data.dtype, weight.dtype) == (4, "channels_last", "bfloat16", "bfloat16")
-
-
-def test_wrong_questions_are_told_in_a_line():
-    model = models.build("resnet18", 3, 1000)
-    with refused("does not run on an input of shape"):
-        capture.capture(model, (1, 4, 224, 224))
-    with refused("no mode 'fly'"):
-        capture.capture(model, (1, 3, 224, 224), "fly")
 
 
 SPEC = TensorSpec((2, 3, 4), (12, 4, 1))
@@ -160,11 +141,9 @@ def test_compulsory_bytes(name, args, moved):
 def test_a_strided_convolution_reads_only_what_its_windows_touch():
     (op,) = capture.capture(nn.Conv2d(2, 4, 1, 2, bias=False), (1, 2, 8, 8)).ops
     assert counts.bytes_read(op) == 4 * (2 * 4 * 4 + 4 * 2)
-    assert counts._axis_read(size=10, out=3, kernel=2, stride=4, padding=0, dilation=1) == 6
-    assert counts._axis_read(size=10, out=8, kernel=2, stride=1, padding=0, dilation=2) == 10
 
 
-@pytest.mark.parametrize(("name", "more"), [("mul_.Tensor", [SPEC]), ("mul_.Tensor", [0.9]), ("add_.Tensor", [SPEC]),
+@pytest.mark.parametrize(("name", "more"), [("mul_.Tensor", [SPEC]), ("mul_.Tensor", [0.9]),
                                             ("addcdiv_.default", [SPEC, SPEC])])
 def test_repeated_calls_stay_finite_and_normal(name, more):
     op = Op(f"aten.{name}", (SPEC, *more))
@@ -173,8 +152,3 @@ def test_repeated_calls_stay_finite_and_normal(name, more):
         op.overload(target, *rest, **named)
     values = target.abs()
     assert values.isfinite().all() and not values[values > 0].lt(1e-38).any(), "denormals are a hundred times slower"
-
-
-def test_unknown_operators_are_not_zero():
-    strange = Op("aten.linalg_svd.default", (SPEC,), outputs=(SPEC,))
-    assert not counts.is_counted(strange) and math.isnan(counts.flops(strange)) and families.describe(strange) is None

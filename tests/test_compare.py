@@ -22,21 +22,12 @@ def sweeps(home):
     return changed
 
 
-@pytest.mark.parametrize("threshold", ["nan", "inf", "-0.1", "1.0", "5", "much"])
-def test_a_threshold_is_a_number(capsys, threshold):
-    with pytest.raises(SystemExit) as status:
-        __main__.main(["compare", "a", "b", f"--threshold={threshold}"])
-    assert status.value.code == 2
-    assert f"'{threshold}' is no number" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("column", "value"), [("latency_ms", float("nan")), ("high_ms", float("nan")), ("low_ms", 0.0)])
 @pytest.mark.slow
-def test_what_has_no_time_is_left_out_and_counted(sweeps, column, value):
-    some = sweeps(lambda rows: rows.assign(**{column: rows[column].where(rows.index >= 2, value)}))
+def test_what_has_no_time_is_left_out_and_counted(sweeps):
+    some = sweeps(lambda rows: rows.assign(low_ms=rows["low_ms"].where(rows.index >= 2, 0.0)))
     words = compare.words(compare.difference("a", some))
     assert "10 pairs: 0 faster, 0 same, 10 slower; 2 without a usable partner" in words
-    few = sweeps(lambda rows: rows.assign(**{column: rows[column].where(rows.index < 2, value)}))
+    few = sweeps(lambda rows: rows.assign(latency_ms=rows["latency_ms"].where(rows.index < 2)))
     with refused("are not comparable: 2 configurations are usable in both, 3 are needed .10 have"):
         compare.difference("a", few)
 
@@ -63,20 +54,20 @@ def steps_of(random, steps, spread, factor=1.0):
                          "workload_id": "W1", "run_id": "r", "warmup": False, "batch_size": 4})
 
 
-@pytest.mark.parametrize(("steps", "spread", "factor", "word", "least"), [
-    (60, 0.1, 1.0, "same", 27), (100, 0.2, 1.0, "same", 27), (300, 0.2, 1.0, "same", 27), (60, 0.03, 1.1, "slower", 27),
-    (60, 0.03, 1 / 1.1, "faster", 27)])
-def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(steps, spread, factor, word, least):
+@pytest.mark.parametrize(("steps", "spread", "factor", "word"), [
+    (60, 0.1, 1.0, "same"), (300, 0.2, 1.0, "same"), (60, 0.03, 1.1, "slower"), (60, 0.03, 1 / 1.1, "faster")])
+def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(steps, spread, factor, word):
     words = [compare._runs(steps_of(random, steps, spread), steps_of(random, steps, spread, factor), 0.03)[0]["word"][0]
              for random in map(np.random.default_rng, range(30))]
-    assert words.count(word) >= least
+    assert words.count(word) >= 27
 
 
-def test_a_run_is_one_run_whose_steps_count_once(home, run):
+def test_a_run_is_one_run_whose_steps_count_once_and_the_same_as_itself(home, run):
+    result = compare.difference(str(run), str(run))
+    assert (result.word, result.ratio, set(result.pairs["what"])) == ("same", 1.0, {"W2 train step"})
     rows = pd.read_csv(run)
     for frame, words in ((pd.concat([rows, rows]), f"{len(rows)} rows are there twice, the first of task_type train"),
                          (pd.concat([rows, rows.assign(run_id="other")]), "holds several runs"),
-                         (rows.assign(step_time_ms=0.0), "no pass has 3 steady steps in both"),
                          (rows.iloc[:3], "no pass has 3 steady steps in both"), (rows.iloc[:0], "has no whole row")):
         frame.to_csv(home / "run.csv", index=False)
         with refused(words):
@@ -87,22 +78,19 @@ def test_a_run_is_one_run_whose_steps_count_once(home, run):
 def test_what_is_cut_short_is_refused_in_one_line_or_read_as_far_as_it_goes(home, run, sweeps, capsys):
     for whole, other in ((run, str(run)), (paths.SWEEPS / "b" / "sweep.parquet", "a")):
         content = whole.read_bytes()
-        for length in (0, 1, 100, content.find(b"\n") + 1, len(content) // 2, len(content) - 1):
+        for length in (0, 100, content.find(b"\n") + 1, len(content) - 1):
             (home / f"cut{whole.suffix}").write_bytes(content[:length])
             assert __main__.main(["compare", other, str(home / f"cut{whole.suffix}")]) in ((0, 1, 2) if whole is run else (2,))
             assert len(capsys.readouterr().err.splitlines()) <= 1
-    (home / "half").mkdir()
-    for name in ("repeats.csv", "sweep.parquet"):
-        (home / "half" / name).touch()
-        assert __main__.main(["compare", "a", str(home / "half")]) == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert __main__.main(["compare", "a", "nothing"]) == 2
+    assert "'nothing' is no measured sweep or run" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_pairs_are_written_to_a_new_file_alone(sweeps, home):
     sweep = paths.SWEEPS / "a" / "sweep.parquet"
     before = sweep.read_bytes()
-    for taken in (sweep, home, home / "no" / "pairs.csv"):
+    for taken in (sweep, home / "no" / "pairs.csv"):
         with pytest.raises(SystemExit) as status:
             __main__.main(["compare", "a", "b", "--out", str(taken)])
         assert status.value.code == 2

@@ -1,6 +1,5 @@
 """Datasets: real classes on real and synthetic files, odd last batches, damaged files."""
 
-import hashlib
 import io
 import pickle
 import zipfile
@@ -13,12 +12,12 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from lib import __main__, paths, tables
+from lib import __main__, paths
 from lib.config import definitions
 from lib.config.definitions import Workload
-from lib.errors import InputError
 from lib.work import datasets, medmnist_files, workloads
 from lib.work.medmnist_files import SPLITS
+from tests import refused
 
 
 def small(dataset="organmnist3d", size=28, **more):
@@ -41,10 +40,9 @@ def synthetic(home, synthetic_files, monkeypatch):
     return synthetic_files
 
 
-@pytest.mark.parametrize(("dataset", "native"),
-[("chestmnist", [28, 64, 128, 224, 224]), ("organmnist3d", [28, 64, 64, 64, 64])])
+@pytest.mark.parametrize(("dataset", "native"), [("chestmnist", [28, 128, 224]), ("organmnist3d", [28, 64, 64])])
 def test_native_sizes(dataset, native):
-    sizes = (28, 64, 112, 224, 300)
+    sizes = (28, 112, 300)
     assert [medmnist_files.native_size(dataset, size, "native") for size in sizes] == native
     assert {medmnist_files.native_size(dataset, size, "resized") for size in sizes} == {28}
 
@@ -71,7 +69,6 @@ def test_the_odd_last_batch_is_kept(synthetic):
     whole = datasets.length(test)
     assert whole % 32 == 22433 % 32 == 1
     assert [len(datasets.bounded(test, batches, 32, seed=1)) for batches in (2, 0, 10**6)] == [2 * 32 + 1, whole, whole]
-    assert len(set(datasets.bounded(test, 2, 32, seed=1).indices)) == 2 * 32 + 1
 
 
 @pytest.mark.slow
@@ -91,10 +88,8 @@ def test_resizing_in_3d_and_augmentation(synthetic):
 
 
 def test_unknown_datasets_and_wrong_sources():
-    with pytest.raises(InputError, match="no dataset 'catmnist'; there are: imagefolder, pathmnist"):
+    with refused("no dataset 'catmnist'; there are: imagefolder, pathmnist"):
         workloads.prepare(small("catmnist"))
-    with pytest.raises(InputError, match="does not fit"):
-        opened(source="imagefolder")
 
 
 def test_an_image_folder(tmp_path):
@@ -106,10 +101,8 @@ def test_an_image_folder(tmp_path):
     task, read = workloads.prepare(workload), opened(workload)
     assert (task.facts.classes, task.facts.channels, read.data_source) == (2, 3, "imagefolder")
     image, label = read.splits["train"][5]
-    assert image.shape == (3, 32, 32)
-    assert label.tolist() == [1]
+    assert (image.shape, label.tolist()) == ((3, 32, 32), [1])
     cropped = opened(workload, random_crop=True).splits
-    assert torch.equal(cropped["val"][0][0], read.splits["val"][0][0])
     recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
                                  transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
     path, _ = cropped["train"].samples[0]
@@ -119,10 +112,6 @@ def test_an_image_folder(tmp_path):
         cut = cropped["train"][0][0]
         torch.manual_seed(seed)
         torch.testing.assert_close(cut, recipe(Image.open(path).convert("RGB")), msg="as torchvision's ImageNet example does")
-    with pytest.raises(InputError, match="train and val"):
-        workloads.prepare(small("imagefolder", folder=str(tmp_path / "none")))
-    (tmp_path / "test").rename(tmp_path / "other")
-    assert workloads.prepare(workload).facts.samples == (6, 6, 0) and list(opened(workload).splits) == ["train", "val"]
 
 
 def test_the_real_xrays_open(xrays):
@@ -146,9 +135,9 @@ def volumes(home):
     return write
 
 
-def refused(path, what):
+def refused_file(path, what):
     """Assert that a file is refused in a line that names it, and recommends no pickle."""
-    with pytest.raises(InputError, match=what) as error:
+    with refused(what) as error:
         opened()
     assert str(path) in str(error.value) and "pickle" not in str(error.value)
 
@@ -158,43 +147,21 @@ def test_a_file_that_medmnist_did_not_publish_is_marked(volumes, monkeypatch):
     read = opened()
     assert read.data_source == "unofficial"
     assert read.note.startswith("UNOFFICIAL images: organmnist3d.npz is not the file that MedMNIST published")
-    for table in ("profile", "runs"):
-        assert "unofficial" in next(column.of for column in tables.TABLES[table] if column.name == "data_source")
-    with pytest.raises(InputError, match=r"organmnist3d\.npz is not the file .* use data_source=auto"):
+    with refused(r"organmnist3d\.npz is not the file .* use data_source=auto"):
         opened(source="medmnist")
     monkeypatch.setattr(medmnist_files, "is_official", lambda *_: True)
     assert opened().data_source == "medmnist"
     assert opened(source="medmnist").note == f"Real MedMNIST images: {path.name}."
 
 
-def test_the_checksum_is_that_of_the_file_that_is_there_now(volumes, monkeypatch):
-    path = volumes()
-    monkeypatch.setitem(medmnist_files.info()["organmnist3d"], "MD5", hashlib.md5(path.read_bytes()).hexdigest())
-    assert medmnist_files.is_official(path, "organmnist3d", 28)
-    volumes(train_images=np.ones((6, 28, 28, 28), np.uint8))
-    assert not medmnist_files.is_official(path, "organmnist3d", 28)
-
-
 @pytest.mark.parametrize(("changed", "what"), [
-    ({"train_labels": np.array([["a"]] * 6)}, r"train has .* labels \(6, 1\) <U1; .* of whole numbers"),
     ({"val_labels": np.full((2, 1), np.nan)}, "float64"),
     ({"train_labels": np.array([[0]] * 5 + [[11]])}, r"label 5 of train is \[11\]; organmnist3d has 0 to 10"),
-    ({"val_labels": np.array([[-1], [0]])}, r"label 0 of val is \[-1\]"),
     ({"train_labels": np.array([[{}]] * 6)}, "train_labels holds Python objects, not numbers; they are never loaded"),
-    ({"train_labels": np.zeros((6, 2), np.uint8)}, r"labels \(6, 2\)"), ({"test_labels": None}, r"labels \(\) None"),
-    ({"val_images": np.zeros((2, 20, 28, 28), np.uint8)}, r"images \(2, 20, 28, 28\).* needs images \(n, 28, 28, 28\)"),
-    ({"test_images": np.uint8(3)}, r"test has images \(\)")])
+    ({"test_labels": None}, r"labels \(\) None"),
+    ({"val_images": np.zeros((2, 20, 28, 28), np.uint8)}, r"images \(2, 20, 28, 28\).* needs images \(n, 28, 28, 28\)")])
 def test_labels_and_images_are_checked_when_the_file_is_read(volumes, changed, what):
-    refused(volumes(**changed), what)
-
-
-def test_labels_of_several_kinds_are_zero_or_one(tmp_path):
-    labels = np.zeros((4, 14), np.uint8)
-    labels[3, 7] = 2
-    np.savez(tmp_path / "a.npz", **{f"{split}_labels": labels for split in SPLITS},
-             **{f"{split}_images": np.zeros((4, 28, 28), np.uint8) for split in SPLITS})
-    with pytest.raises(InputError, match=r"label 3 of train is \[.*2.*\]; chestmnist has 0 to 1"):
-        medmnist_files.check_file(tmp_path / "a.npz", "chestmnist", 28)
+    refused_file(volumes(**changed), what)
 
 
 def header(shape):
@@ -205,14 +172,13 @@ def header(shape):
 
 @pytest.mark.parametrize(("content", "what"), [
     (header((10**11, 28, 28, 28)), r"train_images states shape \(100000000000, 28, 28, 28\), for which it is too short"),
-    (header((6, 28, 28, 28)) + bytes(10**7), "for which it is too short or too long"),
     (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "format of .npy that MedMNIST does not use"),
     (pickle.dumps([1]), "magic string")])
 def test_an_array_that_is_none_is_refused(volumes, content, what):
     path = volumes(train_images=None)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("train_images.npy", content)
-    refused(path, f"damaged or truncated .*({what})")
+    refused_file(path, f"damaged or truncated .*({what})")
 
 
 def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
@@ -220,9 +186,9 @@ def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
     whole = path.read_bytes()
     middle = len(whole) // 2
     changed = whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1:]
-    for content in (b"", b"text", pickle.dumps({"train_images": 1}), b"\x93NUMPY\x01\x00", whole[:-30], changed):
+    for content in (b"", pickle.dumps({"train_images": 1}), whole[:-30], changed):
         path.write_bytes(content)
-        refused(path, "damaged or truncated")
+        refused_file(path, "damaged or truncated")
     path.unlink()
     path.mkdir()
     assert opened().data_source == "synthetic"
@@ -232,22 +198,20 @@ def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, syntheti
     path = volumes()
     monkeypatch.setattr(paths, "FETCHED", path.parent)
     monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task" / "medmnist")
-    assert opened().data_source == "unofficial" and datasets.length(opened().splits["train"]) == 6
+    assert opened().data_source == "unofficial"
     assert __main__.main(["data", "check", "organmnist3d", "--size", "28"]) == 0
     assert capsys.readouterr().out.startswith(f"{path}: ")
     path.unlink()
     assert opened().data_source == "synthetic"
-    assert medmnist_files.located("organmnist3d", 28).parent == paths.MEDMNIST, "where it would be fetched to"
 
 
 def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(volumes, monkeypatch):
     monkeypatch.setattr(medmnist_files.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 * 28**3 - 1))
-    refused(volumes(np.savez_compressed), r"organmnist3d\.npz holds 0\.0 GB of images; 0\.0 GB of memory are free")
+    refused_file(volumes(np.savez_compressed), r"organmnist3d\.npz holds 0\.0 GB of images; 0\.0 GB of memory are free")
 
 
 @pytest.mark.parametrize(("name", "size", "status", "words"), [
-    ("../x", "28", 2, "no MedMNIST dataset"), ("organmnist3d", "224", 2, "28, 64"),
-    ("organmnist3d", "64", 1, "data fetch organmnist3d --size 64")])
+    ("../x", "28", 2, "no MedMNIST dataset"), ("organmnist3d", "64", 1, "data fetch organmnist3d --size 64")])
 def test_only_what_medmnist_published_is_checked(volumes, capsys, name, size, status, words):
     volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")
     assert __main__.main(["data", "check", "organmnist3d", name, "--size", size]) == status
@@ -261,12 +225,11 @@ def test_what_cannot_be_fetched_says_why_and_leaves_nothing(home, monkeypatch):
 
     monkeypatch.setattr("torchvision.datasets.utils.download_url", half)
     for failure in (OSError("no route to host"), RuntimeError("File not found or corrupted.")):
-        with pytest.raises(InputError, match=rf"cannot fetch organmnist3d\.npz from https://.*{failure}.*by hand"):
+        with refused(rf"cannot fetch organmnist3d\.npz from https://.*{failure}.*by hand"):
             opened(source="medmnist")
     assert list(paths.MEDMNIST.iterdir()) == []
-    for name, words in (("organmnist3d", "there are: 28, 64"), ("nosuchmnist", "pathmnist")):
-        with pytest.raises(InputError, match=words):
-            medmnist_files.fetch(name, 224)
+    with refused("there are: 28, 64"):
+        medmnist_files.fetch("organmnist3d", 224)
 
 
 def test_fetching_overwrites_no_other_file(volumes, capsys):

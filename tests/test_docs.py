@@ -12,6 +12,7 @@ from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
+from lib.predict.trust import errors
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
@@ -59,6 +60,21 @@ def test_a_place_of_the_architecture_page_exists(row):
         assert re.search(rf"\b{name}\b", text), name
 
 
+def test_the_page_of_errors_has_the_table_that_the_command_prints():
+    page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8").replace("# How wrong the answers are", "## Graded")
+    computed = errors.graded(errors.table())
+    shown = [[value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.{0 if name == 'n' else 1}f}"
+              for name, value in row.items()] for row in computed.to_dict("records")]
+    assert rows(page, "Graded") == shown
+    graded = {row[0]: row for row in shown}
+    for question, *cells in rows(README, "How far to trust the answers"):
+        typical, mean, inside, grade = cells
+        _, *known, _, letter = graded[question.replace("a training step on", "a whole training step on")]
+        assert grade == letter
+        assert [typical, mean] == [f"{value} %" for value in known[:2]]
+        assert inside == (f"{float(known[2]):.0f} %" if known[2] else "")
+
+
 def test_each_notebook_is_in_the_report_and_in_the_readme():
     names = [path.stem for path in sorted(paths.NOTEBOOKS.glob("[0-9]*.ipynb"))]
     assert names == list(notebooks.NOTEBOOKS) == [section.notebook for section in definitions.load_report_plan().sections]
@@ -70,13 +86,6 @@ def test_the_number_that_the_readme_expects_is_the_committed_one():
     (expected,) = re.findall(r"mean error of \*\*([\d.]+) %\*\*", README)
     number = store.read_json(paths.REFERENCE / "keys.json")["06_cost_model"]["network, infer, batch 8, retained heap, MAPE"]
     assert expected == f"{number['value']:.1f}"
-
-
-def test_the_glossary_is_sorted_and_says_each_term_once():
-    terms = [row[0].lower() for row in rows("## x\n" + (paths.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), "x")]
-    assert len(terms) > 40
-    assert terms == sorted(terms)
-    assert len(set(terms)) == len(terms)
 
 
 SPLITS = {"own GPU, unseen shapes": "unseen shapes, 5 folds", "own GPU, N and K unseen": "unseen N and K, 5 folds",

@@ -51,7 +51,7 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
     assert result.disagreement == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("window", "why"), [((0.5, 1.2), "not within the trace"), ((-1, 0.5), "not within the trace"),
+@pytest.mark.parametrize(("window", "why"), [((0.5, 1.2), "not within the trace"),
                                              ((0.5, 0.52), "3 samples within 0.02 s; 10 are needed")])
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
     result = trace.of_window(trace.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
@@ -69,7 +69,6 @@ def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run(
     assert recorder.idle_w == pytest.approx(50.0, rel=1e-3)
     assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
     assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
-    assert windows.idle_w(constant(50.0, meters.DRIVER_PERIOD_S)) == pytest.approx(50.0, rel=1e-3)
 
 
 @pytest.mark.cuda
@@ -131,38 +130,27 @@ def shows(folder, numbers):
     return folder
 
 
-@pytest.mark.parametrize(("channels", "watts", "name"), [
-    ((("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), 6.0, "ina3221 VDD_IN"),
-    ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "ina3221 VDD_IN"),
-    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "ina3221 VDD_GPU_SOC + VIN_SYS_5V0"),
-    ((("", 4000, 500),), 2.0, "ina3221 channel 1")])
-def test_a_boards_sensor_gives_the_power_of_the_whole_board(tmp_path, channels, watts, name):
+@pytest.mark.parametrize(("channels", "watts", "label"), [
+    ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "VDD_IN"),
+    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "VDD_GPU_SOC + VIN_SYS_5V0")])
+def test_a_boards_sensor_gives_the_power_of_the_whole_board_to_the_meter_and_to_the_collector(tmp_path, channels, watts, label):
     meter = meters.ina3221(a_board(tmp_path, channels))
-    assert (meter.power_w(), meter.name) == (watts, name)
-    assert math.isnan(meter.counter_j())
+    sensor = runpy.run_path(str(paths.PARAMS / "collect_power.py"))["Sensor"](tmp_path)
+    assert (meter.power_w(), math.prod(sensor.read()) / 1e6) == (watts, watts)
+    assert (meter.name, sensor.label) == (f"ina3221 {label}", label)
     for path in (tmp_path / "hwmon1").glob("curr*_input"):
         path.write_text("")
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
-    with refused("cannot be read"):
-        meters.ina3221(tmp_path)
-
-
-def test_other_sensors_are_no_boards(tmp_path):
-    for folder in (tmp_path / "nowhere", a_board(tmp_path / "other", name="ina260"), a_board(tmp_path / "bare", channels=())):
-        with refused("no INA3221 sensor"):
-            meters.ina3221(folder)
 
 
 def test_a_processor_without_counters_is_metered_by_its_whole_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
     monkeypatch.delenv(meters.CHOICE)
     for name in ("_POWERCAP", "_HWMON"):
         monkeypatch.setattr(meters, name, tmp_path)
+    a_board(tmp_path, name="ina260")
     assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
                                                f"no INA3221 sensor in {tmp_path}")
     assert "no meter of mps" in meters.open_meter("mps").reason
-    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
-    assert meters.open_meter("cpu").reason.endswith(f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: "
-                                                    "VDD_GPU_SOC, VDD_CPU_CV")
     a_board(tmp_path)
     assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
 
@@ -175,9 +163,8 @@ def test_a_recorded_log_is_a_trace_and_is_played_again(tmp_path, monkeypatch):
     now = [100.0]
     meter = meters.replay(power_log.read(path).trace, "x", clock=lambda: now[0])
     assert meter.period_s == pytest.approx(0.05)
-    for passed_s, watts in ((0, 5.0), (3.01, 8.01), (9.9, 14.9)):
-        now[0] = 100 + passed_s
-        assert meter.power_w() == pytest.approx(watts, abs=1e-3)
+    now[0] = 103.01
+    assert meter.power_w() == pytest.approx(8.01, abs=1e-3)
     now[0] = 111.0
     assert math.isnan(meter.power_w()), "beyond its end a log says nothing"
     monkeypatch.setenv(meters.CHOICE, str(path))
@@ -196,7 +183,6 @@ def test_what_a_sensor_did_not_say_is_not_made_up():
     assert "no power for 6" in trace.of_window(silent, 0.5, 9.5).reason, "a gap of half the window is not bridged"
     counted = trace.Trace(at_s, power_w, 2.0 * at_s)
     assert trace.of_window(counted, 4, 8).energy_j == pytest.approx(8.0), "the counter went on"
-    assert math.isnan(trace.of_window(counted, 4, 8).disagreement)
 
 
 @FEW
@@ -211,8 +197,8 @@ def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
         assert energy.above_idle_j == pytest.approx(energy.energy_j / 2, rel=2e-2)
 
 
-def collected(folder, *options, raw="raw", program="import time; time.sleep(0.3); raise SystemExit(3)"):
-    words = [sys.executable, paths.PARAMS / "collect_power.py", folder / raw, "--idle-s", "0.1", "--hwmon", folder / "hwmon"]
+def collected(folder, *options, program="import time; time.sleep(0.3); raise SystemExit(3)"):
+    words = [sys.executable, paths.PARAMS / "collect_power.py", folder / "raw", "--idle-s", "0.1", "--hwmon", folder / "hwmon"]
     return subprocess.run([*words, *options, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
@@ -224,17 +210,14 @@ def test_the_collector_writes_what_the_readers_read(tmp_path):
     log = power_log.read(tmp_path / "raw" / "power_log.log")
     assert len(log.power_w) > 20
     assert set(log.power_w) == {6.0}
-    assert 0.2 < log.at_s[-1] - log.at_s[0] < 30
     assert power_log.read_idle_w(tmp_path / "raw" / "idling_power.json") == pytest.approx(6.0)
-    assert "channel VDD_IN" in done.stderr
     again = collected(tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "exists already and is not overwritten" in again.stderr
 
 
-@pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0"),
-                                               (("--period-ms", "-1"), "--period-ms is 0 to 1000")])
+@pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
 def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
     done = collected(tmp_path, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
     assert done.returncode == 2
@@ -242,34 +225,12 @@ def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, 
     assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.slow
-def test_the_collector_leaves_out_names_that_are_no_text(tmp_path):
-    hwmon = a_board(tmp_path / "hwmon")
-    for names, status, words in ((("hwmon0/name", "hwmon1/in2_label"), 3, "channel VDD_IN"),
-                                 (("hwmon1/name", "hwmon1/in1_input"), 2, "no INA3221 sensor")):
-        for name in names:
-            (hwmon / name).write_bytes(b"\xff\xfe\x00")
-        done = collected(tmp_path, raw=f"raw-{status}")
-        assert done.returncode == status and "Traceback" not in done.stderr
-        assert [line.partition(" ")[0] for line in done.stderr.splitlines()][:2] == ["warning:", "warning:"]
-        assert words in done.stderr
-    assert set(power_log.read(tmp_path / "raw-3" / "power_log.log").power_w) == {6.0}
-
-
-@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/proc/self/mem"])
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
     monkeypatch.setenv(meters.CHOICE, path)
     with refused(path) as error:
         meters.open_meter("cpu")
     assert len(str(error.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(("channels", "sample", "label"), [
-    ((("VDD_GPU_SOC", 5000, 400), ("VDD_IN", 19000, 1000)), (19000, 1000), "VDD_IN"),
-    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 4000, 1000)), (1000, 6000), "VDD_GPU_SOC + VIN_SYS_5V0")])
-def test_the_collector_logs_the_whole_board(tmp_path, channels, sample, label):
-    sensor = runpy.run_path(str(paths.PARAMS / "collect_power.py"))["Sensor"](a_board(tmp_path, channels))
-    assert (sensor.read(), sensor.label) == (sample, label)
 
 
 def test_the_collector_runs_where_boards_are():

@@ -1,9 +1,7 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import functools
-import math
 import os
-import re
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,7 +16,6 @@ from lib.config.base import build
 from lib.measure import archive, machine
 from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
-from lib.work import datasets
 from tests import cut_training, refused, test_nsight
 
 pytestmark = pytest.mark.slow
@@ -59,41 +56,29 @@ def test_cells_of_the_default_matrix():
     assert [cell.name for cell in found] == [
         f"{model}/b{batch}/fp32{optimizer}" for model in ("resnet50", "vgg16", "mobilenet_v2") for batch in (16, 32, 64)
         for optimizer in ("", "/sgd")], "the CPU has every cell that it had in the original, and each with both optimizers"
-    cell, sgd = found[:2]
-    assert (cell.workload.id, cell.workload.size, cell.params.batch_size) == ("pathmnist-224", 224, 16)
-    assert (cell.label, cell.params.optimizer, sgd.params.optimizer) == (f"{machine.name()}/resnet50/b16/fp32", "adam", "sgd")
+    cell = found[0]
+    assert (cell.workload.id, cell.params.batch_size) == ("pathmnist-224", 16)
+    assert (cell.label, cell.params.optimizer) == (f"{machine.name()}/resnet50/b16/fp32", "adam")
     one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
     assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
 
 
 @pytest.mark.parametrize(("device", "instructions", "precision"), [
-    ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", ("avx512_bf16",), "fp16"), ("mps", (), "fp32")])
+    ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", (), "fp16")])
 def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
     monkeypatch.setattr(machine, "bf16_instructions", lambda: instructions)
     monkeypatch.setattr(machine, "device", torch.device)
     grid = {**CPU, "models": ["simple_cnn"], "precisions": ["fp32", "amp"]}
     found = matrix.cells(small(grids={device.partition(":")[0]: grid}), device)
     assert [cell.params.precision for cell in found] == list(dict.fromkeys(["fp32", precision]))
-    assert found[-1].label == f"box/simple_cnn/b8/{precision}"
 
 
 @pytest.mark.parametrize(("ask", "words"), [
     ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
-    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option"),
-    ({"device": "cuda:9"}, "not here")])
+    ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option")])
 def test_wrong_questions(ask, words):
     with refused(words):
         matrix.cells(small(), **{"device": "cpu", **ask})
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    ("[]", "expected a mapping"), ("{grids: {tpu: {}}}", "grids.tpu"), ("{environment: a/b, grids: {}}", "environment"),
-    ("{grids: {cpu: {models: [], batch_sizes: [1], precisions: [fp32]}}}", "models"),
-    ("{options: {iter: 3}, grids: {cpu: {models: [m], batch_sizes: [1], precisions: [fp32]}}}", "unknown name 'iter'")])
-def test_wrong_matrix_files(tmp_path, text, words):
-    (tmp_path / "matrix.yaml").write_text(text)
-    with refused(words):
-        definitions.load_matrix(tmp_path / "matrix.yaml")
 
 
 def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
@@ -118,57 +103,48 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
 def test_a_real_cell_in_a_process_of_its_own(home):
     found = matrix.cells(small(repeats=1), "cpu", [CELL])
     rows = matrix.run_matrix(found, 1)
-    assert rows["status"].tolist() == ["ok"]
     run = archive.runs("measure").iloc[0]
     counted = run["verdict"] != "unusable"  # neighbours may disturb it
     assert rows["reason"].item() == ("" if counted else f"unusable, so it does not count: {run['reason']}")
     assert matrix.repeats_done(found) == {found[0].label: int(counted)}
     assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
         "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
-    meta = store.read_json(paths.RUNS / f"{run['run_id']}.meta.json")
-    assert meta["hardware_id"] == run["hardware_id"]
-    assert meta["software"]["torch"]
 
 
-def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
-    found, held = matrix.cells(small(), "cpu"), locks.HeldError("device cpu is being measured by another process")
+def test_a_device_that_others_hold_is_no_failed_cell(home):
+    held = locks.HeldError("device cpu is being measured by another process")
     with refused("device cpu is being measured"):
-        matrix.run_matrix(found, 1, measure=Mock(side_effect=held))
+        matrix.run_matrix(matrix.cells(small(), "cpu"), 1, measure=Mock(side_effect=held))
     assert not (paths.MATRIX / "cells.csv").exists()
-    monkeypatch.setattr(locks, "PATIENCE_S", 0.1)
-    with locks.writer(paths.MATRIX / f"{machine.ids()['hardware_id']}-cpu"), \
-            refused("is being written by another process"):
-        matrix.run_matrix(found, 1, measure=pretend)
-    assert len(matrix.run_matrix(found, 1, measure=pretend)) == 2
 
 
-@pytest.mark.parametrize(("dataset", "measure", "status", "reason"), [
-    ("pathmnist", functools.partial(pretend, verdict="unusable", reason="others took 1.0 cores"), "ok",
-     "^unusable, so it does not count: others took 1.0 cores$"),
-    ("pathmnist", Mock(side_effect=WorkerLostError("the worker was killed")), "failed", "^the worker was killed$"),
-    ("imagefolder", lambda _, workload: datasets.open_splits(workload, "auto", "native"), "failed",
-     "imagefolder-28: imagefolder needs 'folder:'")])
-def test_what_does_not_count_has_a_reason(home, dataset, measure, status, reason):
-    found = matrix.cells(small(dataset=dataset, folder="nowhere" if dataset == "imagefolder" else ""), "cpu", [CELL])
+@pytest.mark.parametrize(("measure", "status", "reason"), [
+    (functools.partial(pretend, verdict="unusable", reason="others took 1.0 cores"), "ok",
+     "unusable, so it does not count: others took 1.0 cores"),
+    (Mock(side_effect=WorkerLostError("the worker was killed")), "failed", "the worker was killed")])
+def test_what_does_not_count_has_a_reason(home, measure, status, reason):
+    found = matrix.cells(small(), "cpu", [CELL])
     row = matrix.run_matrix(found, 1, measure=measure).squeeze()
-    assert row["status"] == status and re.search(reason, row["reason"])
+    assert (row["status"], row["reason"]) == (status, reason)
     assert matrix.repeats_done(found) == {found[0].label: 0}
 
 
-def test_throughput_averages_repeats_and_nothing_else():
-    runs = [run_row(run_id=f"a{rate}", label="lab/net/b8/fp32", images_per_sec=rate) for rate in (100.0, 110.0, 120.0)]
-    runs += [run_row(run_id="b", label="lab/net/b8/fp32", images_per_sec=999.0, hardware_id="other"),
-             run_row(run_id="c", label="lab/net/b8/fp32", images_per_sec=50.0, verdict="unusable"),
-             run_row(run_id="d", label="plain", images_per_sec=70.0, channels_last=True, verdict="noisy")]
-    table = matrix.throughput(pd.DataFrame(runs))
+def test_throughput_averages_repeats_and_nothing_else_and_each_environment_has_its_table(home):
+    runs = pd.concat([environment_of("lab", {"net": [100.0, 110.0, 120.0]}),
+                      environment_of("lab", {"net": [999.0]}, hardware_id="other"),
+                      environment_of("lab", {"net": [50.0]}, verdict="unusable"),
+                      environment_of("cloud", {"net": [50.0]}, channels_last=True, num_workers=8)])
+    table = matrix.throughput(runs)
     assert table.attrs["unusable"] == 1
     assert sorted(table["n"]) == [1, 1, 3]
-    three = table[table["n"] == 3].iloc[0]
-    assert (three["env"], three["mean"], three["std"], three["median"]) == ("lab", 110.0, 10.0, 110.0)
-    assert set(table["env"]) == {"lab", runs[0]["hardware_id"]}, "a label without an environment falls back to the machine"
-    assert "channels_last" in table, "what sets rows apart is shown"
-    assert math.isnan(table[table["n"] == 1]["std"].iloc[0])
-    assert matrix.throughput(pd.DataFrame(runs).iloc[:0]).empty
+    assert table.loc[table["n"] == 3, ["mean", "std", "median"]].to_numpy().tolist() == [[110.0, 10.0, 110.0]]
+    assert [path.name for path in matrix_tables.write(runs)] == [
+        "throughput_cloud.csv", "throughput_cloud.md", "throughput_lab.csv", "throughput_lab.md"]
+    lab, cloud = (store.read(paths.MATRIX / f"throughput_{name}.csv", "matrix") for name in ("lab", "cloud"))
+    assert lab.loc[lab["n"] == 3, ["images_per_sec", "std", "low", "high"]].to_numpy().tolist() == [[110.0, 10.0, 100.0, 120.0]]
+    assert cloud["settings"].tolist() == ["synthetic channels_last=True num_workers=8"] and cloud["std"].isna().all()
+    text = (paths.MATRIX / "throughput_lab.md").read_text()
+    assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
 
 
 @pytest.fixture
@@ -195,17 +171,11 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     first, second = store.read_json(environment.path_of("box"))
     assert (first["notes"], second["notes"]) == ("of the file", "of the call")
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
-    assert second["clocks_at_start"] == {}
-    environment.path_of("box").write_text("{}")
-    with refused("environment_box.json holds no records"):
-        environment.add("box", "cpu", "", {})
-    assert environment.path_of("box").read_text() == "{}", "nothing is overwritten"
 
 
 @pytest.mark.parametrize("words", [
-    "matrix --repeats 0", "matrix --repeats 1.5", "matrix --budget-s nan", "matrix --cells ,", "networks --rounds 0",
-    "networks --case-s 0", "networks --case-s inf", "networks --budget-s -1", "networks --name ../x", "networks --name ..",
-    "networks --networks W6,W6", "run --devices cpu,cpu", "run --devices cpu,,", "run --workloads W1,W1"])
+    "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
+    "run --devices cpu,cpu"])
 def test_a_wrong_option_is_one_line(home, capsys, words):
     with pytest.raises(SystemExit) as ended:
         __main__.main(words.split())
@@ -222,26 +192,9 @@ def environment_of(name, rates, **more):
     return pd.DataFrame(runs)
 
 
-def test_each_environment_has_its_table_as_csv_and_as_markdown(home):
-    runs = pd.concat([environment_of("lab", {"net": [100.0, 110.0, 120.0]}),
-                      environment_of("cloud", {"net": [50.0]}, channels_last=True, num_workers=8)])
-    assert [path.name for path in matrix_tables.write(runs)] == [
-        "throughput_cloud.csv", "throughput_cloud.md", "throughput_lab.csv", "throughput_lab.md"]
-    lab, cloud = (store.read(paths.MATRIX / f"throughput_{name}.csv", "matrix").iloc[0] for name in ("lab", "cloud"))
-    assert (lab["n"], lab["images_per_sec"], lab["std"], lab["low"], lab["high"]) == (3, 110.0, 10.0, 100.0, 120.0)
-    assert (cloud["n"], cloud["settings"]) == (1, "synthetic channels_last=True num_workers=8") and math.isnan(cloud["std"])
-    text = (paths.MATRIX / "throughput_lab.md").read_text()
-    assert text.startswith("# Throughput of lab, images/s\n") and "| net | cpu | 8 | fp32 | synthetic | 3 | 110 |" in text
-    matrix_tables.write(environment_of("lab", {"net": [100.0], "other": [10.0]}))
-    assert len(store.read(paths.MATRIX / "throughput_lab.csv", "matrix")) == 2, "derived anew"
-    with refused("is no matrix table"):
-        store.read(store.write(runs, home / "throughput_runs.csv", "runs"), "matrix")
-
-
 @pytest.mark.parametrize(("rates", "word", "status"), [
     ({"net": [50.0, 52.0], "other": [9.0], "third": [0.8]}, "slower", 1),
-    ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0),  # one of three is slower: the interval is over cells
-    ({"net": [200.0, 190.0], "other": [30.0], "third": [2.0]}, "faster", 0)])
+    ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0)])  # the interval is over cells
 def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, status):
     rates_a = {"net": [100.0, 104.0], "other": [10.0], "third": [1.0], "fourth": [5.0]}
     matrix_tables.write(pd.concat([environment_of("a", rates_a), environment_of("b", rates, hardware_id="other")]))
@@ -251,60 +204,34 @@ def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, s
     assert "3 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
 
 
-def test_environments_without_a_common_cell_or_of_two_machines_are_not_compared(home, capsys):
-    matrix_tables.write(pd.concat([environment_of("a", {"net": [1.0]}), environment_of("b", {"other": [1.0]}),
-                                   environment_of("c", {"net": [1.0]}), environment_of("c", {"net": [1.0]}, hardware_id="x")]))
-    assert __main__.main(["compare", "a", "b"]) == 2
-    assert "0 configurations are usable in both, 3 are needed" in capsys.readouterr().err
-    assert __main__.main(["compare", "a", "c"]) == 2
-    assert "throughput_c.csv: 1 rows are there twice, the first of workload_id pathmnist-28 arch net" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("test", [{"test": 3}, {}], ids=["test", "no test"])
-def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch, test):
-    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4, **test})
+def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, quiet, monkeypatch):
+    folder = cut_training.pictures(home / "pets", {"train": 9, "val": 4})
     plan = small(dataset="imagefolder", folder=str(folder), options={}, grids={"cpu": {
         **CPU, "models": ["simple_cnn"], "optimizers": ["sgd"], "options": {"iters": 0, "warmup_s": 0, "budget_s": 0}}})
     cell, = matrix.cells(plan, "cpu")
-    assert (cell.workload.id, cell.workload.folder) == ("imagefolder-28", str(folder))
     monkeypatch.setattr(matrix, "load_matrix", lambda: plan)
     assert matrix.workload_of("imagefolder-28", "simple_cnn", 8) == cell.workload, "as the roofline asks for a run's workload"
     measured = profile_run.measure(cell.params, workload=cell.workload)
     run, rows = measured.run, measured.rows[~measured.rows["warmup"]]
-    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == \
-        {"train": 18, "eval": 8, **{name: 2 * count for name, count in test.items()}}
-    assert len(measured.files) == 3 + len(test)
+    assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8}
     assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
         ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
 
 
-class NvmlError(Exception):
-    pass
-
-
-def refuse(why, *_):
-    raise NvmlError(why)
-
-
 def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
     """As it answered for an RTX card: clocks, no application clocks, a power limit."""
+    not_supported = Mock(side_effect=RuntimeError("Not Supported"))
     nvml = SimpleNamespace(
-        NVMLError=NvmlError, nvmlInit=lambda: None, nvmlDeviceGetHandleByIndex=lambda index: index,
+        NVMLError=RuntimeError, nvmlInit=Mock(), nvmlDeviceGetHandleByIndex=Mock(),
         nvmlDeviceGetClockInfo=lambda handle, kind: {1: 2520, 2: 10_501}[kind],
         nvmlDeviceGetMaxClockInfo=lambda handle, kind: {1: 3120, 2: 10_501}[kind],
-        nvmlDeviceGetApplicationsClock=functools.partial(refuse, "Not Supported"),
-        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
+        nvmlDeviceGetApplicationsClock=not_supported, nvmlDeviceGetEnforcedPowerLimit=lambda handle: 450_000)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    told = {"sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501}
-    assert environment.clocks("cuda:0") == {**told, "limit_w": 450.0}
-    del nvml.nvmlDeviceGetApplicationsClock, nvml.nvmlDeviceGetEnforcedPowerLimit
-    assert environment.clocks("cuda") == told, "of an old driver"
-    nvml.nvmlInit = functools.partial(refuse, "Driver Not Loaded")
-    assert "Driver Not Loaded" in environment.clocks("cuda:0")["reason"]
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "nvidia-ml-py is not installed" in environment.clocks("cuda:0")["reason"]
-    assert environment.clocks("cpu") == {}
+    assert environment.clocks("cuda:0") == {
+        "sm_mhz": 2520, "memory_mhz": 10_501, "most_sm_mhz": 3120, "most_memory_mhz": 10_501, "limit_w": 450.0}
+    nvml.nvmlInit = not_supported
+    assert "Not Supported" in environment.clocks("cuda:0")["reason"]
 
 
 NCU = """#!/usr/bin/env bash
@@ -341,20 +268,9 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
     assert words[words.index("iters") + 1] == "3"
     assert words[-2] not in ("", str(home)), "its runs are kept elsewhere, and thrown away"
-    assert not paths.RUNS.exists()
-    assert counted(page)[0] == 0
-    assert (paths.MATRIX / "nsight_box-resnet18-b8-fp32-v2.csv").is_file(), "nothing is overwritten"
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ("==ERROR== ERR_NVGPUCTRPERM", "the driver lets only administrators read the counters"),
-    ("==WARNING== No kernels were profiled.", "no kernels were profiled")])
-def test_a_cell_without_counters_says_why(counted, content, words):
-    status, shown, _ = counted(content)
+def test_a_cell_without_counters_says_why(counted):
+    status, shown, _ = counted("==ERROR== ERR_NVGPUCTRPERM")
     assert (status, shown.count("\n")) == (1, 1)
-    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: ") and words in shown
-
-
-def test_counters_are_a_gpus(verb):
-    status, shown, _ = verb("--cells", "resnet18/b8/fp32", "--nsight")
-    assert status == 1 and "counts what a CUDA device does, not cpu" in shown
+    assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: the driver lets only administrators read the")

@@ -14,7 +14,7 @@ import torch
 
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
-from lib.measure import archive, ceilings, load, machine, statistics, timing, worker
+from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
 from tests import refused
 from tests.conftest import busy_neighbours
@@ -65,9 +65,6 @@ def test_measure_takes_few_samples_where_they_cost_too_much(clock):
     call = taking(clock, 2000)
     assert timing.measure(call, CPU, budget_s=1.0, least=5).n == 5
     assert timing.measure(call, CPU, budget_s=1.0, least=5, most_s=3.0).n == 1
-    clock[0] = 0
-    assert timing.measure(call, CPU, budget_s=0.0, most_s=0.0).samples_ms == pytest.approx(2000)
-    assert clock[0] == 2e9, "one call in all"
 
 
 def test_compare_finds_a_ratio_through_drift():
@@ -85,7 +82,6 @@ def test_compare_finds_a_ratio_through_drift():
     ([10, 20] * 15, QUIET, 2, None, None, "unusable", "IQR is 67%"),
     ([10] * 30, QUIET, 2, 12.0, None, "noisy", "pipelined pass took 12.0 ms, +20%"),
     ([10] * 30, QUIET, 2, None, [10.5], "noisy", "earlier stable runs of the same took 10.5 ms, +5%"),
-    ([], load.Load(1, 1, 0.2, 0, 0), 64, None, None, "noisy", "others took 0.2 cores"),
     ([10] * 30, load.Load(1, 1, 0.9, 0.1, 0), 64, None, None, "unusable", "others took 0.9 cores and the host 0.1"),
 ])
 def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, reason):
@@ -94,13 +90,6 @@ def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, re
     assert found == verdict
     assert reason in why
     assert bool(why) == (verdict != "stable")
-
-
-def test_idle_cores_may_be_used_by_others(monkeypatch):
-    monkeypatch.setattr(load, "own_cores", lambda: list(range(16)))
-    assert load.Load(1, 4, 3.0, 0, 0).crowding(threads=4) == 0
-    assert load.Load(1, 4, 8.0, 0, 0).crowding(threads=4) == 2
-    assert load.Load(1, 16, 0.3, 0.1, 0).crowding(threads=16) == pytest.approx(0.4)
 
 
 @pytest.mark.slow
@@ -172,13 +161,8 @@ def test_a_device_is_measured_by_one_process_at_a_time():
         pass
 
 
-@pytest.mark.slow
-def test_ids_are_stable_and_keep_hardware_and_software_apart():
-    here = machine.ids()
-    program = "from lib.measure import machine; i = machine.ids(); print(i['hardware_id'])"
-    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert here["hardware_id"] == other
-    threads = torch.get_num_threads()
+def test_ids_keep_hardware_and_software_apart():
+    here, threads = machine.ids(), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
         changed = machine.ids()
@@ -197,8 +181,6 @@ def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch)
     fresh = machine.hardware.__wrapped__
     plain = fresh()
     assert set(plain) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "ALL")
-    assert fresh() == plain
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     assert fresh() == {**plain, "instruction_sets": {"onednn": "avx2", "aten": "avx2"}}
@@ -230,8 +212,7 @@ def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is(monkeypatc
 
 
 @pytest.mark.parametrize(("wanted", "words"), [
-    ("cpu, cpu", "devices 'cpu, cpu': cpu is there twice"), ("cuda,cuda:0", "cuda:0 is there twice"),
-    ("", "device '' is not here"),
+    ("cuda,cuda:0", "cuda:0 is there twice"),
     ("cpu,gpu", "device 'gpu' is not here; this machine has: cpu, cuda:0, cuda:1")])
 def test_a_list_of_devices_names_each_once(monkeypatch, wanted, words):
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
@@ -247,7 +228,6 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     p = MachineParams(budget_s=1, gemm_max=512, triad_max_mb=8, device="cpu")
     found = ceilings.ceilings(p)
     assert set(found.table["level"]) >= {"compute", "RAM"}
-    assert (found.table["peak_gflops"].fillna(found.table["peak_gbps"]) > 0).all()
     again = ceilings.ceilings(p)
     assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
@@ -258,70 +238,23 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note
     with refused("no ceilings of cuda:0"):
         ceilings.ceilings(MachineParams(source="replay", device="cuda"))
-    with refused("no reference machine 'nope'.*box"):
-        archive.folders("replay", "nope")
 
 
-def test_what_a_reference_machine_has_is_found_at_one_place(home, monkeypatch):
-    monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    with refused("no reference machine with runs in .*reference; there are: none"):
-        archive.folders("replay")
-    for name in ("box/runs", "box/networks", "ant/networks", "cat/runs/a.csv", "cat/runs/b.csv"):
-        (home / "reference" / name).mkdir(parents=True)
-    assert archive.machines_with("runs/*.csv") == {"cat": home / "reference/cat/runs/b.csv"}, "the last"
-    assert archive.machine_with("networks", "networks") == ("ant", home / "reference/ant/networks"), "the first"
-    assert archive.machine_with("networks", "networks", "box")[0] == "box"
-    assert archive.folders("replay") == [home / "reference/box", home / "reference/cat"]
-    assert archive.folders("replay", "cat") == [home / "reference/cat"]
-    with refused("no reference machine 'cat' with networks in .*; there are: ant, box; measure some"):
-        archive.machine_with("networks", "networks", "cat", "; measure some")
-
-
-def judged(found, rows, verdicts):
-    """Return ceilings of which some rows have other verdicts."""
-    verdict = found.table["verdict"].copy()
-    verdict[rows] = verdicts
-    return dataclasses.replace(found, table=found.table.assign(verdict=verdict))
-
-
-@pytest.mark.parametrize(("column", "value", "rate"), [("dtype", "fp32", "peak_gflops"), ("level", "RAM", "peak_gbps")])
-def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so(column, value, rate):
-    found = ceilings.ceilings(MachineParams(source="replay"))
-    assert "UNUSABLE" not in found.warning
-    rows = found.table[column] == value
-    busy = judged(found, rows, "unusable")
-    best = busy.best[busy.best[column] == value]
-    assert len(busy.best) == len(found.best)
-    assert set(best["verdict"]) == {"unusable"}
-    assert best[rate].max() == found.table.loc[rows, rate].max()
-    assert busy.warning == f"UNUSABLE, measured on a busy machine and perhaps too low: {value}."
-
-
-def test_one_usable_row_keeps_the_unusable_ones_out():
+def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_row_is_usable():
     found = ceilings.ceilings(MachineParams(source="replay"))
     rows = found.table.index[(found.table["level"] == "compute") & (found.table["dtype"] == "fp32")]
-    best = judged(found, rows, ["noisy", *["unusable"] * (len(rows) - 1)]).best
-    kept = best[(best["level"] == "compute") & (best["dtype"] == "fp32")]
-    assert kept[["verdict", "peak_gflops"]].to_numpy().tolist() == [["noisy", found.table["peak_gflops"][rows[0]]]]
+    rates, words = found.table["peak_gflops"][rows], "UNUSABLE, measured on a busy machine and perhaps too low: fp32."
+    for first, rate, warning in (("unusable", rates.max(), words), ("noisy", rates.iloc[0], "")):
+        verdict = found.table["verdict"].copy()
+        verdict[rows] = [first, *["unusable"] * (len(rows) - 1)]
+        busy = dataclasses.replace(found, table=found.table.assign(verdict=verdict))
+        best = busy.best[(busy.best["level"] == "compute") & (busy.best["dtype"] == "fp32")]
+        assert (set(best["verdict"]), best["peak_gflops"].max(), busy.warning) == ({first}, rate, warning)
 
 
-@pytest.mark.parametrize(("cores", "busy", "stolen"), [
-    ([2], 30.0, 3.0), ([0, 2], 40.0, 4.0), ([1, 2], 60.0, 6.0), ([5], 60.0, 6.0)])
-def test_cores_go_by_number_and_all_count_where_one_of_ours_is_not_told(monkeypatch, tmp_path, cores, busy, stolen):
-    tick = os.sysconf("SC_CLK_TCK")
-    rows = [f"cpu{core} {seconds * tick} 0 0 900 900 0 0 {seconds * tick // 10} 7 0"
-            for core, seconds in ((0, 10), (2, 30), (3, 20))]
-    (tmp_path / "stat").write_text("\n".join(["cpu  0 0 0 0 0 0 0 0 0 0", *rows, "intr 1 2", ""]))
-    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(load, "own_cores", lambda: cores)
-    assert load.busy_seconds() == pytest.approx((busy, stolen))
-
-
-def test_levels_of_the_memory(monkeypatch):
+def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):
     monkeypatch.setattr(machine, "cache_bytes", lambda: {"L1": 2**15, "L2": 2**20, "L3": 2**25})
-    assert machine.levels(CPU, 4) == {"L1": 2**17, "L2": 2**22, "L3": 2**25}
     probes = ceilings._triad_probes(MachineParams(triad_max_mb=300), CPU, 4)
     sizes = {level: [p.bytes for p in probes if p.row["level"] == level] for level in ("L2", "L3", "RAM")}
     assert max(sizes["L2"]) <= 2**22 < min(sizes["L3"])
-    assert max(sizes["L3"]) <= 2**25
-    assert min(sizes["RAM"]) >= 4 * 2**25 * 0.999, "nothing that is half in cache is called RAM"
+    assert max(sizes["L3"]) <= 2**25 < 4 * 2**25 * 0.999 <= min(sizes["RAM"])

@@ -1,5 +1,7 @@
 """Parameters: notebooks and classes agree, wrong values are told in one line with the choices."""
 
+import re
+
 import papermill
 import pytest
 from papermill.translators import PythonTranslator
@@ -27,24 +29,16 @@ def test_parameters_cell_is_the_class(name):
     ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16', 'fp16' or 'amp'"),
     ("02_profile", {"iters": -1}, "iters = -1 should be greater than or equal to 0"),
     ("02_profile", {"lr": float("nan")}, "lr = nan must be a finite number"),
-    ("02_profile", {"iters": float("inf")}, "iters = inf must be a finite number"),
     ("02_profile", {"iters": True}, "iters = True is no number"), ("02_profile", {"iters": 10**5000}, "iters = an endless int"),
     ("02_profile", {"label": 12e300}, "label = 1.2e+301 is text, but arrived as a number; pass it with papermill's -r"),
     ("02_profile", {"label": "a\nb"}, "label = 'a\\nb' must be one line"),
-    ("02_profile", {"channels_last": "perhaps"}, "channels_last = 'perhaps' "),
-    ("02_profile", {"seed": 2**32}, "less than 4294967296"),
-    *[("03_sweep", {"name": name}, f"03_sweep: name = '{name[:5]}")
-      for name in ("..", ".", "../x", "a/b", "-rf", ".hidden", "x" * 101, "a b")],
-    ("03_sweep", {"device": "cpu,cpu"}, "device = 'cpu,cpu' names a device twice"),
+    ("03_sweep", {"name": "../x"}, "03_sweep: name = '../x"),
     ("03_sweep", {"device": "cuda,cuda:0"}, "device = 'cuda,cuda:0' names a device twice"),
-    ("03_sweep", {"shard": "8/8"}, "shard = '8/8' must be i/n with i below n"), ("03_sweep", {"op": ""}, "op = '' "),
-    ("04_complexity", {"input_shape": "nope"}, "input_shape = 'nope' "),
-    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty"), ("05_roofline", {"vendor": "../x"}, "vendor = '../x' "),
-    ("07_scheduler_eval", {"jobs": "a\0b"}, "jobs = 'a\\x00b' ")])
+    ("03_sweep", {"shard": "8/8"}, "shard = '8/8' must be i/n with i below n"),
+    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty")])
 def test_a_wrong_value_is_named(name, values, words):
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(words)):
         notebooks.check(name, values)
-    assert words in str(error.value)
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():
@@ -84,9 +78,8 @@ def test_every_yaml_of_the_project_loads():
     assert [section.notebook for section in loaded["report"].sections] == list(notebooks.NOTEBOOKS)
 
 
-ROOTS = ["[1, 2]", "7", "text", "", "null", "{}", "{1: 2}", "2020-01-01", "? [a]\n: 1", "&a [*a]", "!!set {a, b}", "- a: 1",
-         "{unknown: 1}", "a: [", "a: b: c", "a: 1\na: 2\n", "\t- x", "!!python/object:os.system {}", "\0",
-         "%YAML 9.9\n---\na: 1\n"]
+ROOTS = ["[1, 2]", "text", "", "{1: 2}", "&a [*a]", "{unknown: 1}", "a: [", "a: 1\na: 2\n", "!!python/object:os.system {}",
+         "\0"]
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -98,48 +91,32 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
 
 
 WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
-CAMPAIGN = "sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]"
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [
     ("workloads", "workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}}", "the name 7 is no text; put it in quotes"),
     ("workloads", WORKLOAD + ", id: W9}}", "W1: its id is its name"),
-    ("workloads", "workloads: {W1: 7}", "W1 must be a mapping"),
     ("workloads", "workloads: {W1: {dataset: x}}", "W1: size is missing; model is missing"),
-    ("workloads", WORKLOAD.replace(" 1", " true") + "}}", "batch_size = True is no number"),
     ("workloads", WORKLOAD.replace(" 1", " 0") + "}}", "W1: batch_size = 0 should be greater than or equal to 1"),
     ("workloads", "workloads: {W1: {}, W1: {}}", "line 1 is not readable YAML: found duplicate key"),
-    ("workloads", "workloads: {", "line 1 is not readable YAML"), ("workloads", "[" * 5000, "is not readable YAML"),
+    ("workloads", "[" * 5000, "is not readable YAML"),
     ("devices", "devices: {a: {}}\nmore: 1", "expected a mapping 'devices:' of name to definition and nothing else"),
-    ("scenarios", "kinds: {}\nscenarios: {}", "expected a mapping 'kinds:' of name to definition beside 'scenarios'"),
-    *[("networks", f"{{rounds: {rounds}, case_s: {case_s}, {CAMPAIGN}}}", words) for rounds, case_s, words in (
-        (1, ".inf", "case_s = inf must be a finite number"), (1, ".nan", "case_s = nan"), (1, 0, "case_s = 0"),
-        (1, "1e300", "case_s = 1e+300"), (0, 1, "rounds = 0"), (10**9, 1, "rounds = 1000000000"))],
+    ("matrix", "{grids: {tpu: {}}}", "grids.tpu"),
+    ("networks", "{rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]}", "case_s = 0"),
     *[("sweeps", f"spaces: {{copy: {{axes: {{{axes}}}}}}}", words) for axes, words in (
-        ("outer: [], inner: 1", "copy.axes.outer"), ("outer: {log: [0, 4]}, inner: 1", "is no range from 0 to 4"),
-        ("outer: {linear: [9, 4]}, inner: 1", "is no range from 9 to 4"),
+        ("outer: {log: [0, 4]}, inner: 1", "is no range from 0 to 4"),
         ("outer: inner, inner: outer", "copy: outer, inner refer to one another"),
-        ("outer: two, inner: 1", "outer = 'two' is no number, and no other axis"),
-        ("outer: 2, inner: 1, layout: 3", "layout = 3 is no text"),
-        ("outer: layout, inner: 1, layout: contiguous", "outer = 'layout' is no number"), ("outer: 2", "missing [inner]"))],
+        ("outer: two, inner: 1", "outer = 'two' is no number, and no other axis"), ("outer: 2", "missing [inner]"),
+        ("outer: 2, inner: 1, colour: 1", "copy has no parameters colour"))],
     ("sweeps", "spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}}", "copy.passes.0 = 'sideways'"),
+    ("sweeps", "spaces: {}\ngrids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}", "a grid takes exact lists"),
     ("sweeps", "spaces: {}\ngrids: {g: {op: fft, axes: {}}}", "no operator family 'fft'")])
 @pytest.mark.slow
 def test_a_wrong_entry_of_a_yaml_says_what_is_wrong(name, text, words, tmp_path):
     file = tmp_path / f"{name}.yaml"
     file.write_text(text)
-    with pytest.raises(InputError) as error:
+    with refused(f"{re.escape(str(file))}.*{re.escape(words)}"):
         LOADERS[name](file)
-    assert str(file) in str(error.value) and words in str(error.value)
-
-
-@pytest.mark.parametrize(("text", "words"), [("spaces: {}", "spaces is empty"), ("[1]", "expected a mapping"),
-                                             ("spaces: 3", "spaces: expected")])
-def test_a_sweep_of_everything_needs_a_space(monkeypatch, tmp_path, text, words):
-    monkeypatch.setattr(paths, "PARAMS", tmp_path)
-    (tmp_path / "sweeps.yaml").write_text(text)
-    with refused(words):
-        _ = notebooks.SweepParams(op="all").ops
 
 
 def test_yaml_is_version_1_2(tmp_path):

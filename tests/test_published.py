@@ -46,20 +46,18 @@ def test_neusight_is_read_with_its_own_names(neusight):
     (linear,), (batched,) = (table[table["op"] == op].to_dict("records") for op in ("linear", "bmm"))
     assert (linear["gemm_m"], linear["gemm_k"], linear["gemm_n"], linear["flops"]) == (58, 13, 141, 2 * 58 * 13 * 141), \
         "N is the contraction"
-    assert [batched[name] for name in ("batch", "gemm_m", "gemm_k", "gemm_n", "bytes")] == [
-        13, 27, 15, 29, 4 * 13 * (27 * 15 + 15 * 29 + 27 * 29)]
+    assert batched["bytes"] == 4 * 13 * (27 * 15 + 15 * 29 + 27 * 29)
     assert (table["status"] == "failed").sum() == 1, "a time of zero is no time"
     kinds = table[table["op"].isin(("elementwise", "activation"))].set_index("kind")
     elements, two = 127 * 168, {"pow", "relu", "gelu", "tanh"}  # read and written; others read a third
     assert kinds["bytes"].to_dict() == {kind: 4 * (2 if kind in two else 3) * elements for kind in (*two, "add", "mul", "div")}
-    assert kinds.loc["gelu", "flops"] == 5 * elements, "as captured networks count them"
     assert set(table["latency_type"]) == {"end_to_end"}
 
 
 SIZES = ("batch", "in_channels", "out_channels", "kernel_h", "height", "width", "stride_h", "padding_h")
 
 
-@pytest.mark.parametrize("sizes", [(2, 3, 8, 3, 16, 16, 1, 1), (2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
+@pytest.mark.parametrize("sizes", [(2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
 def test_flops_and_bytes_are_those_of_the_operator_itself(sizes):
     values = dict(zip(SIZES, sizes, strict=True))
     flops, moved = importers.convolution({name: np.array([value]) for name, value in values.items()}, 4)
@@ -103,43 +101,15 @@ def test_aiconfigurator_takes_the_newest_version(tmp_path):
         aiconfigurator.gemms(tmp_path / "gemm")
 
 
-def test_imported_tables_are_valid_and_replaced(neusight, home):
-    for _ in range(2):
-        path, table = importers.bring_in("neusight", neusight)["t4"]
-        assert len(store.read(path, "sweep")) == len(table) == 13
-    assert store.read_json(path.with_name("sweep.meta.json"))["device"] == "t4"
-
-
 def test_what_cannot_be_imported(tmp_path):
     with refused("needs the path"):
         importers.bring_in("neusight", None)
-    with refused("is missing"):
-        importers.bring_in("neusight", tmp_path / "nowhere")
     with refused("has no <operator>/<GPU>.csv"):
         importers.neusight(tmp_path)
     (tmp_path / "conv").mkdir()
     (tmp_path / "conv" / "Tesla T9.csv").write_text(CONV)
     with refused("no device 'Tesla T9' in params/devices.yaml"):
         importers.neusight(tmp_path)
-    (tmp_path / "conv" / "Tesla T9.csv").rename(tmp_path / "conv" / "Tesla T4.csv").write_text("a,b\n1,2\n")
-    with refused("has no columns"):
-        importers.neusight(tmp_path)
-
-
-@pytest.mark.parametrize(("old", "new", "what"), [
-    ("1,1,16,3,2,64", "one,1,16,3,2,64", "row 2 below the header has 'one' as Batch size: it is a whole number from 1"),
-    ("1,1,16,3,2,64", "1,1.5,16,3,2,64", "as In Channels"), ("1,1,16,3,2,64", "1,1e30,16,3,2,64", "as In Channels"),
-    ("1,1,16,3,2,64", "1,1,16,3,0,64", "as Stride"),
-    ("0.0081", "fast", "row 2 below the header has 'fast' as Latency: it is a number"), ("0.0081", "1_0", "as Latency"),
-    (",internal", ",inward", "row 2 below the header has a Latency Type that is none of external, internal"),
-    (",internal", ",", "row 2 .* Latency Type"), ("Width", "Height", "column Height is there twice"),
-    ("Width", "W", "has no columns Width"), ("Batch", "\xff", "no UTF-8"), (SWEPT, "", "no header"),
-    (SWEPT.partition("\n")[2], "", "has no row")])
-def test_a_damaged_original_is_refused_in_one_line(swept, old, new, what):
-    swept.write_bytes(SWEPT.replace(old, new).encode("latin-1"))
-    with refused(what):
-        importers.bring_in("pytorch-scheduler", swept)
-    assert not paths.IMPORTED.exists()
 
 
 @pytest.mark.parametrize(("op", "text", "what"), [
@@ -151,36 +121,23 @@ def test_a_field_too_many_shifts_no_column_and_a_kernel_too_large_has_no_output(
         importers.neusight(neusight)
 
 
-def test_a_folder_for_a_file_and_a_file_for_a_folder_are_told(neusight):
-    with refused("is not a readable CSV: Is a directory"):
-        importers.bring_in("pytorch-scheduler", neusight)
-    file = neusight / "conv" / "Tesla T4.csv"
-    with refused(r"has no <"):
-        importers.bring_in("neusight", file)
-    with refused("is neither a folder nor a wheel"):
-        aiconfigurator.bring_in(file)
-
-
 @pytest.mark.parametrize(("columns", "what"), [
-    ({"k": None}, r"missing \(or doubled\) columns \[k\]"), ({"m": ["many", "1"]}, "row 1 below the header has 'many' as m"),
-    ({"m": [-1, 1]}, "as m: it is a whole number from 1"), ({"latency": ["fast", "1"]}, "'fast' as latency"),
-    ({"n": [[1], [2]]}, "as n"), ({"gemm_dtype": [[1], [2]]}, "has no <gpu>")])
+    ({"k": None}, r"missing \(or doubled\) columns \[k\]"), ({"m": [-1, 1]}, "as m: it is a whole number from 1"),
+    ({"n": [[1], [2]]}, "as n")])
 def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
     perf(tmp_path, **columns)
     with refused(what):
         aiconfigurator.gemms(tmp_path)
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
-def test_parquet_of_others_that_is_cut_short_is_refused(tmp_path, share):
+def test_parquet_of_others_that_is_cut_short_is_refused(tmp_path):
     path = perf(tmp_path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * share)])
+    path.write_bytes(path.read_bytes()[:-10])
     with refused("is not readable Parquet"):
         aiconfigurator.gemms(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["...csv", "a b.csv", "-x.csv"])
+@pytest.mark.parametrize("name", ["...csv", "a b.csv"])
 def test_the_name_of_a_file_leads_nowhere_else(swept, name):
     with refused("cannot be the name of a folder; rename the file"):
         importers.bring_in("pytorch-scheduler", swept.rename(swept.with_name(name)))
@@ -188,7 +145,9 @@ def test_the_name_of_a_file_leads_nowhere_else(swept, name):
 
 
 def test_an_import_replaces_an_import_and_nothing_else(swept):
-    path, _ = importers.bring_in("pytorch-scheduler", swept)["v100-pcie-32gb"]
+    for _ in range(2):
+        path, table = importers.bring_in("pytorch-scheduler", swept)["v100-pcie-32gb"]
+        assert len(store.read(path, "sweep")) == len(table) == 2
     path.with_name("sweep.meta.json").unlink()
     path.write_text("of a user")
     with refused("is there already and was not imported"):
@@ -196,24 +155,18 @@ def test_an_import_replaces_an_import_and_nothing_else(swept):
     assert path.read_text() == "of a user"
 
 
-RATES = ('"4"', "true", "NaN", "-1", "1e999", "1" + "0" * 400, "[]")
-
-
 @pytest.mark.parametrize("text", [
-    "", "[]", "{}", '"x"', '{"v100": []}', '{"v100": {}}', '{"v100": {"(1, 1)": {"null": 1}}}', '{"v100": {"x": {"null": 1}}}',
-    *[f'{{"v100": {{"(\'A\', 1)": {{"null": {value}}}}}}}' for value in RATES],
-    '{"v100": {"(\'A\', 1)": 4}}', '{"v100": {"(\'A\', 1)": {"null": 1}, "(\'A\', 1)": {"null": 2}}}',
-    '{"v100": {"' + "(" * 5000 + '": {"null": 1}}}', "[" * 100_000])
+    "", "[]", '{"v100": {}}', '{"v100": {"(1, 1)": {"null": 1}}}', '{"v100": {"(\'A\', 1)": {"null": NaN}}}',
+    '{"v100": {"(\'A\', 1)": {"null": 1}, "(\'A\', 1)": {"null": 2}}}', '{"v100": {"' + "(" * 5000 + '": {"null": 1}}}',
+    "[" * 100_000])
 def test_throughputs_that_are_none_are_refused_in_one_line(home, text):
     (home / "given.json").write_text(text)
     with refused("no throughput file"):
         gavel.import_table(home / "given.json")
-    with refused("no throughput file"):
-        gavel.import_table(home)
     assert not paths.IMPORTED.exists()
 
 
-@pytest.mark.parametrize("latency", ["1e-320", "1e300", "-1", "nan"])
+@pytest.mark.parametrize("latency", ["1e-320", "-1"])
 def test_what_can_be_no_time_is_a_failed_row(tmp_path, latency):
     path = tmp_path / "y.csv"
     path.write_text("In Channels,Out Channels,Kernel Size,Stride,Input Size,Flops,Latency\n1,16,3,1,32,294912,0.01\n"
@@ -234,9 +187,5 @@ def test_the_layout_of_the_original_is_read_and_what_is_not_is_named(neusight, h
         (neusight / name).mkdir(parents=True)
         (neusight / name / "Tesla T4.csv").touch()
     (neusight / "LICENSE").write_text("MIT")
-    assert importers.neusight_ignored(neusight) == ["LICENSE", "bmm/p2.0.1", "embedding"]
     assert main.main(["import", "neusight", str(neusight)]) == 0
     assert "ignored: LICENSE, bmm/p2.0.1, embedding" in capsys.readouterr().out
-    (neusight / "bmm" / "Tesla T4.csv").write_text(BMM)
-    with refused("are of one GPU; leave one of them out"):
-        importers.neusight(neusight)

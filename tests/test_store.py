@@ -1,6 +1,5 @@
 """Tables and files: strict, append-safe, never overwritten, readable after any death."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -115,29 +114,13 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     assert len(store.read(tmp_path / "full.csv", "overheads")) > 50
 
 
-def test_json_is_replaced_in_one_step(tmp_path):
-    path = store.write_json({"a": "🙂"}, tmp_path / "a.json")
-    assert "\\ud83d\\ude42" in path.read_text()
-    with pytest.raises(TypeError):
-        store.write_json({"a": object()}, path)
-    assert store.read_json(path) == {"a": "🙂"}
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(("text", "words"), [
     ("{", "a.json is not readable JSON"), ('{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
-    pytest.param("{" + ",".join(f'"{number}":1' for number in range(300_000)) + ',"z":1,"z":2}', "'z' is there twice",
-                 id="in one pass"),
-    ('{"a\\ud800": 1}', "is not readable JSON"), ('[["x\\uDFFF"]]', "is not readable JSON")])
+    ('{"a\\ud800": 1}', "is not readable JSON")])
 def test_damaged_json_is_refused(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
     with refused(words):
         store.read_json(tmp_path / "a.json")
-
-
-def test_fresh_names_count_up():
-    assert store.fresh_name("a", lambda name: name in {"a", "a-v2"}) == "a-v3"
-    assert store.fresh_name("a", lambda name: False) == "a"
 
 
 def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
@@ -149,38 +132,31 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
 @pytest.mark.parametrize(("text", "what"), [
     (f"{HEADER}\ncpu,launch,1,1,3,how,h,s,more\n", "line 2 has 9 fields, the header has 8"),
     (f"{HEADER},what\ncpu,launch,1,1,3,how,h,s,x\n", "column what is there twice"),
-    (f"{HEADER},\ncpu,launch,1,1,3,how,h,s,\n", "column 9 has no name"),
     ("a,b\n1,2\n", r"a.csv is no overheads table: missing columns \[.*, unknown \[a, b\]"),
-    (f'{HEADER}\ncpu,"launch,1.0\nlaunch",1,1,3,how,h,s\n', r"'what', value 'launch,1.0\\nlaunch' fails one line"),
-    ("\n\n", "has no header"), ("", "has no header"), (f"{HEADER}\ncpu,\0\n", "zero bytes"),
-    (f"{HEADER}\ncpu,\udcff\n", "byte .* is no UTF-8"),
+    ("", "has no header"), (f"{HEADER}\ncpu,\udcff\n", "byte .* is no UTF-8"),
     pytest.param(",".join(map(str, range(200_000))) + "\n", "has 200,000 columns; a table has at most 10,000", id="wide"),
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
-    *[(f"{HEADER}\ncpu,launch,{cells},how,h,s\n", what) for cells, what in (
-        ("True,1,3", "holds .*True.*, it takes a number"), ("1_0,1,3", "'1_0', it takes a number"),
-        ("1,1,1e300", "fails in_range"), (f"1,1,{10**25}", "too large"), ("1,1,True", "it takes a whole number"),
-        ("1,1,1.5", "it takes a whole number"), ("1,1,", "'n'"), ("-1,1,3", "'median_us', value .*-1"), ("1e999,1,3", "inf"))]])
+    (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "'1_0', it takes a number"),
+    (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "it takes a whole number")])
 def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
     (tmp_path / "a.csv").write_text(text, errors="surrogateescape")
     with refused(what):
         store.read(tmp_path / "a.csv", "overheads")
 
 
-@pytest.mark.parametrize(("column", "rows", "cell", "words"), [
-    ("latency_ms", 3, "1,5", r"holds '1,5', it takes a number \(at index 3"),
-    ("pin", 3, "", r"holds nan, it takes True or False \(at index 3"), ("pin", 3, "yes", "holds 'yes', it takes True or False"),
-    ("pin", 3, "1", "holds '1', it takes True or False"), ("pin", slice(None), "1", r"holds .*1\)?, it takes True or False")])
-def test_the_cell_that_is_wrong_is_the_one_that_is_named(tmp_path, monkeypatch, column, rows, cell, words):
+@pytest.mark.parametrize(("column", "cell", "words"), [
+    ("latency_ms", "1,5", r"holds '1,5', it takes a number \(at index 3"), ("pin", "1", "holds '1', it takes True or False")])
+def test_the_cell_that_is_wrong_is_the_one_that_is_named(tmp_path, monkeypatch, column, cell, words):
     own = (columns.Column("latency_ms", "float", "a time"), columns.Column("pin", "bool", "a switch"))
     monkeypatch.setitem(tables.TABLES, "own", own)
     frame = pd.DataFrame({"latency_ms": ["1.5"] * 5, "pin": ["True"] * 5})
-    frame.loc[rows, column] = cell
+    frame.loc[3, column] = cell
     frame.to_csv(tmp_path / "a.csv", index=False)
     with refused(words):
         store.read(tmp_path / "a.csv", "own")
 
 
-@pytest.mark.parametrize("place", ["there.csv", "no/folder.csv", "folder", "dangling", "."])
+@pytest.mark.parametrize("place", ["there.csv", "no/folder.csv", "folder", "dangling"])
 def test_a_users_output_is_a_new_file_in_a_folder_that_is_there(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     Path("there.csv").write_text("input")
@@ -204,18 +180,12 @@ def test_a_stream_is_written_to_and_stays_what_it_is(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_locks_of_devices_lie_where_everybody_may_open_them_whatever_the_temporary_folder(monkeypatch, tmp_path):
+def test_locks_of_devices_lie_where_everybody_may_open_them(monkeypatch, tmp_path):
     monkeypatch.delenv("LIB_LOCKS", raising=False)
-    before = locks.host_folder()
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert locks.host_folder() == before
-    assert before.stat().st_mode & 0o777 == 0o777
     monkeypatch.setattr(locks, "_HOST", (str(tmp_path),))
     tmp_path.chmod(0o1777)
     folder = locks.host_folder()
     assert folder.parent == tmp_path and folder.stat().st_mode & 0o7777 == 0o777, "not sticky: Linux protects files there"
-    folder.chmod(0o700)
-    assert locks.host_folder().stat().st_mode & 0o7777 == 0o777
     before = os.umask(0o027)
     try:
         with locks.device("cpu"), locks.writer(tmp_path / "table.csv"):
@@ -228,13 +198,10 @@ def test_locks_of_devices_lie_where_everybody_may_open_them_whatever_the_tempora
         locks.host_folder()
 
 
-def test_a_number_that_is_none_is_an_empty_field_and_older_files_are_read(tmp_path):
+def test_a_number_that_is_none_is_an_empty_field(tmp_path):
     path = appended(tmp_path / "newer.csv", [[1, 0, "loss", float("nan"), 0.0]], "history")
-    older = tmp_path / "older.csv"
-    older.write_text(path.read_text().replace(",,", ",nan,"))
-    assert "nan" not in path.read_text() and "nan" in older.read_text()
-    for table in (path, older):
-        assert store.read(table, "history")["value"].isna().all()
+    assert "nan" not in path.read_text()
+    assert store.read(path, "history")["value"].isna().all()
 
 
 def people(tmp_path, text):
@@ -243,17 +210,13 @@ def people(tmp_path, text):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("job_id,steps\na,1\n,1\n", "row 2 below the header has no job_id"), ("job_id\na\n \n", "row 2 below .* has no job_id"),
+    ("job_id,steps\na,1\n,1\n", "row 2 below the header has no job_id"),
     ("job_id,steps\na,1\nN/A,1\n", "row 2 below the header: job_id 'N/A' stands for an empty cell"),
-    ("job_id,steps\na,1\nb,1\n a ,1\n", "row 3 below the header: job_id 'a' is there twice"),
     ("job_id,steps\ncaf\u00e9,1\ncafe\u0301,2\n", "'café' is there twice"),
-    ('job_id,steps\n"a\nb",1\n', "row 1 below the header: job_id .* not printed"),
     ('job_id,workload_id\na,"W\x1b[31m1"\n', "row 1 below the header: workload_id .* not printed"),
     ("job_id,steps\na,1e300\n", "steps of 'a' is '1e300': it is a whole number of at most"),
-    ("job_id,steps\na,1.5\n", "steps of 'a' is '1.5'"), ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
-    ('job_id,steps,arrival_s\n1, "2,3"\n', "line 2 has 2 fields, the header has 3"),
-    ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas"),
-    ("job_id\tsteps\na\t1,5\n", "is separated by tabs")])
+    ("job_id,arrival_s\na,Infinity\n", "arrival_s of 'a' is 'Infinity'"),
+    ("job_id;steps\na;1,5\n", "is separated by semicolons: save it separated by commas")])
 def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_path, text, what):
     with refused(what):
         people(tmp_path, text)
@@ -262,9 +225,6 @@ def test_a_wrong_cell_of_a_table_that_people_write_is_refused_with_its_row(tmp_p
 def test_a_table_that_people_write_is_read_with_its_blanks_and_quotes(tmp_path):
     table = people(tmp_path, '\n job_id , steps,workload_id\n\n a b ,2,"W1"\nc, "3", W2\n')
     assert table[["job_id", "steps", "workload_id"]].to_numpy().tolist() == [["a b", 2, "W1"], ["c", 3, "W2"]]
-    key = tables.TABLES["jobs"][0]
-    with refused("nothing else can have that name"):
-        input_tables.read(tmp_path / "people.csv", (key, tables.Column("job_id", "float", "a device type")))
 
 
 MEASURED = pd.DataFrame([overhead_row(number / 7) for number in range(50)], columns=tables.columns("overheads"))
@@ -284,16 +244,13 @@ def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path):
 
 
 def test_parquet_of_other_columns_and_of_too_many_rows_is_refused_by_its_footer(tmp_path, monkeypatch, frame):
-    (tmp_path / "folder.parquet").mkdir()
     monkeypatch.setattr(csv_files, "LARGEST_MB", 0.01)
-    for name, other, words in (("more", frame.assign(sauce=1), r"unknown \[sauce\]"), ("folder", None, "is no file"),
+    for name, other, words in (("more", frame.assign(sauce=1), r"unknown \[sauce\]"),
                                ("less", frame.drop(columns="n"), r"missing \(or doubled\) columns \[n\]"),
                                ("large", pd.concat([frame] * 2000), "holds 2,000 rows")):
-        if other is not None:
-            other.to_parquet(tmp_path / f"{name}.parquet", index=False)
+        other.to_parquet(tmp_path / f"{name}.parquet", index=False)
         with refused(words):
             store.read(tmp_path / f"{name}.parquet", "overheads")
-    assert list(store.read_parquet(tmp_path / "more.parquet", ["n", "sauce"], others=True)) == ["n", "sauce"]
 
 
 def test_an_error_is_one_printable_line_of_readable_length():
@@ -309,22 +266,15 @@ def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
         csv_files.read(Path("/dev/zero"))
 
 
-@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "free some space there"), (errno.EACCES, "permission"),
-                                               (errno.EISDIR, "what was written before is kept$")])
-def test_advice_fits_what_was_refused(number, words):
-    with refused(words), files.writing(Path("x")):
-        raise OSError(number, os.strerror(number))
-
-
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}
 
 
-def older_file(folder, table, suffix, change=lambda frame: frame):
+def older_file(folder, table, suffix):
     """Write a table as the version before wrote it, by hand: the columns that came since are not there."""
     frame = store.read(next(paths.REFERENCE.glob(OLDER[table])), table)
     since = [column.name for column in tables.TABLES[table] if column.since > 1]
     path = folder / f"older{suffix}"
-    path.write_bytes(store.encoded(change(frame.drop(columns=since)), suffix))
+    path.write_bytes(store.encoded(frame.drop(columns=since), suffix))
     return path
 
 
@@ -339,17 +289,6 @@ def test_a_file_of_an_older_version_is_read_with_what_came_since_at_its_defaults
         assert (frame[column] == default).all()
     assert frame[["power_w", "idle_w"]].isna().all(axis=None)
     assert path.read_bytes() == before, "and the file stays as it is"
-    written = store.write(frame, tmp_path / f"newer{suffix}", table)
-    pd.testing.assert_frame_equal(store.read(written, table), frame)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-@pytest.mark.parametrize(("change", "what"), [
-    (lambda frame: frame.assign(power_w=1.0), "missing"),  # some of the new columns: no version had that
-    (lambda frame: frame.rename(columns={"verdict": "Verdict"}), "Verdict")])
-def test_whatever_no_version_wrote_is_refused(tmp_path, suffix, change, what):
-    with refused(what):
-        store.read(older_file(tmp_path, "networks", suffix, change), "networks")
 
 
 @pytest.mark.parametrize("table", tables.TABLES)
@@ -372,10 +311,3 @@ def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch)
         store.Appender(path, "cells", resume=True)
     assert path.read_bytes() == before
     assert list(store.read(path, "cells")) == tables.columns("cells")
-
-
-@pytest.mark.parametrize("share", [0, 0.002, 0.01, 0.5, 0.9, 0.9999])
-def test_parquet_that_is_cut_short_is_refused(tmp_path, share):
-    (tmp_path / "a.parquet").write_bytes(PARQUET[:int(len(PARQUET) * share)])
-    with refused(r"a\.parquet is not readable Parquet"):
-        store.read(tmp_path / "a.parquet", "overheads")

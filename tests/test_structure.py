@@ -160,13 +160,10 @@ def test_notebooks_are_stories_and_hold_no_logic_or_outputs(path):
     prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
     bare = [cell for cell in code if "parameters" not in cell.metadata.get("tags", [])]
     assert not any(cell.outputs or cell.execution_count for cell in code)
-    assert not any("papermill" in cell.metadata for cell in notebook.cells)
     assert len(code) <= 25
     sizes = sorted(len(ast.parse(cell.source).body) for cell in bare)
     assert sizes[len(sizes) // 2] <= 4
     assert sizes[-1] <= 12
-    words = sum(len(cell.source.split()) for cell in prose)
-    assert words >= 8 * sum(sizes)
     assert prose[0].source.startswith("# ")
     assert code[1].source == f'from lib.report.notebook import setup\n\nnb = setup("{path.stem}", globals())'
     assert any(cell.source.startswith("## What we learned") for cell in prose)

@@ -2,23 +2,19 @@
 
 import dataclasses
 import itertools
-import os
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lib import __main__, paths, store, tables
-from lib.config import notebooks
+from lib import paths, store, tables
 from lib.config.notebooks import SweepParams
-from lib.measure import compare, importers, machine, statistics
+from lib.measure import importers, machine
 from lib.measure.energy import meters
 from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
-from lib.studies import sweep as shown
 from lib.work.graph import spaces
 from tests import refused
 from tests.interrupted import cut_again_and_again
@@ -63,9 +59,6 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     for _, row in table.iterrows():
         latencies = raw.loc[raw["config"] == row["config"], "latency_ms"]
         assert latencies.min() <= row["low_ms"] <= row["latency_ms"] <= row["high_ms"] <= latencies.max()
-        spread = statistics.spread_verdict(row["latency_iqr_ms"] / row["latency_ms"])
-        least = statistics.worst(spread, "stable" if row["n"] >= 3 else "noisy")
-        assert statistics.worst(row["verdict"], least) == row["verdict"], "never better than its rounds allow"
         assert bool(row["reason"]) == (row["verdict"] != "stable"), "and what is not stable says why"
         values = row[list(spaces.families.family(row["op"]).parameters)].dropna().to_dict()
         config = spaces.config(row["op"], values, row["dtype"], row["pass"])
@@ -76,13 +69,9 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert table["energy_reason"].str.contains("energy_s is 0").all()
     software = store.read_json(folder / "sweep.meta.json")["devices"]["cpu"]["software"]
     assert software["environment"].items() >= allocator.RETAINED.items(), "the worker keeps what it frees, and says so"
-    assert not os.environ.keys() & allocator.RETAINED.keys()
     header, *lines = (folder / "results_convolution.csv").read_text().splitlines()
-    others = (folder / "results_convolution_others.csv").read_text().splitlines()[1:]
-    convolutions = table[table["op"] == "conv2d"]
     assert header == "Batch size,In Channels,Out Channels,Kernel Size,Stride,Width,Height,Flops,Latency,Latency Type"
-    assert len(lines) == export.representable(convolutions).sum()
-    assert len(lines) + len(others) == len(convolutions) > 0
+    assert len(lines) == export.representable(table[table["op"] == "conv2d"]).sum()
 
 
 def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(visits_by):
@@ -99,11 +88,10 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
                      "missing": 0}
 
 
-@pytest.mark.parametrize("share", [0.3, 0.97])
-def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by, share):
+def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by):
     folder = measure(name="cut")
     raw = folder / "cpu" / "repeats.csv"
-    kept = raw.read_bytes()[:int(share * raw.stat().st_size)]
+    kept = raw.read_bytes()[:int(0.3 * raw.stat().st_size)]
     raw.write_bytes(kept)
     (folder / "sweep.parquet").unlink()
     measure(name="cut")
@@ -176,24 +164,20 @@ def test_a_grid_without_a_valid_point_says_why(visits_by, monkeypatch):
 @pytest.mark.parametrize(("change", "told"), [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "cuda:99"}, "device 'cuda:99' is not here"),
-    ({"device": "cpu,cpu"}, "device = 'cpu,cpu' names a device twice"), ({"device": "cpu,"}, "device = 'cpu,'"),
-    ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
-    ({"count": 0}, "it would never end"), ({"op": "linear", "grid": "original_linear", "shard": "9/8"}, "i below n"),
-])
+    ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"), ({"count": 0}, "it would never end")])
 def test_wrong_parameters_are_told_before_anything_is_measured(home, change, told):
     with refused(told):
-        sweep.measure_sweep(notebooks.check("03_sweep", {**SMALL, **change}))
+        measure(**change)
 
 
 @pytest.mark.parametrize(("file", "text", "told"), [
-    ("plan.json", None, "has no plan.json"), ("cpu/repeats.csv", "a,b\n1,2\n", "is no repeats table"),
-    ("cpu/configs.csv", "\x00\xff", "configs.csv")])
+    ("repeats.csv", "a,b\n1,2\n", "is no repeats table"), ("configs.csv", "\x00\xff", "configs.csv")])
 def test_foreign_and_corrupt_files_are_refused_and_kept(visits_by, file, text, told):
-    path = measure(name="mine") / file
-    path.unlink() if text is None else path.write_text(text)
+    path = measure(name="mine") / "cpu" / file
+    path.write_text(text)
     with refused(told):
         measure(name="mine")
-    assert text is None or path.read_text() == text
+    assert path.read_text() == text
 
 
 class Failing(Visitor):
@@ -251,8 +235,6 @@ def test_rows_that_repeat_the_last_result_are_found():
     assert not result[:64].any() and result[65:].all()
     ticks = np.random.default_rng(0).integers(3, 7, 300) * 1.024e-3  # a clock of 1.024 us, which gives equal times all over
     assert not aggregate.stale(pd.Series(ticks), pd.Series(range(300))).any()
-    interrupted = pd.Series([0.5, 0.25, np.nan, 0.25, 0.25, 0.75])
-    assert aggregate.stale(interrupted, pd.Series(range(6))).tolist() == [False, False, False, True, True, False]
 
 
 def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(visits_by, monkeypatch):
@@ -286,32 +268,15 @@ def test_the_export_holds_what_the_originals_columns_can_say_and_nothing_else(tm
     back = importers.pytorch_scheduler(tmp_path / "results_convolution.csv")["v100-pcie-32gb"]
     assert back["latency_ms"].tolist() == [0.25, 0.5], "FLOPs are those of the shapes, or the reader would refuse"
     assert len(others) == len(differing)
-    assert others[list(export.BESIDES)].drop(columns="Input Gradient").nunique().min() == 2
     assert list(others)[:12] == ["Device", "Datatype", *export.ORIGINAL]
 
 
 def test_devices_and_element_types_have_a_file_each_and_one_together(tmp_path):
     rows = convolutions(device=["cuda:1", "cuda:0", "cuda:1", "cuda:0"], dtype=["bf16", "fp32", "fp32", "fp32"],
                         latency_ms=[1.0, 2.0, 3.0, 4.0], latency_type=["kernel", "kernel", "kernel", "end_to_end"])
-    frames = exported(rows, tmp_path)
-    assert {name: frame["Latency"].tolist() for name, frame in frames.items()} == {
+    assert {name: frame["Latency"].tolist() for name, frame in exported(rows, tmp_path).items()} == {
         "": [2.0, 3.0, 4.0], "_merged": [1.0, 2.0, 3.0, 4.0], "_others": [], "_cuda-1_bf16": [1.0], "_cuda-0_fp32": [2.0, 4.0],
         "_cuda-1_fp32": [3.0]}, "the first is the merge of all devices in fp32"
-    assert frames[""]["Latency Type"].tolist() == ["external", "external", "internal"]
-    assert frames["_merged"]["Device"].tolist() == rows["device"].tolist()
-    assert frames["_merged"]["Datatype"].tolist() == ["bfloat16", "float32", "float32", "float32"]
-    assert exported(rows[rows["op"] == "linear"], tmp_path) == {}
-
-
-def test_a_sweep_without_rows_in_the_originals_columns_says_why_and_where_they_are(home, monkeypatch, capsys):
-    rows = convolutions(verdict=["unusable", "stable"], groups=[1, 3])
-    assert not any(export.emptiness(convolutions(status=[status]), home) for status in ("ok", "failed"))
-    monkeypatch.setattr(sweep, "measure_sweep", lambda _: home)
-    monkeypatch.setattr(aggregate, "read", lambda _: SimpleNamespace(table=rows))
-    (home / "sweep.meta.json").write_text("{}")
-    assert __main__.main(["sweeps", "measure"]) == 0
-    assert f"{home}/results_convolution.csv has no rows: 1 of 2 convolutions are unusable, its columns cannot describe the " \
-        "others; all are in results_convolution_others.csv" in capsys.readouterr().err
 
 
 def made(home, name, factor):
@@ -324,23 +289,6 @@ def made(home, name, factor):
         "flops": 1e6, "bytes": 1e3, "gflops": 1.0, "gbps": 1.0, "tf32": False,
         "config": [f"{number:012d}" for number in range(12)]})
     store.write(frame, paths.SWEEPS / name / "sweep.parquet", "sweep")
-
-
-@pytest.mark.parametrize(("other", "told"), [("nothing", "'nothing' is no measured sweep or run"),
-                                             ("run.csv", "only like can be compared with like")])
-def test_what_cannot_be_compared_is_told(home, monkeypatch, other, told):
-    made(home, "a", 1.0)
-    monkeypatch.chdir(home)
-    (home / "run.csv").touch()
-    with refused(told):
-        compare.difference("a", other)
-
-
-def test_two_runs_are_compared_with_an_interval():
-    run = str(next(paths.REFERENCE.glob("*/profiles/*W2*_train.csv")))
-    result = compare.difference(run, run)
-    assert (result.word, result.ratio, set(result.pairs["what"])) == ("same", 1.0, {"W2 train step"})
-    assert result.low <= 1.0 <= result.high
 
 
 def test_a_replay_is_of_the_element_type_that_was_asked_for():
@@ -357,48 +305,17 @@ def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypa
     assert cold["energy_j"].isna().all() and cold["energy_reason"].str.contains("cold call").all()
     assert len(warm) and not set(warm["energy_reason"].dropna())
     np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
-    assert set(warm["energy_method"]) == {"replay of power_log.log integration"} and warm["energy_n"].min() >= 10
+    assert set(warm["energy_method"]) == {"replay of power_log.log integration"}
     loops = store.read(folder / "cpu" / "energies.csv", "energies").set_index("config").loc[warm.index]
     seconds = loops["energy_j"] * loops["calls"] / metered
     assert ((seconds >= 0.5) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
-    assert (warm["energy_j"] == loops["energy_j"]).all()
 
 
-@pytest.mark.parametrize(("dtype", "seconds", "meter", "why"), [
-    ("fp32", 0.2, "log", "10 are needed"), ("fp32", 5.0, "none", "LIB_METER is none"), ("fp8", 5.0, "log", "fp8")])
-def test_a_point_without_an_energy_says_why_at_once(metered, monkeypatch, dtype, seconds, meter, why):
-    if meter == "none":
-        monkeypatch.setenv(meters.CHOICE, "none")
+@pytest.mark.parametrize(("dtype", "seconds", "why"), [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
+def test_a_point_without_an_energy_says_why_at_once(metered, dtype, seconds, why):
     config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
     bench = visit.Bench(device, 20.0)
     bench.idle_w = 40.0
     changed = dataclasses.replace(config, latency_type="end_to_end", dtype=dtype)
     result = bench.energy(changed, config.ops(), seconds)
     assert why in result["energy_reason"] and np.isnan(result["energy_j"])
-    assert (result["calls"] > 0) == (seconds == 0.2), "nothing else is looped"
-
-
-def test_devices_stand_side_by_side_where_they_measured_the_same():
-    one = convolutions(config=["a", "b", "c"], latency_ms=[1.0, 2.0, 3.0])
-    both = pd.concat([one, convolutions(config=["a", "b"], latency_ms=[4.0, 8.0], device="cuda:0")], ignore_index=True)
-    row, = shown.by_device(both).to_dict("records")
-    assert (row["op"], row["cpu"], row["cuda:0"], row["configurations"]) == ("conv2d", 1.5, 6.0, 2)
-    assert shown.by_device(one).empty
-
-
-def test_the_energy_of_operators_is_told_by_family_meter_and_idle():
-    table = pd.DataFrame({"op": ["conv2d", "conv2d", "conv2d", "linear"], "pass": "forward",
-                          "energy_j": [0.2, 0.4, np.nan, 0.1], "power_w": [20.0, 40.0, np.nan, 30.0],
-                          "idle_w": [5.0, 5.0, np.nan, np.nan],
-                          "energy_method": ["nvml:0 counter"] * 2 + ["not measured", "rapl counter"],
-                          "energy_disagreement": [0.01, -0.03, np.nan, np.nan],
-                          "energy_reason": ["", "", "9 samples within 1 s; 10 are needed", ""]})
-    rows = shown.energy(table)
-    assert rows[["op", "meter", "configurations"]].to_numpy().tolist() == [["conv2d", "nvml:0 counter", 2],
-                                                                          ["linear", "rapl counter", 1]]
-    np.testing.assert_allclose(rows.iloc[:, 4:], [[300, (150 + 350) / 2, 30, 5, 2], [100, np.nan, 30, np.nan, np.nan]])
-    numbers = shown.energy_numbers(table)
-    assert (len(numbers["loops"]), numbers["meters"]) == (3, "nvml:0 counter, rapl counter")
-    assert numbers["loops"][["above_w", "apart"]].min().tolist() == pytest.approx([15, 1])
-    assert shown.energy_numbers(table[2:3])["energy_reason"] == "9 samples within 1 s; 10 are needed"
-    assert shown.energy(table[2:3]).empty

@@ -1,6 +1,7 @@
 """Users' networks: whatever their code does ends in an answer or in one line that names it, its file and line."""
 
 import json
+import re
 import sys
 import warnings
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 from lib.cli.main import main
-from lib.errors import InputError
 from lib.measure.networks import end_to_end
 from lib.measure.networks.case import Case
 from lib.predict.advice import advise
@@ -69,8 +69,6 @@ class Warns(Fine):
         warnings.warn("old")
 class GivesNone(Fine):
     def forward(self, x): self.layer(x)
-class GivesText(Fine):
-    def forward(self, x): return f"{self.layer(x).shape}"
 class GivesDictionary(Fine):
     def forward(self, x): return {"shape": self.layer(x).shape}
 class GivesNested(Fine):
@@ -112,7 +110,6 @@ def made(): return Fine()
 def nothing(): return None
 def with_width(width): return Fine()
 def scripted(): return torch.jit.script(Fine())
-def traced(): return torch.jit.trace(Fine(), torch.zeros(1, 3, 8, 8))
 def inside(): return nn.Sequential(torch.jit.script(Fine()))
 instance = Fine()
 number = 7
@@ -150,16 +147,15 @@ FAILURES = [
     ("zoo:Forks", "it calls os.fork, which a network cannot (zoo.py, line 41)"),
     ("zoo:Warns", "UserWarning: old (zoo.py, line 45)"),
     ("zoo:GivesNone", "(1, 3, 8, 8): it returns a NoneType without a tensor, where a tensor"),
-    ("zoo:GivesText", "it returns a str without a tensor"),
     ("zoo:GivesDictionary", "it returns a dict without a tensor"),
     ("zoo:Same", "model 'zoo:Same' computes nothing of an input of shape (1, 3, 8, 8)"),
     ("zoo:OnlyViews", "computes nothing of an input"),
-    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 85)"),
+    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 83)"),
     ("zoo:NotOne", "model 'zoo:NotOne' is a class, but not a torch.nn.Module"),
     ("zoo:nothing", "model 'zoo:nothing' gives a NoneType, not a torch.nn.Module"),
     ("zoo:with_width", "must be buildable without arguments: missing a required argument: 'width'"),
     ("zoo:scripted", "model 'zoo:scripted' holds TorchScript, which hides its operators; give the class that was scripted"),
-    ("zoo:traced", "holds TorchScript"), ("zoo:inside", "holds TorchScript"),
+    ("zoo:inside", "holds TorchScript"),
     ("zoo:instance", "model 'zoo:instance' is a network that is built already; name its class"),
     ("zoo:number", "zoo.py) has no class or function 'number'"),
     ("importfails:X", "No module named 'absent_module' (importfails.py, line 1); modules are looked for in this folder"),
@@ -169,17 +165,17 @@ FAILURES = [
     ("odd:X", "cannot import 'odd': RuntimeError: odd X (odd.py, line 2)".replace("RuntimeError: ", "")),
     ("nowhere:Net", "cannot import 'nowhere': ModuleNotFoundError: No module named 'nowhere'"),
     *[(name, f"model {name!r} names no class of yours; the form is module:Class, such as mynet:Net")
-      for name in (":X", "x:", ":", "../x:Y", "/tmp/x:Y", "a b:C", "a:b:c", "x:Y()", ".x:Y", "x\n:Y")],
+      for name in (":X", "../x:Y", "a:b:c", "x:Y()", "x\n:Y")],
     ("os:system", "model 'os:system' is a built-in function, but not a torch.nn.Module"),
-    ("os:abort", "is a built-in function"), ("subprocess:Popen", "is a class, but not a torch.nn.Module")]
+    ("subprocess:Popen", "is a class, but not a torch.nn.Module")]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "words"), FAILURES, ids=[repr(name) for name, _ in FAILURES])
 def test_a_failure_of_users_code_is_one_line(name, words, zoo):
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(words)) as error:
         work.captured(networks.network(name, 1, "3x8x8"), "infer")
-    assert words in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_network_too_large_for_memory_is_counted_and_not_run(zoo):
@@ -222,14 +218,12 @@ def test_what_can_be_answered_is(name, mode, zoo):
 
 @pytest.mark.parametrize(("shape", "words"), [
     ("5x224x224", "model 'resnet18' takes 2D inputs of 3 channels, not 5x224x224; give 3x224x224"),
-    ("1x64x64", "not 1x64x64; give 3x64x64"), ("3x9x8x8", "not 3x9x8x8; give 3x9x8"),
     ("3x8", "not 3x8; give 3x8x224"), ("512:int64", "not 512:int64; give 3x224x224"),
     *[(shape, f"input shape {shape!r} is none; give channels and sizes such as 3x224x224") for shape in (
-        "3x0x224", "-1", "3x", "x", "3x２24x224", "1_0x2x2", "3x1e2x3", " 3x8x8", "3x8x8\n", "3x99999999999x8")]])
+        "3x0x224", "3x", "3x２24x224", "3x1e2x3", "3x8x8\n", "3x99999999999x8")]])
 def test_an_input_that_a_network_cannot_take_is_refused(shape, words):
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(words)):
         networks.network("resnet18", 1, shape).build()
-    assert words in str(error.value)
 
 
 def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():

@@ -4,13 +4,13 @@ from contextlib import closing
 
 import pytest
 
-from lib import locks, paths, store
+from lib import locks, store
 from lib.config.notebooks import MachineParams, SweepParams
 from lib.errors import InputError
 from lib.measure import ceilings
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
-from lib.measure.operators import export, sweep
+from lib.measure.operators import sweep
 from tests import writers
 from tests.conftest import full_disk
 
@@ -36,7 +36,7 @@ def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):
     assert path.read_bytes() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize("kept", [b"", b"device,wh", b"device,what,median_us,p99_us,n,method,hardware_id,software_id\ncpu,la"])
+@pytest.mark.parametrize("kept", [b"device,wh", b"device,what,median_us,p99_us,n,method,hardware_id,software_id\ncpu,la"])
 def test_a_writer_killed_in_a_line_leaves_a_file_to_go_on_with(tmp_path, kept):
     path = tmp_path / "a.csv"
     path.write_bytes(kept)
@@ -52,28 +52,16 @@ def _visits(home):
         file.write(visit.line)
 
 
-def _convolutions(home):
-    export.write(store.read(next(paths.REFERENCE.glob("*/sweeps/*/sweep.parquet")), "sweep"), home)
-
-
 def _ceilings(home):
     measured = ceilings.replay_ceilings(MachineParams(source="replay"))
     ceilings._save(measured.table, measured.overheads, MachineParams(), {}, [])
 
 
-@pytest.mark.parametrize("write", [lambda home: sweep._folder(SweepParams()), _visits, _convolutions, _ceilings],
-                         ids=["plan", "visits", "convolutions", "ceilings"])
+@pytest.mark.parametrize("write", [lambda home: sweep._folder(SweepParams()), _visits, _ceilings],
+                         ids=["plan", "visits", "ceilings"])
 def test_a_full_disk_is_one_line_and_leaves_nothing_half(home, write):
     store.git_state()
     with full_disk(40), pytest.raises(InputError, match=r"cannot be written \((File too large|short write)"):
         write(home)
     assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size == 40], "half there"
     write(home)
-
-
-def test_a_sweep_killed_before_its_plan_was_there_starts_again(home):
-    folder = paths.SWEEPS / "young"
-    folder.mkdir(parents=True)
-    (folder / ".plan.json.abcd").write_text("{")
-    assert sweep._folder(SweepParams(name="young")) == folder
-    assert store.read_json(folder / "plan.json")["op"] == "conv2d"

@@ -6,8 +6,6 @@ Rows are lists of texts, the header first.
 import csv
 import io
 
-from hypothesis import strategies as st
-
 from tests.doors import SAME, WRONG, pick
 
 
@@ -33,12 +31,6 @@ def _wider(rows, data):
     return written(rows)
 
 
-def _all_wider(rows, data):
-    for row in rows[1:]:
-        row.insert(data.draw(st.integers(0, len(row))), "1")
-    return written(rows)
-
-
 def _narrower(rows, data):
     row = pick(data, rows[1:], "row")
     del row[pick(data, range(len(row)))]
@@ -48,11 +40,6 @@ def _narrower(rows, data):
 def _doubled(rows, data):
     column = pick(data, range(len(rows[0])))
     return written([[*row, row[column]] for row in rows])
-
-
-def _nameless(rows, data):
-    header, *rest = rows
-    return written([[*header, ""], *([*row, "1"] for row in rest)])
 
 
 def _with_byte(byte):
@@ -72,16 +59,13 @@ def _open_quote(rows, data):
 
 SHAPES = {
     "one row has a field more": (WRONG, _wider),
-    "every row has a field more": (WRONG, _all_wider),
     "one row has a field less": (WRONG, _narrower),
     "a column is there twice": (WRONG, _doubled),
-    "a column has no name": (WRONG, _nameless),
     "a zero byte": (WRONG, _with_byte(b"\0")),
     "a byte that is no UTF-8": (WRONG, _with_byte(b"\xff")),
     "a quote that does not end": (WRONG, _open_quote),
     "no header": (WRONG, lambda rows, data: pick(data, [b"", b"\n\n", b" \n", b"\xef\xbb\xbf"])),
     "as it is": (SAME, lambda rows, data: written(rows)),
     "lines end in CR LF": (SAME, lambda rows, data: written(rows, lineterminator="\r\n")),
-    "every field is quoted": (SAME, lambda rows, data: written(rows, quoting=csv.QUOTE_ALL)),
     "it begins with a byte order mark": (SAME, lambda rows, data: b"\xef\xbb\xbf" + written(rows)),
 }

@@ -37,8 +37,8 @@ def _predicted(path):
 
 def _attempt(data, folder):
     device, how = pick(data, sorted(FILES)), pick(data, [*HOWS, "bytes"], "how")
-    model, place = content(device), ()
-    model = {**model, "parts": {GEMM: model["parts"][GEMM]}}
+    parts, place = content(device)["parts"], ()
+    model = {**content(device), "parts": {GEMM: parts[GEMM]}}
     path, kind = folder / FILES[device].name, HOWS.get(how, ANY)
     path.write_bytes(packed(model))
     expected = _predicted(path)

@@ -10,9 +10,9 @@ from lib.errors import InputError
 from tests.doors import VALUES, Door, pick
 
 ODD = st.sampled_from([
-    *VALUES, False, 10**5000, math.inf, " ", "nan", "7", "true", ["W1"], (), b"x", object(), "/etc/passwd", "..", ".", "-x",
-    "a/b", "a'b\"c", "x" * 2000, "a\nb", "a\0b", "\ud800", "\u2028", "\u0663x28x28", "cpu,cpu", "cuda,cuda:0", "all", "W1,,W2",
-    ",", "1/1", "0/0", "9" * 400 + "/1", "<img src=x>", "%s{0}", "3x28x28"]) | st.text(max_size=8) | st.integers() | st.floats()
+    *VALUES, False, 10**5000, math.inf, " ", "7", "true", ["W1"], b"x", object(), "/etc/passwd", "..", "-x", "a'b\"c",
+    "x" * 2000, "a\nb", "a\0b", "\ud800", "\u2028", "\u0663x28x28", "cuda,cuda:0", "all", "W1,,W2", "0/0",
+    "9" * 400 + "/1", "<img src=x>", "%s{0}", "3x28x28"]) | st.text(max_size=8) | st.integers() | st.floats()
 
 
 def attempt(name, data):

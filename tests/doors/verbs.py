@@ -16,7 +16,7 @@ NAMES = ["", "x", "../x", "/abs/x", "a,b", ",", "cpu,cpu", "cuda:99", "gpu", "-x
 SCHEDULE = "schedule --times times.csv --devices devices.csv"
 NUMBERS = [  # options of which no number above is one
     "compare a b --threshold", "matrix --dry-run --repeats", "matrix --dry-run --budget-s", "networks --dry-run --rounds",
-    "networks --dry-run --case-s", "networks --dry-run --budget-s", "calibrate --budget-s", "advise resnet18 --batch-size",
+    "networks --dry-run --case-s", "calibrate --budget-s", "advise resnet18 --batch-size",
     "contention --rounds", "contention --slots", "run-jobs jobs.csv --slots", "data check --size"]
 TEXTS = [  # where a name stands for {}
     "{}", "advise {}", "advise resnet18 --device {}", "advise resnet18 --dtype {}", "advise resnet18 --mode {}",
@@ -41,7 +41,7 @@ INPUTS = {"times.csv": b"job_id,cpu\na,1\nb,2\n", "devices.csv": b"device,type\n
 
 def _arguments(data):
     """Draw a command line, and write its odd files here; return what it is, and its words."""
-    how = pick(data, ["as it should be", "number", "text", "file", "over a file"], "how")
+    how = pick(data, ["as it should be", "number", "text", "file"], "how")
     if how == "as it should be":
         return SAME, [*SCHEDULE.split(), "--json"]
     if how == "number":
@@ -50,9 +50,6 @@ def _arguments(data):
     if how == "text":
         name = pick(data, NAMES, "name")
         return ANY, [word.replace("{}", name) for word in pick(data, TEXTS, "words").split()]
-    if how == "over a file":
-        target = pick(data, ["times.csv", "devices.csv", "no/folder/x.csv", "."], "target")
-        return WRONG, [*SCHEDULE.split(), pick(data, ["--out", "--trace"]), target]
     words, names = pick(data, FILES, "words"), ["file0.csv", "file1.csv"]
     contents = [pick(data, CONTENTS, "content") for _ in names]
     for name, content in zip(names, contents, strict=True):
