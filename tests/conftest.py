@@ -3,6 +3,7 @@
 import multiprocessing.util
 import os
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -47,13 +48,9 @@ def pytest_collection_modifyitems(items):
 
 def home_paths(root: Path) -> dict[str, Path]:
     """Return the paths that ``LIB_OUTPUT=root`` would give, in a checkout into which nothing was fetched."""
-    data, report = root / "data", root / "report"
-    return {"OUTPUT": root, "DATA": data, "PROFILES": data / "profiles", "RUNS": data / "runs",
-            "CEILINGS": data / "ceilings", "SWEEPS": data / "sweeps", "COMPLEXITY": data / "complexity",
-            "POINTS": data / "points", "NETWORKS": data / "networks", "MODELS": data / "models",
-            "MATRIX": data / "matrix", "TRAINING": data / "training", "IMPORTED": data / "imported",
-            "MEDMNIST": data / "medmnist", "FETCHED": data / "medmnist", "SYNTHETIC": data / "synthetic",
-            "FIGURES": root / "figures", "REPORT": report, "EXECUTED": report / "executed"}
+    with mock.patch.dict(os.environ, LIB_OUTPUT=str(root)):
+        moved = runpy.run_path(paths.__file__)
+    return {name: moved[name] for name in vars(paths) if name.isupper()} | {"FETCHED": moved["MEDMNIST"]}
 
 
 @contextmanager

@@ -5,20 +5,19 @@ Imports nothing heavy at the top: every worker that it starts imports it again.
 
 import collections
 import faulthandler
-import json
 import os
 import random
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
 from pathlib import Path
+
+from tests.killed import main
 
 HERE = ("exhaust",) if os.path.exists("/proc/self/statm") else ()  # only Linux says how much memory a process holds
 ONCE = ("kill", "freeze", "hang", "starve", "fail", "slow", "leave", *HERE)
 ALWAYS = ("fail", "kill", "starve", "odd")
 POLICIES = ("first-come", "hybrid", "earliest-finish", "longest-first", "affinity", "matching")
-AT_A_TIME, END_S = 8, 120.0  # seeds, as most of one is waiting; one that takes longer than this hangs
+AT_A_TIME, END_S = 8, 120.0  # seeds, as most of one is waiting; those that take longer than this hang
 
 
 def jobs_of(seed, folder):
@@ -98,18 +97,10 @@ def run(first, count):
     from lib.schedule.policies.hybrid import local_search
 
     local_search.plan(np.ones((2, 1)), np.zeros(2, int), np.zeros(2), 6_000)  # compiled before any trial would wait for it
+    faulthandler.dump_traceback_later(END_S * (1 + count // AT_A_TIME), exit=True)  # of every thread: where it hangs
     kinds, reasons, wrong = collections.Counter(), collections.Counter(), []
     with ThreadPoolExecutor(AT_A_TIME) as pool:
-        for seed, future in [(seed, pool.submit(trial, seed)) for seed in range(first, first + count)]:
-            try:
-                attempts, thrown, found = future.result(END_S)
-            except Late:
-                faulthandler.dump_traceback()  # of every thread: where it hangs
-                print(json.dumps({"wrong": [f"seed {seed} did not end within {END_S:g} s", *wrong]}), flush=True)
-                os._exit(1)
-            except Exception as error:  # whatever it is, it is what is looked for
-                wrong.append(f"seed {seed}: {type(error).__name__}: {error}")
-                continue
+        for seed, (attempts, thrown, found) in enumerate(pool.map(trial, range(first, first + count)), first):
             kinds.update(thrown.values())
             reasons.update(attempts["status"] + ": " + attempts["reason"].fillna("").str.partition(" (attempt")[0])
             wrong += [f"seed {seed}: {text}" for text in found]
@@ -117,6 +108,4 @@ def run(first, count):
 
 
 if __name__ == "__main__":
-    summary = run(*map(int, sys.argv[1:]))
-    print(json.dumps(summary))
-    sys.exit(bool(summary["wrong"]))
+    main(run)

@@ -181,9 +181,9 @@ def in_turn(trial, cuts, kills, first):
     return {"kills": kills, "seconds": round(time.monotonic() - begin, 1), "reached": dict(reached), "wrong": wrong}
 
 
-def in_a_process(module, kills, seed=0):
+def in_a_process(module, first, second=0):
     """Return what ``run`` of a module does, in a process of its own, as forks of this one may not be safe."""
-    ran = subprocess.run([sys.executable, "-m", module, str(kills), str(seed)], capture_output=True, text=True,
+    ran = subprocess.run([sys.executable, "-m", module, str(first), str(second)], capture_output=True, text=True,
                          cwd=Path(__file__).parent.parent, check=False)
     assert ran.stdout, ran.stderr
     return json.loads(ran.stdout)

@@ -27,11 +27,7 @@ def wait_until_running(cluster, database, count):
     """Return when so many runs have begun."""
     from lib.dashboard import database as db
 
-    end = time.monotonic() + 60
-    while count_of(database, db.Run.started_at.is_not(None)) < count:
-        if time.monotonic() > end:
-            raise TimeoutError((cluster.folder / "log").read_text()[-1000:])
-        time.sleep(0.05)
+    processes.until(lambda: count_of(database, db.Run.started_at.is_not(None)) >= count, 60)
 
 
 def wrong_in(database, ids, trails):

@@ -1,12 +1,9 @@
 """Files of jobs: what is refused, and a real run of two small workloads that survives the death of a worker."""
 
-import json
 import os
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import nbformat
@@ -16,14 +13,12 @@ import pytest
 import torch
 
 from lib import __main__ as command
-from lib import files, store
-from lib.errors import one_line
+from lib import store
 from lib.measure import load, machine
-from lib.schedule import api, durations, problem_files
+from lib.schedule import durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record, tasks
-from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.worker_process import Job, Stopped, _outcome
+from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
+from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
 from tests import killed, refused
@@ -49,31 +44,18 @@ def in_one_process(jobs, count=0, slot=None):
 @pytest.mark.parametrize("text, word", [
     ("job_id,workload_id,steps\na,W99,5\n", "no workload 'W99'"),
     ("job_id,workload_id,steps\na,W1,\n", "steps of 'a' is empty"),
-    ("job_id,steps\na,1\n", "one of them"), ("job_id,workload_id,notebook,steps\na,W1,n.ipynb,1\n", "one of them"),
-    ("job_id,workload_id,steps,colour\na,W1,1,red\n", "unknown"), ("job_id,workload_id,steps\n", "no row"),
-    ("job_id,workload_id,steps\n,W1,5\n", "no job_id"), ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
-    *((f"job_id,workload_id,steps\na,W1,{steps}\n", f"steps of 'a' is '{steps}': it is a whole number") for steps in
-      ("inf", "nan", "text", "0", "1.5", "9223372036854775808")),
-    *((f"job_id,workload_id,steps,{name}\na,W1,5,{value}\n", f"{name} of 'a' is '{value}': it is a finite number, 0 or more")
-      for name, value in (("memory_mb", "-1"), ("memory_mb", "inf"), ("cpu_cores", "-1"), ("cpu_cores", "x")))])
+    ("job_id,workload_id,notebook,steps\na,W1,n.ipynb,1\n", "one of them"), ("job_id,workload_id,steps\n", "no row"),
+    ("job_id,workload_id,steps,colour\na,W1,1,red\n", "unknown"), ("job_id,workload_id,steps\nNA,W1,5\n", "empty cell"),
+    ("job_id,workload_id,steps\na,W1,1.5\n", "steps of 'a' is '1.5': it is a whole number"),
+    ("job_id,workload_id,steps,memory_mb\na,W1,5,inf\n", "memory_mb of 'a' is 'inf': it is a finite number, 0 or more"),
+    ("job_id,notebook,parameters\nj,notebooks/03_sweep.ipynb,[1]\n", "parameters of 'j'"),
+    ("job_id,notebook,parameters\nj,notebooks/03_sweep.ipynb,{\"\"budget_s\"\": \"\"x\"\"}\n", "parameters of 'j'")])
 def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
     with refused(word):
         read(tmp_path, text)
 
 
 NOTEBOOKS = "job_id,notebook\n"
-
-
-@pytest.mark.parametrize(("notebook", "parameters", "word"), [
-    ("notebooks/03_sweep.ipynb", "{", "parameters of 'j'"), ("notebooks/03_sweep.ipynb", "[1]", "parameters of 'j'"),
-    ("notebooks/03_sweep.ipynb", '{"budget_s": "x"}', "parameters of 'j': budget_s = 'x'"),
-    ("n.ipynb", "nothing", "parameters of 'j'")])
-def test_parameters_of_a_notebook_are_checked_before_anything_runs(tmp_path, notebook, parameters, word):
-    (tmp_path / "n.ipynb").touch()
-    table = pd.DataFrame({"job_id": ["j"], "notebook": [notebook], "parameters": [parameters]})
-    with refused(word) as caught:
-        read(tmp_path, table.to_csv(index=False))
-    assert "\n" not in str(caught.value)
 
 
 def test_parameters_reach_the_notebook_and_a_workload_has_none(tmp_path):
@@ -95,12 +77,8 @@ def test_a_notebook_has_a_predicted_time_by_its_budget_its_earlier_runs_or_a_gue
                          "seconds": [3.0, 5.0, 40.0]})
     known.learn(rows)
     known.learn(rows.assign(seconds=99.0))  # a run that is resumed is not counted again
-    for path, parameters, device in ((sweep, {"source": "replay"}, "cpu"), (sweep, {"budget_s": 0}, "cpu"),
-                                     ("other.ipynb", {"budget_s": 100}, "cpu"), ("n.ipynb", {}, "cuda:0")):
-        seconds, source = known.predicted(path, parameters, device)
-        assert seconds == durations.GUESS_S and source.startswith("a guess")
-    for each in (known, durations.Durations(tmp_path / "durations.csv")):
-        assert each.predicted("n.ipynb", {}, "cpu") == (5.0, "the median of 3 earlier runs")
+    assert known.predicted("n.ipynb", {}, "cuda:0").seconds == durations.GUESS_S
+    assert known.predicted("n.ipynb", {}, "cpu") == (5.0, "the median of 3 earlier runs")
 
 
 def notebook(path, *cells):
@@ -144,8 +122,7 @@ def test_a_notebook_on_a_slot_is_of_the_leaders_machine(home, tmp_path, which):
 
 def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
     """The executed notebook has a plain name of its own, also where file systems do not tell cases apart."""
-    names = ["a", "A", "a.b", "../../x", "/etc/x", "a/b", "a\\b", ".", "..", ".hidden", "x" * 300, "x" * 299 + "y", "ä", "é",
-             "con.", "-rf", "~", "a b", "a~0123456789abcdef", "$HOME", "%2e%2e", "a\u202eb"]
+    names = ["a", "A", "../../x", "/etc/x", "a\\b", "..", ".hidden", "x" * 300, "x" * 299 + "y", "é", "-rf", "a b", "a\u202eb"]
     (tmp_path / "n.ipynb").touch()
     specs, _ = read(tmp_path, NOTEBOOKS + "".join(f"{name},n.ipynb\n" for name in names if name.isprintable()))
     targets = [Path(spec.arguments["out"]) for spec in specs]
@@ -153,7 +130,6 @@ def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
     assert len({target.name.lower() for target in targets}) == len(specs) == len(names) - 1
     assert all(len(target.name) < 100 and not target.name.startswith((".", "-")) for target in targets)
     assert targets[0].name == "a.ipynb"
-    assert files.safe_name("a\nb") != files.safe_name("a b") and files.safe_name("\ud800\0") and files.safe_name("") != "~"
 
 
 def test_a_notebook_lies_beside_its_jobs_or_in_the_repository(tmp_path):
@@ -167,8 +143,7 @@ def test_a_notebook_lies_beside_its_jobs_or_in_the_repository(tmp_path):
     assert [spec.arguments["path"] for spec in specs] == [f"{folder}/own.ipynb", f"{folder}/sub/deep.ipynb",
                                                           "notebooks/01_machine.ipynb", f"{folder}/own.ipynb"]
     assert jobs.job_class.tolist() == [0, 1, 2, 0]  # alike is what is the same file
-    for text in ("none.ipynb", "no.txt", "../outside.ipynb", str(tmp_path / "outside.ipynb"), "linked.ipynb", "sub", ".",
-                 "/etc/passwd", "x" * 300 + ".ipynb", "notebooks"):
+    for text in ("none.ipynb", "no.txt", "../outside.ipynb", str(tmp_path / "outside.ipynb"), "linked.ipynb", "sub"):
         with refused("the notebook of job 'j', .* is no .ipynb file in"):
             read(folder, f"{NOTEBOOKS}j,{text}\n")
 
@@ -180,7 +155,7 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
                          (write(tmp_path / "file", ""), "Not a directory")):
         with refused(told):
             jobs_file.folder_of(jobs, folder)
-    for name in ("probe-cpu-1/run.sqlite", "probe-ray-cpu-1/run.sqlite", "jobs.csv", ".run.sqlite.lock"):
+    for name in ("probe-cpu-1/run.sqlite", "jobs.csv", ".run.sqlite.lock"):
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).touch()
         assert jobs_file.folder_of(jobs, own) == own
@@ -211,23 +186,6 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
     assert ran == ["W1", "W2"] and prepared.predicted_s.tolist() == [[pytest.approx(6.0)], [pytest.approx(2.0)]]
 
 
-def test_what_could_not_be_probed_on_one_device_is_noted_where_another_can():
-    spec, known = Spec("a", "tasks:workload", {"workload_id": "W1", "steps": 10}), durations.Durations()
-    probes = {("W1", "cpu"): {"setup_s": 1.0, "step_s": 0.1}, ("W1", "cuda:0"): "W1 could not be probed on cuda:0: no memory"}
-    site = Site((Slot("cpu"), Slot("cuda:0")), killed.Inline, np.array([[True, True]]))
-    predicted_s, notes = jobs_file.predicted([spec], probes, site, known)
-    assert predicted_s.tolist() == [[2.0, np.inf]] and notes == ("W1 could not be probed on cuda:0: no memory",)
-    with refused("no slot can run job 'a': W1 could not be probed on cuda:0: no memory"):
-        jobs_file.predicted([spec], probes, replace(site, able=np.array([[False, True]])), known)
-
-
-def test_a_job_too_large_for_this_machine_is_refused_before_anything_runs(tmp_path):
-    path = write(tmp_path / "jobs.csv", "job_id,workload_id,steps,cpu_cores\nsmall,W1,1,0\nlarge,W1,1,4096\n")
-    with refused("no slot of this machine can run job 'large': it needs 0 MB and 4096 cores; there are: cpu with "):
-        jobs_file.prepare(path, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_runs_at_once_fits_together(monkeypatch):
     """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
     monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1, 2, 3])
@@ -238,26 +196,22 @@ def test_what_runs_at_once_fits_together(monkeypatch):
     site = local_site.local_site(jobs, 2)
     assert site.able.tolist() == [[True, True], [True, True], [False, True], [True, True]]
     assert [slot.cores for slot in site.slots] == [(0, 1), (2, 3), ()]
-    with refused("5 slots on 4 cores: it must be 1 to 4"):
-        local_site.slots_here(5)
     with refused(r"cpu with 2,000 MB and 1 cores, cuda:0 with 16,000 MB and 4 cores \(.*fewer --slots"):
         local_site.local_site(replace(jobs, memory_mb=np.full(4, 16001.0)))
 
 
 @pytest.mark.parametrize(("cores", "count", "slots", "width"), [
-    (2, 0, 2, 1), (16, 0, 16, 1), (20, 0, 10, 2), (128, 0, 16, 8), (128, 128, 128, 1)])
+    (16, 0, 16, 1), (20, 0, 10, 2), (128, 128, 128, 1)])
 def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
     monkeypatch.setattr(local_site, "cores_here", lambda: list(range(cores)))
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
     monkeypatch.setattr(load, "free_cores", lambda: cores)
     assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots
-    assert [share.capacity.cores for share in ray_workers._shares(ray_workers.Node("n", "n", cores, 0, "", 1.0), count)] == \
-        [width] * slots
 
 
 @pytest.mark.parametrize("words", [
-    "contention --rounds 0", "contention --rounds nan", "contention --slots -1", "contention --slots 4097",
-    "contention --workloads W1,W1", "contention --workloads W1,,W3", "contention --workloads W99", "run-jobs j.csv --slots 0"])
+    "contention --rounds nan", "contention --slots 4097", "contention --workloads W1,W1", "contention --workloads W99",
+    "run-jobs j.csv --slots 0"])
 def test_wrong_numbers_of_the_command_are_refused(words, capsys):
     try:
         status = command.main(words.split())
@@ -265,23 +219,6 @@ def test_wrong_numbers_of_the_command_are_refused(words, capsys):
         status = end.code
     said = capsys.readouterr().err
     assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
-
-
-def test_a_failing_notebook_says_why_and_a_missing_one_is_refused(tmp_path):
-    notebook(tmp_path / "bare.ipynb", "raise Exception()")
-    for name, outcome, words in (("bare", "failed", "Exception without a message"), ("no", "refused", "no.ipynb is missing")):
-        arguments = {"path": str(tmp_path / f"{name}.ipynb"), "parameters": {}, "out": str(tmp_path / "out.ipynb")}
-        how, _, reason = _outcome("token", "lib.schedule.runtime.tasks:notebook", arguments, Job("cpu", (), 1))
-        assert how == outcome and words in reason
-    assert one_line(ValueError()) == "ValueError without a message" and one_line(OSError("a\x1b[31m")) == "OSError: a[31m"
-
-
-def test_jobs_on_a_gpu_draw_from_the_cores_of_the_host():
-    slots = (Slot("cpu[0]", (0,)), Slot("cpu[1]", (1,)), Slot("cuda:0"))
-    fleet = local_site.fleet_of(slots)
-    assert fleet.host_cores == 2 and fleet.cpu_cores[0] == 1 and fleet.types == ("cpu", "cuda:0")
-    assert local_site.fleet_of(slots[:2]).host_cores == np.inf  # nobody else draws from them
-    assert local_site.fleet_of((Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))).host_cores == np.inf  # of which host?
 
 
 class Mortal(ProcessWorker):
@@ -300,11 +237,9 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     ran = jobs_file.run(replace(prepared, spawn=Mortal), out)
     assert sum("killed (signal 9)" in note for note in ran.facts["notes"]) == 1
     assert ran.schedule[["job_id", "status"]].to_numpy().tolist() == [["a", "retried"], ["a", "done"], ["b", "done"]]
-    assert dict(zip(ran.ends["job_id"], ran.ends["status"], strict=True)) == {"a": "done", "b": "done"}
-    results = ran.ends.set_index("job_id")["result"]
-    assert {name: (result["steps"], result["weights"]) for name, result in results.items()} == {
-        name: (steps, str(out / "weights" / name / "weights.pt")) for name, steps in (("a", 5), ("b", 4))}
-    assert all(weights.load(Path(result["weights"])) for result in results)
+    for row in ran.ends.itertuples():
+        assert row.status == "done" and row.result["steps"] == {"a": 5, "b": 4}[row.job_id]
+        assert weights.load(out / "weights" / row.job_id / "weights.pt")
     assert len(store.read(out / "schedule.csv", "schedule")) == 3
     assert (out / "trace.json").is_file() and "done" in run_record.text(ran) and "took s" in run_record.text(ran)
     again = run_record.read(out)
@@ -315,8 +250,7 @@ def test_a_record_that_is_none_is_refused(tmp_path):
     _, record = run_record.of_reference()
     run_record.write(record, tmp_path)
     content = store.read_json(tmp_path / "ran.json")
-    for wrong in ([], 5, "text", None, {}, {**content, "ends": {}}, {**content, "ends": [{}]}, {**content, "facts": {}},
-                  {**content, "kinds": []}, {**content, "more": 1}):
+    for wrong in ([], {}, {**content, "ends": [{}]}, {**content, "facts": {}}, {**content, "more": 1}):
         store.write_json(wrong, tmp_path / "ran.json")
         with refused(r"ran\.json"):
             run_record.read(tmp_path)
@@ -357,26 +291,6 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
         trained("cut")
 
 
-def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_batch_on():
-    batches = list(islice(tasks._order(10, 3, 0), 6))
-    epochs = [sum(batches[:3], []), sum(batches[3:], [])]
-    assert [len(set(epoch)) for epoch in epochs] == [9, 9] and epochs[0] != epochs[1]
-    assert all(next(tasks._order(10, 3, first)) == batches[first] for first in range(6))
-
-
-def test_the_command_answers_from_files(tmp_path):
-    times = write(tmp_path / "t.csv", "job_id,cpu,gpu\na,4,1\nb,4,1\nc,2,\nd,3,2\n")
-    devices = write(tmp_path / "d.csv", "device,type,count,idle_w,busy_w\nhost,cpu,1,10,50\ncard,gpu,1,30,300\n")
-    result = api.schedule(problem_files.read(times, devices))
-    assert result.figures["makespan_s"] == 4 and result.figures["energy_j"] > 0 and result.figures["price"] is None
-    actual = write(tmp_path / "a.csv", "job_id,cpu,gpu\na,4,3\nb,4,3\nc,2,\nd,3,2\n")
-    late = api.schedule(problem_files.read(times, devices, actual=actual))
-    assert late.figures["makespan_s"] > 4 and late.figures["ratio"] >= 1
-    written = [tmp_path / "s.csv", tmp_path / "trace.json"]
-    result.write(*written)
-    assert len(store.read(written[0], "schedule")) == 4 and json.loads(written[1].read_text())
-
-
 def test_the_command_overwrites_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.csv", "job_id,cpu\na,4\nb,4\n")
@@ -389,14 +303,12 @@ def test_the_command_overwrites_nothing(tmp_path, capsys, monkeypatch):
 
     before = os.listdir()
     for option in ("--out", "--trace"):
-        for name in ("t.csv", ".", "none/x.csv", "link.csv", "x" * 300):
+        for name in ("t.csv", ".", "none/x.csv", "link.csv"):
             with pytest.raises(SystemExit) as end:
                 schedule(option, name)
             assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
         assert schedule(option, "/dev/full") == 2 and "No space left on device" in capsys.readouterr().err
-    assert schedule("--out", "o", "--trace", "./o") == 2
     assert os.listdir() == before and (tmp_path / "t.csv").read_text() == "job_id,cpu\na,4\nb,4\n"
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit((tmp_path / "pipe").read_text)
         assert schedule("--out", "pipe", "--trace", "new.json") == 0

@@ -1,6 +1,6 @@
 """Jobs on a Ray cluster of two nodes: nothing is lost, whatever dies; what can never run is refused.
 
-Each test runs with Ray faked, as far as it is used here, and every night with two real nodes on this machine.
+Those that run jobs do so every night, on two real nodes on this machine.
 """
 
 import json
@@ -8,12 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
-from multiprocessing.managers import BaseManager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +19,6 @@ from lib import files, paths
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.worker_process import ActorWorker
 from lib.schedule.runtime.workers import Limits
 from tests import refused, test_execute
 from tests.test_execute import calling_back, check, mover, sleeping
@@ -31,88 +26,14 @@ from tests.test_execute import calling_back, check, mover, sleeping
 pytestmark = pytest.mark.slow
 LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=10, late=5, least_s=30, attempts=3)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
-BaseManager.register("Worker", ActorWorker)
 
 
-class Actor:
-    """A process that holds a worker, whose methods are called as those of Ray's actors are."""
-
-    def __init__(self, node, environment):
-        self.node, self.manager = node, BaseManager(ctx=get_context("spawn"))
-        with pytest.MonkeyPatch.context() as patch:
-            for variable in environment.items():
-                patch.setenv(*variable)
-            self.manager.start()
-        worker = self.manager.Worker()
-        for name in ("run", "put", "take"):
-            setattr(self, name, self.method(getattr(worker, name)))
-
-    def method(self, call):
-        thread = ThreadPoolExecutor(1)
-
-        def called(*arguments):
-            try:
-                return call(*arguments)
-            except (EOFError, OSError):
-                detail = "Worker exit detail: the process is no more. And more." if self.node["Alive"] else "its node has died"
-                raise RuntimeError(f"The actor died.\n{detail}") from None
-
-        def remote(*arguments):
-            reply = thread.submit(called, *arguments)
-            return SimpleNamespace(future=lambda: reply)
-
-        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
-
-    def end(self):
-        self.manager._process.kill()
-        self.manager._process.join()
-
-
-class Ray:
-    """As much of Ray as is used here; a node that is removed takes its actors with it."""
-
-    def __init__(self):
-        self.actors, self.two = [], [
-            {"NodeID": digit * 56, "Alive": True, "NodeName": "here", "NodeManagerAddress": "127.0.0.1",
-             "Resources": {"CPU": 1.0, "memory": 4e9, **head}}
-            for digit, head in (("b", {"node:__internal_head__": 1.0}), ("a", {}))]
-
-    def nodes(self):
-        return self.two
-
-    def remote(self, **_):
-        return lambda kind: SimpleNamespace(options=self.options)
-
-    def options(self, num_cpus, num_gpus, scheduling_strategy, runtime_env):
-        node = next(node for node in self.two if node["NodeID"] == scheduling_strategy.node_id)
-        self.actors.append(Actor(node, runtime_env["env_vars"]))
-        return SimpleNamespace(remote=lambda: self.actors[-1])
-
-    def kill(self, actor):
-        actor.end()
-
-    def remove(self):
-        self.two[1]["Alive"] = False
-        self.shutdown(self.two[1:])
-
-    def shutdown(self, nodes=None):
-        for actor in self.actors:
-            if actor.node in (nodes or self.two):
-                actor.end()
-
-
-@pytest.fixture(scope="module", params=["faked", pytest.param("real", marks=pytest.mark.nightly)])
-def joined(request):
+@pytest.fixture(scope="module")
+def joined():
     """Join two nodes of one CPU each, once for all tests; ``remove`` removes the second."""
-    with pytest.MonkeyPatch.context() as patch, ray_workers.short_folder() as home:
-        if request.param == "faked":
-            with ray_workers.Cluster("faked") as result:
-                result._ray = Ray()
-                result.remove = result._ray.remove
-                yield result
-            return
-        from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster
 
+    with pytest.MonkeyPatch.context() as patch, ray_workers.short_folder() as home:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", home)
         (Path(home) / "ray").mkdir()  # Ray's Cluster writes the head's address there, and does not make the folder
@@ -158,6 +79,7 @@ def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lamb
     return test_execute.run(specs, folder, policy, predicted, site.slots, limits, spawn)
 
 
+@pytest.mark.nightly
 def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
     specs = [*sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
     attempts, ends, notes = run(joined, specs, tmp_path)
@@ -171,6 +93,7 @@ def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
     assert len(again) == len(attempts)
 
 
+@pytest.mark.nightly
 def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path):
     """One is killed; one is frozen, gives no sign of life, and is ended. Their slots are hired for again."""
     faults = {"kill": "was killed", "freeze": "no sign of life"}
@@ -187,6 +110,7 @@ def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path):
         assert words in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
 
 
+@pytest.mark.nightly
 def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
     attempts, ends, notes = run(joined, sleeping(1, 0.8), tmp_path, mover, 1.0)
     assert attempts["status"].tolist() == ["moved", "done"]
@@ -194,20 +118,11 @@ def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
     assert list(ends["status"]) == ["done"] and not notes
 
 
-def test_what_can_never_run_is_refused_before_anything_starts(joined):
-    jobs = named(sleeping(2))
-    for wrong, words in (({"memory_mb": np.array([0.0, 1e9])}, "j1.*1,000,000,000 MB"),
-                         ({"cpu_cores": np.array([64.0, 0.0])}, "j0.*64 cores")):
-        with refused(f"no slot of the cluster can run job '{words}"):
-            joined.site(replace(jobs, **wrong))
-    with refused("2 slots a node, but .* has 1 CPUs"):
-        joined.site(jobs, 2)
-
-
-def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, monkeypatch):
+def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypatch):
     """Types stay few: slots are of one type unless some job fits one and not the other; GPUs by what Ray calls them."""
     result = [ray_workers.Node("a", "big", 8, 2, "cuda:A100", 64_000), ray_workers.Node("b", "small", 2, 0, "cuda", 4_000),
              ray_workers.Node("c", "other", 2, 1, "cuda", 4_000)]
+    joined = ray_workers.Cluster("faked")
     monkeypatch.setattr(joined, "nodes", lambda: result)
     plain = local_site.fleet_of(joined.site(named(sleeping(2))).slots)
     assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
@@ -216,6 +131,8 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(joined, m
     assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
     assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
+    with refused("no slot of the cluster can run job 'j1.*1,000,000,000 MB"):
+        joined.site(named(sleeping(2), memory_mb=np.array([0.0, 1e9])))
 
 
 LOCAL = """
@@ -276,7 +193,6 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, m
     monkeypatch.setattr(ray_workers, "_JOIN_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         for words, said in ((("--engine=ray", "--address=127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
-                            (("--engine=ray", "--address=nowhere"), "HOST:PORT"),
                             (("--engine=ray", "--address=ray://10.0.0.1:10001"), "HOST:PORT"),
                             (("--engine=ray", f"--address=127.0.0.1:{deaf.getsockname()[1]}"), "is no Ray cluster"),
                             (("--address=127.0.0.1:1",), "--engine ray")):
@@ -285,6 +201,7 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, m
             assert last.startswith("error: ") and said in last
 
 
+@pytest.mark.nightly
 def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, tmp_path):
     """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
     ended = []

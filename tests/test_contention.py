@@ -1,16 +1,11 @@
 """Jobs on one host slow each other down: measured in pairs, believed by policies, simulated; scenarios and what is traded."""
 
-import itertools
-import os
-import shutil
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from lib import locks, paths
-from lib.__main__ import main
 from lib.config import definitions
 from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
@@ -19,9 +14,8 @@ from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
-from lib.studies.scheduler_eval import comparison, findings, host, scenario
+from lib.studies.scheduler_eval import comparison, scenario
 from tests import killed, refused
-from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
@@ -81,42 +75,15 @@ def test_pairs_are_found(table):
     assert set(table["n"]) == {4}  # two rounds, from either side (or on either slot)
 
 
-@pytest.mark.parametrize(("options", "words"), [({"slots": 1}, "two slots"), ({"rounds": 0}, "a round and a workload at least"),
-                                                ({"rounds": -3}, "a round and a"), ({"workloads": []}, "a round and a")])
-def test_nothing_is_not_measured_with_success(options, words):
-    with refused(words):
-        measured(**options)
-
-
-def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with(table, tmp_path):
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda table: pd.concat([table, table.head(1)]), "is there twice"), (lambda table: table.assign(slowdown=0.0), "is 0"),
+    (lambda table: table[table["beside"] != ALONE[0]], "has no row of what it takes beside nothing")])
+def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with(table, tmp_path, change, words):
     path = interference.write(table, tmp_path)
     assert len(interference.read(path)) == len(table)
-    for wrong, words in ((pd.concat([table, table.head(1)]), "is there twice"),
-                         (table[table["beside"] != ALONE[0]], "has no row of what it takes beside nothing"),
-                         (table.assign(slowdown=0.0), "is 0"), (table.assign(step_ms=0.0), "is 0"),
-                         (table.assign(slowdown=-1.0), "slowdown")):
-        path.write_text(wrong.to_csv(index=False))
-        for read in (lambda: interference.read(path), lambda: interference.newest("x", tmp_path)):
-            with refused(words):
-                read()
-
-
-def test_the_newest_table_is_the_last_version_whatever_the_clock_said(table, tmp_path):
-    written = [interference.write(table.assign(n=number), tmp_path) for number in range(1, 12)]
-    for at_s, path in zip(itertools.count(11, -1), written, strict=False):
-        os.utime(path, (at_s, at_s))
-    assert set(interference.newest(table["hardware_id"][0], tmp_path)["n"]) == {11}
-
-
-def test_what_could_not_be_written_is_not_measured(home, monkeypatch, capsys):
-    monkeypatch.setattr(interference, "measure", lambda *_: pytest.fail("it was measured"))
-    with locks.writer(paths.DATA / "contention" / "contention"):
-        assert main(["contention"]) == 2
-    assert "is being written by another process" in capsys.readouterr().err
-    shutil.rmtree(paths.DATA)
-    paths.DATA.write_text("")
-    assert main(["contention"]) == 2
-    assert "cannot be written (Not a directory)" in capsys.readouterr().err
+    path.write_text(change(table).to_csv(index=False))
+    with refused(words):
+        interference.read(path)
 
 
 def test_what_was_measured_is_simulated(known):
@@ -125,18 +92,6 @@ def test_what_was_measured_is_simulated(known):
     ends = simulate(problem, registry.policy("first-come"), contention=known).done.set_index("job")["end_s"]
     assert ends[1] == pytest.approx(2.0)  # heavy does not notice light
     assert ends[0] == pytest.approx(2.0 + (3.0 - 2.0 / 1.5))  # light is slowed until heavy is gone
-
-
-def test_unknown_kinds_count_as_the_median_and_means_are_means(known):
-    assert known.rates({0: (-1, 0), 1: (7, 0)})[0] == pytest.approx(1 / np.median([1.0, 1.5, 1.0, 2.0]))
-    flat = known.averaged().slowdown
-    assert np.allclose(flat, flat.flat[0]) and 1 < flat.flat[0] < 2
-    assert np.allclose(known.expected(np.array([1, 1, 1]), np.array([0, 0])), 2.0)  # heavy ones alone beside each other
-
-
-def test_some_types_keep_their_slowdowns():
-    known = contention_of(np.array([[1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]]))
-    assert known.subset(np.array([0, 2])).slowdown[0, :, 0].tolist() == [[1.1, 1.3], [3.1, 3.3]]
 
 
 def mix(rates, count, **fleet):
@@ -160,40 +115,8 @@ def test_drift_is_shared_by_kind_and_type():
     drifted = comparison.drifted(problem, 0.5, 1)
     factor = (drifted.actual_s / drifted.predicted_s).round(9)
     assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
-    assert len(np.unique(factor)) == 4
-    assert np.array_equal(comparison.drifted(problem, 0.0, 1).actual_s, problem.actual_s)
     table = comparison.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10])
-def test_few_jobs_are_not_of_every_class(count):
-    """Their predictions may be wrong all the same, by what is known of every class; the same jobs by the same factors."""
-    drawn, spread = mix({"a": np.arange(1.0, 11.0), "b": np.ones(10)}, count, a=1, b=1), np.full((10, 2), 0.3)
-    for seed in range(5):
-        problem = drawn(seed)
-        wrong, same = (comparison.drifted(problem, by, seed).actual_s for by in (spread, 0.3))
-        assert np.array_equal(wrong, same) and (wrong != problem.actual_s).all()
-    assert (comparison.uncertain(drawn, spread, ("fastest",), 2)["ratio"] > 0).all()
-
-
-def test_where_nothing_can_be_saved_no_share_of_it_is_won():
-    """One job: the best device does all, whatever the policy."""
-    drawn = mix({"cpu": [1.0], "gpu": [2.0]}, 1, cpu=1, gpu=1)
-    results = comparison.against_bound({"one": drawn}, ("cpu-only", "gpu-only", "fastest", "hybrid"), 2)
-    assert results["headroom"].isna().all() and (results["room"].abs() < 1e-9).all()
-    assert findings.near_bound(results)["mixes"]["headroom"].isna().all()
-
-
-def test_a_host_takes_step_times_of_its_gpu_where_the_scenarios_have_none(table, monkeypatch):
-    def times(device):
-        return scenario.StepTimes(pd.DataFrame({"job_class": ["light", "other"], "device": device, "step_ms": 5.0}))
-
-    monkeypatch.setattr(scenario, "step_times", lambda devices: times(devices[0]))
-    assert host.host(table, times("a100")).rates.to_dict("index") == {"light": {"cpu": pytest.approx(100.0), "t4": 200.0}}
-    unknown = table.assign(workload_id="W99")
-    with refused("measured of W99, and step times are known of light, other: no job class has both"):
-        host.host(unknown[unknown["beside"] == ALONE[0]].head(1), times("t4"))
 
 
 def changed(right, wrong):
@@ -201,12 +124,9 @@ def changed(right, wrong):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    *((text, "") for text in ("- a\n- b\n", "5", "text", "[]", "", "kinds: {a: {1: W1}}\n", "kinds: 5\n", "kinds: [a]\n",
-                              "kinds: {a: 5}\n", "\x00", SCENARIOS + "scenarioz: {}\n")),
-    (changed("model: W1", "id: b, model: W1"), "id"), (changed("count: 1", 'count: 1, idle_w: "inf"'), "idle_w"),
-    (changed("shortest_s: 1", "shortest_s: .nan"), "shortest_s"), (changed("shortest_s: 1", "shortest_s: 3"), "shortest_s"),
-    (changed("mode: train", "mode: fly"), "mode"), (changed("count: 1", "count: 0"), "count"),
-    (changed("{a: {model: W1, mode: train}}", "{}"), "kinds"), (changed("note: n", "note: n, kinds: [b]"), "no kinds b")])
+    *((text, "") for text in ("- a\n- b\n", "", "kinds: {a: 5}\n", "\x00", SCENARIOS + "scenarioz: {}\n")),
+    (changed("count: 1", 'count: 1, idle_w: "inf"'), "idle_w"), (changed("shortest_s: 1", "shortest_s: 3"), "shortest_s"),
+    (changed("mode: train", "mode: fly"), "mode"), (changed("note: n", "note: n, kinds: [b]"), "no kinds b")])
 def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
     path = tmp_path / "scenarios.yaml"
     path.write_text(text)
@@ -238,6 +158,4 @@ def test_step_times_have_a_source():
     assert (spread[:, 0] == 0).all() and (spread[:, 1] > 0.05).all()
     problem = scenario.draw(result, desk, 30, 0)
     assert problem.fleet.memory_mb[1] == 16000 and np.isnan(problem.fleet.memory_mb[0])
-    fastest = problem.actual_s.min(axis=1)
-    assert desk.shortest_s * 0.999 <= fastest.min() <= fastest.max() <= desk.longest_s * 1.001
     assert (problem.jobs.memory_mb > 1).all()

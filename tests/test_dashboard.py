@@ -4,18 +4,15 @@ import json
 import re
 import socket
 import threading
-from unittest.mock import Mock
 
 import httpx
 import pytest
-import sqlalchemy
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
 from lib import locks, paths
-from lib.cli import dashboard as cli_dashboard
 from lib.cli.main import main
 from lib.dashboard import configurations, events, security
 from lib.dashboard import database as db
@@ -60,8 +57,8 @@ def test_every_endpoint_refuses_a_missing_or_a_wrong_token(site):
              for method in methods]
     assert len(every) >= 38
     every += [("get", "/api/v1/openapi.json"), ("get", "/api/none")]
-    wrong = [{"Authorization": text} for text in (f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer ")]
-    wrong += [{"Cookie": f"dashboard={text}"} for text in (TOKEN, security.cookie(TOKEN))]
+    wrong = [{"Authorization": f"Basic {TOKEN}"}, {"Authorization": f"Bearer {TOKEN}x"},
+             {"Cookie": f"dashboard={security.cookie(TOKEN)}"}]
     for request, headers in [*((request, {}) for request in every), *((every[0], headers) for headers in wrong)]:
         answer = site.stranger.request(*request, params={"token": TOKEN}, headers=headers)
         assert (answer.status_code, list(answer.json())) == (401, ["detail"]), (request, headers)
@@ -72,7 +69,7 @@ def test_every_page_sends_a_stranger_to_the_login(site):
     pages = ("projects", f"projects/{NOBODY}/configs", f"projects/{NOBODY}/runs", own, f"{own}/events", f"{own}/log",
              f"{own}/files/x", f"{own}/notebook/x", "agents", "schedule", "changes/runs", "none")
     for path in (*(f"/web/{page}" for page in pages), "/", "/docs", "/openapi.json", "/loginx", "/static"):
-        for headers in ({}, {"Cookie": f"dashboard={TOKEN}"}, BEARER, {"Cookie": "dashboard=9999999999.0"}):
+        for headers in ({}, BEARER, {"Cookie": "dashboard=9999999999.0"}):
             answer = site.stranger.get(path, headers=headers)
             assert (answer.status_code, answer.headers["location"][:11]) == (303, "/login?next"), path
     assert site.stranger.get("/login").status_code == site.stranger.get("/static/live.js").status_code == 200
@@ -95,8 +92,7 @@ def test_the_cookie_is_no_token_and_only_this_site_sends_it(site, monkeypatch):
     assert status(value) == 303
 
 
-@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "\n/web", "/web?x",
-                                    "/logout", HOSTILE])
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example", "\n/web", HOSTILE])
 def test_the_login_takes_the_token_alone_and_leads_nowhere_else(site, target):
     right, wrong = (site.stranger.post("/login", data={"token": token, "next": target}, headers=HERE)
                     for token in (TOKEN, "wrong"))
@@ -105,7 +101,7 @@ def test_the_login_takes_the_token_alone_and_leads_nowhere_else(site, target):
     assert "this is not the token" in wrong.text and "<script>alert" not in wrong.text
 
 
-@pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://dashboard.evil.example", "http://dashboard:81"])
+@pytest.mark.parametrize("origin", [None, "null", "http://dashboard.evil.example", "http://dashboard:81"])
 def test_a_form_of_another_site_changes_nothing(site, origin):
     headers = {} if origin is None else {"Origin": origin}
     cookie = {"Cookie": f"dashboard={security.cookie(TOKEN)}"}
@@ -125,8 +121,7 @@ def test_a_request_that_is_too_large_is_refused(home):
 
 
 def test_browsers_are_told_to_run_nothing_but_our_script(site):
-    for answer in (site.page.get("/web/projects"), site.page.get("/web/none"), site.stranger.get("/login"),
-                   site.api.get("/api/v1/none")):
+    for answer in (site.page.get("/web/projects"), site.stranger.get("/login"), site.api.get("/api/v1/none")):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in policy
         assert "unsafe" not in policy
@@ -141,7 +136,7 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
     assert security.read_token(home / "own") == (token, path)
     monkeypatch.setenv("DASHBOARD_TOKEN", "given-by-somebody-0123")
     assert security.read_token(home / "own") == ("given-by-somebody-0123", None)
-    for bad in ("", "short", "with spaces in it but long", "ümlaut-and-long-enough"):
+    for bad in ("", "short", "ümlaut-and-long-enough"):
         monkeypatch.setenv("DASHBOARD_TOKEN", bad)
         with pytest.raises(InputError, match="a token is of 16 to 200") as error:
             security.read_token(home / "own")
@@ -181,8 +176,6 @@ def test_a_port_that_is_taken_is_said_in_one_line_and_an_address_of_the_sixth_ve
     with socket.create_server(("127.0.0.1", 0)) as other:
         status, served, printed = verb("--port", str(other.getsockname()[1]))
     assert (status, served) == (2, []) and "of 127.0.0.1 is taken; name another port with --port " in printed.err
-    status, _, printed = verb("--host", "192.0.2.1")
-    assert status == 2 and "port 0 of 192.0.2.1 cannot be listened on (Cannot assign requested address" in printed.err
     status, _, printed = verb("--host", "::1")
     assert status == 0 and re.match(r"http://\[::1\]:\d+  ", printed.out)
 
@@ -194,15 +187,6 @@ def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home,
         status = main(["dashboard", "--port", "0", "--no-agent"])
     error = capsys.readouterr().err
     assert status == 2 and error.count("\n") == 1 and "is being written by another process" in error
-
-
-def test_an_agent_of_the_server_gets_its_token_and_not_its_database(monkeypatch):
-    monkeypatch.setenv("DASHBOARD_DB_URL", "postgresql://me:secret@host/name")
-    started = []
-    monkeypatch.setattr("subprocess.Popen", lambda words, env: started.append(env) or Mock())
-    with cli_dashboard._agent("http://127.0.0.1:1", TOKEN):
-        (environment,) = started
-    assert environment["DASHBOARD_TOKEN"] == TOKEN and "PATH" in environment and "DASHBOARD_DB_URL" not in environment
 
 
 # --- the API
@@ -248,64 +232,42 @@ def test_paths_within_the_project_are_taken_and_a_data_root_of_the_server_for_im
     values = {**TINY, "root": str(root / "pets")}
     assert "or in a --data-root of the server" in site.post("configs", project_id=project.id, name="c", config=values).text
     monkeypatch.setattr(configurations, "data_roots", [root])
-    parameters = {"folder": str(root / "pets")}
-    for number, taken in enumerate((values, {"notebook": NOTEBOOK["notebook"], "parameters": parameters},
-                                    {**TINY, "root": "data/pictures"}, {**TINY, "root": str(paths.DATA / "pictures")},
+    for number, taken in enumerate((values, {**TINY, "root": "data/pictures"},
                                     {**TINY, "model_flavour": "google/vit-base-patch16-224-in21k"})):
         site.config(project, f"c{number}", taken)
-    for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}, {"root": f"{root}/pets/../.."}):
+    for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}):
         answer = site.post("configs", project_id=project.id, name="e", config={**values, **other})
         assert set(answer.json()["errors"]) == set(other)
     assert main(["dashboard", "--data-root", str(root / "none")]) == 2
 
 
-def test_pages_of_a_list_have_limits(site):
-    for number in range(5):
-        site.project(f"p{number}")
-    pages = [site.get("projects", limit=2, offset=offset) for offset in (0, 2, 4)]
-    assert [[row["name"] for row in page] for page in pages] == [["p4", "p3"], ["p2", "p1"], ["p0"]]
-
-
 @pytest.mark.parametrize(("path", "body", "status", "line"), [
-    ("projects", {"name": ""}, 422, "name: String should have at least 1 character"),
-    ("projects", {"name": " x"}, 422, "name: String should match"), ("projects", {"name": "a\0b"}, 422, "name"),
-    ("projects", {"name": "x" * 121, "colour": 1}, 422, "colour: is no known field"), ("projects", [], 422, "value"),
-    ("groups", {"name": "g", "project_id": NOBODY}, 404, f"there is no project {NOBODY}"),
-    ("datasets", {"name": "d", "facts": {"a": "\0"}}, 422, "facts"),
-    ("datasets", {"name": "d", "facts": {"a": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}}, 422, "16 levels"),
-    (f"runs/from-config/{NOBODY}", {}, 404, "there is no trainconfig"), (f"runs/{NOBODY}/cancel", {}, 404, "there is no run"),
-    (f"agents/{NOBODY}/gpus/0/reserve", {}, 404, "has no GPU 0"),
-    (f"agents/{NOBODY}/gpus/99999999999999999999/reserve", {}, 422, "index"), ("runs/none", None, 422, "row_id"),
-    (f"runs/{NOBODY}/events", None, 404, "there is no run"), ("runs?state=odd&limit=501", None, 422, "state"),
-    (f"runs/{NOBODY}/logs?after=-1", None, 422, "after"), ("none", None, 404, "Not Found"),
-    ("configs", None, 405, "Method Not Allowed")])
+    ("projects", b'{"name": ""}', 422, "name: String should have at least 1 character"),
+    ("projects", b'{"name": "x", "colour": 1}', 422, "colour: is no known field"),
+    ("datasets", b'{"name": "d", "facts": {"a": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}}', 422, "16 levels"),
+    ("datasets", b'{"name": "d", "facts": {"a": NaN}}', 422, ""), ("datasets", b"\xff\xfe", 422, ""),
+    ("datasets", b"[" * 100_000, 422, ""),
+    ("groups", b'{"name": "g", "project_id": "%s"}' % NOBODY.encode(), 404, "no project"),
+    (f"agents/{NOBODY}/gpus/0/reserve", b"{}", 404, "has no GPU 0"), ("runs/none", None, 422, "row_id"),
+    ("runs?state=odd&limit=501", None, 422, "state"), (f"runs/{NOBODY}/events?after=x", None, 422, "after"),
+    ("none", None, 404, "Not Found"), ("configs", None, 405, "Method Not Allowed")])
 def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
-    answer = shared.api.request("get" if body is None else "post", f"/api/v1/{path}", json=body)
+    method = "get" if body is None else "post"
+    answer = shared.api.request(method, f"/api/v1/{path}", content=body, headers={"Content-Type": "application/json"})
     detail = answer.json()["detail"]
     assert answer.status_code == status and line in detail and "\n" not in detail
-
-
-@pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe", b"[" * 100_000, b'{"name": "\\ud800"}', b'{"name": 1e400}',
-                                     b'{"name": "d", "facts": {"a": NaN}}',
-                                     b'{"name": "d", "facts": {"a": ' + b"9" * 5000 + b"}}"])
-def test_a_body_that_is_no_json_is_refused(shared, content):
-    answer = shared.api.post("/api/v1/datasets", content=content, headers={"Content-Type": "application/json"})
-    assert 400 <= answer.status_code < 500 and answer.json()["detail"]
 
 
 @pytest.mark.parametrize(("config", "fields"), [
     ({"notebook": "notebooks/02_profile.ipynb", "parameters": {"epochs": 0, "devise": "cpu", "lr": "fast"}},
      {"parameters.epochs", "parameters.devise", "parameters.lr"}),
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
-    ({"notebook": ["notebooks/02_profile.ipynb"]}, {"notebook"}),
-    ({**TINY, "root": "/etc", "model_flavour": "../elsewhere", "epochs": 10**30}, {"root", "model_flavour", "epochs"}),
-    ({**TINY, "root": "~/pictures", "model_flavour": "data/../../networks"}, {"root", "model_flavour"}),
+    ({**TINY, "root": "~/pictures", "model_flavour": "data/../../networks", "epochs": 10**30},
+     {"root", "model_flavour", "epochs"}),
     ({"notebook": "notebooks/08_layer_power.ipynb", "parameters": {"recordings": "../x", "engine": "~x"}},
      {"parameters.recordings", "parameters.engine"}),
     ({"notebook": "notebooks/04_complexity.ipynb", "parameters": {"models": "W1,os:system"}}, {"parameters.models"}),
-    *[({**TINY, **values}, {"config"}) for values in (  # that no machine has
-        {"root": "synthetic:none"}, {"model_flavour": "resnet5000"}, {"load_pretrained": True},
-        {"root": "synthetic:organmnist3d", "model_flavour": "resnet18"})],
+    ({**TINY, "root": "synthetic:none"}, {"config"}), ({**TINY, "load_pretrained": True}, {"config"}),  # that no machine has
     ({**TINY, "epochs": 0, "lr": "fast", "colour": "red", "loss_name": "none", "hf_token": "hf_secret"},
      {"epochs", "lr", "colour", "loss_name", "hf_token"})])
 def test_all_errors_of_a_configuration_come_at_once_by_field(shared, config, fields):
@@ -379,9 +341,7 @@ def test_forms_make_a_project_configurations_and_runs(site):
     configs = {row["name"]: row for row in site.get(f"configs/project/{project}")}
     assert [configs[name]["kind"] for name in ("pasted", "chosen", "filled")] == ["notebook", "notebook", "finetune"]
     assert (configs["filled"]["config_json"]["eval_topk"], configs["filled"]["config_json"]["lr"]) == ([2], 0.01)
-    wrong, queued = (filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices=cards)
-                     for cards in ("0, one", "0, 1"))
-    assert wrong.status_code == 422 and "<b>gpu_indices.1</b>" in wrong.text and 'value="0, one"' in wrong.text
+    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
     assert site.get(f"runs/{run}")["gpu_indices"] == [0, 1]
     filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7")
@@ -403,28 +363,16 @@ def test_the_runs_of_a_group_are_compared_the_best_first(site):
 
 
 @pytest.mark.parametrize(("data", "reasons"), [
-    ({"source": "json", "config": '{"root": '}, ["Invalid JSON: EOF"]),
     ({"source": "json", "config": json.dumps({**TINY, "epochs": 0, "lr": "fast"})}, ["<b>epochs</b>", "<b>lr</b>"]),
     ({"source": "fields", "field.root": "x", "field.epochs": "many", "field.eval_topk": "[1"},
-     ["valid integer", "valid tuple"]),
-    ({"source": "notebook", "notebook": "x", "parameters": "[]"}, ["should be an object"])])
+     ["valid integer", "valid tuple"])])
 def test_a_wrong_form_comes_back_as_it_was_with_its_errors(site, data, reasons):
     at = f"projects/{site.project().id}/configs"
     answer = filled(site, at, name="c", **data)
-    typed = next(value for name, value in data.items() if name in ("config", "field.root", "parameters"))
+    typed = next(value for name, value in data.items() if name in ("config", "field.root"))
     assert answer.status_code == 422
     assert [text for text in (*reasons, str(escape(typed))) if text not in answer.text] == []
     assert site.get(f"configs/project/{at.split('/')[1]}") == []
-
-
-def test_forms_of_agents(site):
-    filled(site, "agents", name="ws")
-    agent = site.get("agents")[0]["id"]
-    filled(site, "agents", "agents/gpus", agent_id=agent, index="0", name="a card")
-    reserved = filled(site, "agents", f"agents/{agent}/gpus/0/reserve")
-    wrong = [filled(site, "agents", name="ws"), filled(site, "agents", "agents/gpus", agent_id=agent, index="x")]
-    assert [answer.status_code for answer in (reserved, *wrong)] == [200, 422, 422]
-    assert "Release" in reserved.text and "GPU" in wrong[1].text
 
 
 # --- files
@@ -444,13 +392,10 @@ def test_files_of_a_run_are_served_and_nothing_else(site):
     assert page.headers["content-disposition"].startswith("attachment")
     assert page.headers["content-security-policy"] == "default-src 'none'; sandbox"
     for name in ("../../../secret", "..%2f..%2f..%2fsecret", "%2e%2e/%2e%2e/%2e%2e/secret", str(paths.DATA / "secret"), "link",
-                 "", "figures", "a%00b", "x" * 5000, f"../{folder.name}/../../../secret", "//etc/passwd"):
+                 "figures", "a%00b", "x" * 5000, "//etc/passwd"):
         for kind in ("files", "notebook"):
             answer = site.page.get(f"{at}/{kind}/{name}")
             assert answer.status_code == 404 and "secret</" not in answer.text, name
-    with site.database.writing() as session:
-        session.get(db.Run, run.id).folder = "../.."
-    assert site.page.get(f"{at}/files/etc/passwd").status_code == 404
 
 
 def test_an_executed_notebook_is_shown_without_what_a_browser_would_run(site):
@@ -466,14 +411,6 @@ def test_an_executed_notebook_is_shown_without_what_a_browser_would_run(site):
     text = site.page.get(f"{at}/notebook/executed.ipynb").text
     assert "A title" in text and "<em>two</em>" in text and not re.search("<script>bad|onerror", text)
     assert site.page.get(f"{at}/notebook/broken.ipynb").status_code == 422
-
-
-def test_the_whole_log_as_text(site):
-    run = site.run()
-    site.output(run.id, *((n, f"<b>{n}</b>") for n in range(1, 6001)))
-    answer = site.page.get(f"/web/runs/{run.id}/log")
-    assert answer.text.splitlines() == [f"<b>{n}</b>" for n in range(1, 6001)]
-    assert answer.headers["content-type"].startswith("text/plain")
 
 
 # --- live
@@ -531,12 +468,6 @@ def test_a_page_that_comes_again_misses_no_line_and_sees_none_twice(site, browse
     assert visits > 3 and seen["state"][-1]["state"] == "finished"
 
 
-def test_a_wrong_last_id_is_refused(site):
-    at = f"/api/v1/runs/{site.run().id}/events"
-    for last in ("x", "1", "1.-2", "9" * 30 + ".1", "1.2.3", "٣.٣"):
-        assert site.api.get(at, params={"after": last}).status_code == 422, last
-
-
 def test_a_page_is_told_that_a_list_has_changed(site, browser, monkeypatch):
     monkeypatch.setattr(events, "_TOPIC_PAUSE_S", 0.05)
     with browser.stream("GET", "/web/changes/projects") as answer:
@@ -545,16 +476,3 @@ def test_a_page_is_told_that_a_list_has_changed(site, browser, monkeypatch):
         site.project()
         assert next(lines) == "event: changed"
     assert browser.get("/web/changes/tokens").status_code == 404
-
-
-def test_a_page_of_runs_takes_as_many_statements_for_fifty_as_for_one(site):
-    config = site.config(site.project())
-    counts, statements = [], []
-    sqlalchemy.event.listen(site.database.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
-    for many in (1, 49):
-        for _ in range(many):
-            site.run(config)
-        statements.clear()
-        assert len(site.get("runs")) >= many and site.page.get(f"/web/projects/{config.project_id}/runs").status_code == 200
-        counts.append(len(statements))
-    assert counts[0] == counts[1]

@@ -64,21 +64,6 @@ def test_a_failure_is_one_line(written, tmp_path, execute, code, words):
     assert {path.name for path in tmp_path.iterdir()} == {"{out}.ipynb", "source.ipynb"}, "and nothing else stays behind"
 
 
-@pytest.mark.parametrize(("status", "answer", "reason"), [
-    (-9, "", "the notebook's process was killed (signal 9): out of memory?: the last line"),
-    (7, "", "the notebook's process ended with status 7: the last line"),
-    (1, "E: \x1b[31ma\n\tb\u2028c", r"E: \x1b[31ma b c"), (1, "x" * 9999, "x" * 2000)])
-def test_a_process_without_an_answer_still_has_a_reason(written, tmp_path, monkeypatch, status, answer, reason):
-    def child(request, environment, log):
-        log.write("the first line\nthe last line\n")
-        return status, answer
-
-    monkeypatch.setattr(execution, "_child", child)
-    with pytest.raises(ExecutionError) as caught:
-        execute_notebook(written("1"), tmp_path / "out.ipynb", {}, tmp_path)
-    assert str(caught.value) == reason
-
-
 @pytest.mark.parametrize(("metadata", "told"), [
     ({"kernelspec": {**KERNEL, "name": "gone"}}, "'gone', which is not installed; there are: "),
     ({}, "source.ipynb names no kernel"), (None, "is no notebook"), ("missing", "source.ipynb is missing")])

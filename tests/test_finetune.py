@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
-from unittest.mock import MagicMock, Mock
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -30,15 +29,13 @@ from lib.errors import InputError
 from lib.finetune import checkpoints, finetune, networks, optimization, run, task
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
-from lib.finetune.checkpoints import Checkpoints, Position
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import Prefetched, Processes
-from lib.finetune.transforms import Inputs, Prepare, gpu_augmentation
-from lib.measure.energy.meters import Meter
+from lib.finetune.transforms import Inputs, Prepare
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, weights
-from lib.work.training import Batch, Observer, Options, Recipe, Trainer
+from lib.work.training import Options, Recipe, Trainer
 from tests import cut_training, refused
 from tests.conftest import full_disk, home_paths
 from tests.test_finetune_metrics import PARTS, gathered
@@ -48,12 +45,6 @@ pytestmark = pytest.mark.slow
 SMALL = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "load_pretrained": False,
          "batch_size": 16, "num_workers": 0, "epochs": 1, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
 CPU = torch.device("cpu")
-DEFAULTS = {
-    "batch_size": 256, "num_workers": 4, "prefetch_factor": 4, "persistent_workers": False, "epochs": 10, "optimizer": "adam",
-    "lr": 1e-3, "weight_decay": 0.05, "max_grad_norm": 1.0, "warmup_ratio": 0.05, "grad_accum_steps": 1, "seed": 42,
-    "autocast_dtype": "torch.bfloat16", "load_pretrained": True, "run_name": None, "tb_root": "runs", "eval_topk": (3, 5),
-    "model_suffix": "", "freeze_backbone": False, "ckpt_dir": "checkpoints", "monitor_metric": "val_acc@1",
-    "monitor_mode": "max", "save_per_epoch_checkpoint": False, "max_datapoints_per_class": 10_000}
 
 
 def small(**changes):
@@ -74,20 +65,11 @@ def same(a, b):
 
 # ------------------------------------------------------------------------------------------------- config
 
-def test_the_fields_of_the_original_in_their_order_with_their_defaults():
-    fields = list(TrainConfig.model_fields.items())
-    assert [name for name, _ in fields[:3]] == ["root", "model_flavour", "loss_name"]
-    assert {name: field.default for name, field in fields[3:27]} == DEFAULTS
-    assert [name for name, _ in fields[3:27]] == list(DEFAULTS)
-    assert {name for name, _ in fields[27:33]} == {"hf_token", "gpu_batch_aug", "cpu_color_jitter", "class_labels", "label2id",
-                                                   "id2label"}
-
-
 def test_a_config_of_the_original_is_taken_as_it_is():
     config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
     assert (config.loss_name, config.tb_root) == ("cross_entropy", "experiments/logs")
     assert config.capped_splits == ("train", "val", "test")
-    for outside in ("a/../b", "/a", "a//b", "a/", "./a"):
+    for outside in ("a/../b", "/a"):
         with refused("tb_root"):
             small(tb_root=outside)
 
@@ -102,8 +84,7 @@ def test_json_out_and_in_is_the_same_config_without_the_token():
 
 
 def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
-    wrong = {"model_flavour": " ", "loss_name": "lossy", "lr": -1, "epochs": True, "monitor_metric": "val_acc@7",
-             "tb_root": "../up", "ckpt_dir": "/etc", "autocast_dtype": "int8", "hf_token": ["secret-123"],
+    wrong = {"model_flavour": " ", "loss_name": "lossy", "lr": -1, "monitor_metric": "val_acc@7", "hf_token": ["secret-123"],
              "label2id": {"a": 0, "b": 2}, "unknown": 1, "max_datapoints_per_class": 0}
     with pytest.raises(ValidationError) as error:
         TrainConfig(**wrong)
@@ -117,7 +98,6 @@ def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
 
 
 @pytest.mark.parametrize(("values", "words"), [
-    ({"class_labels": ["a", "a"]}, "names a class twice"),
     ({"class_labels": ["a", "b"], "id2label": {0: "b", 1: "a"}}, "does not fit class_labels: b, a are not a, b"),
     ({"id2label": {1: "a", 2: "b"}}, "must number 2 different names from 0 to 1"),
     ({"monitor_metric": "val_loss"}, "would keep the worst val_loss; use 'min'")])
@@ -222,7 +202,6 @@ def test_a_folder_of_images_and_its_labels(folder):
     assert (tuple(tensor.shape), label.tolist()) == ((3, 16, 16), [0])
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert (mapped.labels, mapped.splits["train"].labels.ravel().tolist()) == (("dog", "cat"), [1] * 6 + [0] * 6)
-    assert opened(root=str(folder), class_labels=["Felis", "Canis"]).labels == ("Felis", "Canis")
     (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
     with refused("picture 0 cannot be read"):
         data.splits["train"][0, 0]
@@ -231,25 +210,14 @@ def test_a_folder_of_images_and_its_labels(folder):
         opened(root=str(folder))
 
 
-def test_chestmnist_with_its_labels_in_another_order(home):
-    usual = opened(root="synthetic:chestmnist", loss_name="bce")
-    turned = opened(root="synthetic:chestmnist", loss_name="bce", class_labels=[*usual.labels[3:], *usual.labels[:3]])
-    labels = turned.splits["val"].labels
-    assert (labels == np.roll(usual.splits["val"].labels, -3, 1)).all() and not (labels == usual.splits["val"].labels).all()
-    assert (turned.splits["val"][0, 7][1] == labels[7]).all()
-
-
 @pytest.mark.parametrize(("changes", "words"), [
     ({"class_labels": ["cat", "canis"]}, r"name some classes of .*pets \(cat\), but others than dog; name them"),
-    ({"class_labels": ["a", "b", "c"]}, "name 3 classes, but .*pets has 2: cat, dog"),
     ({"max_datapoints_per_class": [1, 2, 3]}, "max_datapoints_per_class has 3 numbers, but there are 2 classes"),
     ({"root": "nowhere"}, "nowhere/train is no folder; a dataset has train/"),
-    ({"root": "synthetic:nomnist"}, "no dataset 'nomnist'"),
     ({"root": "synthetic:nodulemnist3d", "model_flavour": "cnn3d", "gpu_batch_aug": True},
      "change pictures, but synthetic:nodulemnist3d holds volumes; set both to false"),
     ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights; set load_pretrained to false"),
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier"),
-    ({"model_flavour": "params"}, "has no config.json"),
 ])
 def test_data_and_models_that_are_not_there_or_do_not_fit_are_one_line(home, folder, changes, words):
     with refused(words):
@@ -271,29 +239,6 @@ def test_augmentation_is_a_function_of_seed_epoch_and_sample(home):
     assert torch.equal(torch.get_rng_state(), before), "what else draws from torch's generator is not disturbed"
     torch.rand(7)
     assert [torch.equal(image(*key), first) for key in ((1, 0), (1, 1), (2, 0))] == [True, False, False]
-    batch = torch.randn(4, 3, 28, 28)
-    augmented = gpu_augmentation()(batch)
-    assert augmented.shape == batch.shape and not torch.equal(augmented, batch)
-
-
-def test_a_batch_is_copied_ahead_and_its_memory_bound_to_the_stream_that_computes():
-    def copied(part):
-        return [call.cuda.stream(copies), call.cuda.stream().__enter__(), getattr(call, part).to("cuda:0", non_blocking=True),
-                call.cuda.stream().__exit__(None, None, None)]
-
-    def bound(part):
-        return [call.cuda.current_stream("cuda:0"), call.cuda.current_stream().wait_stream(copies),
-                getattr(call, part).to().record_stream(computing), call.compute(part)]
-
-    seen, call = MagicMock(), mock.call
-    copies, computing = seen.cuda.Stream.return_value, seen.cuda.current_stream.return_value
-    loader = Prefetched([(seen.a,), (seen.b,)], "cuda:0", seen.cuda)
-    assert len(loader) == 2
-    for name, (part,) in zip("ab", loader, strict=True):
-        assert part is getattr(seen, name).to.return_value
-        seen.compute(name)
-    first = bound("a")
-    assert seen.mock_calls == [call.cuda.Stream("cuda:0"), *copied("a"), *first[:-1], *copied("b"), first[-1], *bound("b")]
 
 
 @pytest.mark.cuda
@@ -312,8 +257,6 @@ def test_biases_norms_and_vectors_do_not_decay():
     decayed, kept = optimization.groups(model, 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert ([tuple(p.shape) for p in decayed["params"]], len(kept["params"])) == ([(2, 4)], 5)
-    with refused("no parameter of the model is trained"):
-        optimization.groups(model.requires_grad_(False), 0.1)
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
@@ -394,7 +337,6 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     torch.save({"fc.weight": _Harmful()}, kept)
     with refused("its weights cannot be had .*[Ww]eights.only"):
         network.build(("a", "b"))
-    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 # ------------------------------------------------------------------------------------------------- runs
@@ -416,30 +358,8 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert rows.groupby("split", sort=False)["batch_size"].sum().to_dict() == {"train": 96, "val": 96, "test": 48}
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
-    printed = capsys.readouterr().out
-    assert "eval_topk 3, 5 left out: there are 2 classes" in printed
-    assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in printed and printed.endswith(f"{folder}\n")
+    assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in capsys.readouterr().out
     assert finetune.finetune([config], resume=True) == [summary], "what has ended is not trained again"
-
-
-def test_checkpoints_within_an_epoch_cost_little(tmp_path):
-    saved = Checkpoints(tmp_path, small(checkpoint_steps=10), Processes())
-    assert [step for step in range(1, 40) if saved.due(step)] == [10, 20, 30]
-    saved._took_s = 60.0
-    assert not saved.due(10), "one that takes a minute is not due within twenty"
-
-
-def test_each_process_goes_on_with_its_own_sums(tmp_path, monkeypatch):
-    told = {}
-    monkeypatch.setattr(Processes, "gathered", lambda one, value: [told.setdefault(one.rank, value), told.get(1)])
-    positions = [Position(batch=3, loss=1.5 + rank, right=2.0 * rank, samples=7 - rank, best=0.5) for rank in (0, 1)]
-    saved = [Checkpoints(tmp_path, small(), Processes(rank, 2)) for rank in (0, 1)]
-    trainer = Mock(options=Options(CPU), state=dict)
-    for rank in (1, 0):
-        saved[rank].save(trainer, positions[rank])
-    assert [one.resume(trainer) for one in saved] == positions
-    with refused("is of 2 processes, not 1; resume with as many"):
-        Checkpoints(tmp_path, small(), Processes()).resume(trainer)
 
 
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
@@ -497,16 +417,15 @@ def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_p
     assert len(trained(tmp_path, epochs=2)["history"]) == 2
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, monkeypatch, wrong):
-    factors = iter([1.0] * 6 + [wrong] * 9)  # two steps and an evaluation of an epoch take six
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, monkeypatch):
+    factors = iter([1.0] * 6 + [math.nan] * 9)  # two steps and an evaluation of an epoch take six
 
     class Bad(torch.nn.CrossEntropyLoss):
         def forward(self, logits, targets):
             return super().forward(logits, targets) * next(factors)
 
     monkeypatch.setitem(losses.LOSSES, "bad", (False, Bad))
-    with refused(rf"the loss is {wrong} at step 3 \(epoch 1, lr .*\): training stops"):
+    with refused(r"the loss is nan at step 3 \(epoch 1, lr .*\): training stops"):
         trained(tmp_path, loss_name="bad", epochs=3)
     history = store.read(tmp_path / "history.csv", "history")
     assert np.isfinite(history.loc[history["name"] == "train/step_loss", "value"]).tolist()[:4] == [True] * 3 + [False]
@@ -514,37 +433,20 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(home, tmp_path, m
     assert last(tmp_path)["position"]["epoch"] == 1
 
 
-@pytest.mark.parametrize(("rank", "expected"), [(0, (1.5, 1, 1)), (3, (0.0, 0, 0))])
-def test_a_process_without_a_share_of_a_batch_counts_none_of_its_own(rank, expected):
-    cut = Mock(batches=run_data.Batches(range(3), 2, processes=Processes(rank, 4)), position=Position(), log=None)
-    watch, position = run._Watch(cut, Observer()), cut.position
-    watch.end(Batch(0, None, torch.tensor(1.5), 0.1, torch.tensor([[2.0, 0.0]]), torch.tensor([0])))
-    watch.fetch()
-    assert (position.loss, position.right, position.samples, position.batches) == (*expected, 1)
-
-
-@pytest.mark.parametrize(("metric", "mode"), [("val_loss", "min"), ("val_acc@1", "max")])
-def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch, metric, mode):
+def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tmp_path, monkeypatch):
     class Broken(torch.optim.SGD):
         def step(self, closure=None):
             self.param_groups[0]["params"][0].data.fill_(math.nan)
 
     monkeypatch.setattr(optimization, "optimizer", lambda config, model: Broken(model.parameters(), lr=1.0))
-    with refused(f"{metric} is no number after any epoch"):
-        trained(tmp_path, monitor_metric=metric, monitor_mode=mode, batch_size=64, max_datapoints_per_class=4)
+    with refused("val_acc@1 is no number after any epoch"):
+        trained(tmp_path, batch_size=64, max_datapoints_per_class=4)
     assert not (tmp_path / "summary.json").exists()
 
 
-@pytest.mark.parametrize(("together", "times"), [(Processes(), 1), (Processes(0, 2), 2), (Processes(0, 2, 1), 0)])
-def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch, together, times):
-    monkeypatch.setattr(Processes, "gathered", lambda processes, value: [value] * processes.count)
-    monkeypatch.setattr(Processes, "shared", lambda processes, value: value)
-    for name in ("share_statistics", "parallel"):
-        monkeypatch.setattr(Processes, name, lambda processes, model: model)
-    monkeypatch.setattr(run, "open_meter", lambda device: Meter(
-        "ten watts", 0.002, lambda: 10.0, lambda: time.perf_counter() * 10))
-    record, = run.train(small(profile=False), tmp_path, CPU, 1, together=together)["history"]
-    assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)
+def test_the_energy_of_an_epoch_is_what_a_meter_says(home, tmp_path, metered):
+    record, = trained(tmp_path, profile=False)["history"]
+    assert record["energy_j"] == pytest.approx(metered * record["train_s"], rel=0.2)
 
 
 def test_out_of_memory_is_one_line(home, monkeypatch):

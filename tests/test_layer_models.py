@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from lib.errors import InputError
-from lib.tensorrt.models import baselines, layer_model, training
+from lib.tensorrt.models import baselines, layer_model
 from lib.tensorrt.models.layer_model import Setting
 
 RATES = dict(zip(layer_model.TERMS, (0.005, 0.05, 0.15, 0.25, 0.1, 0.002, 0.003, 0.0, 0.005, 2.0), strict=True))
@@ -60,15 +60,6 @@ def test_the_mean_and_the_roofline_are_what_their_names_say():
     np.testing.assert_array_equal(baselines.mean(train, test, "runtime"), 2.0)
     rate = 4 - 0.1 * 3  # the 95th percentile of 0.5, 1 and 4 FLOPs a unit of time, and of as many bytes
     np.testing.assert_allclose(baselines.roofline(train, test, "runtime"), [80 / rate, 40 / rate, 8 / rate, 2.0])
-
-
-def test_power_is_made_of_measured_rows_alone():
-    table = layers()
-    pooled = table["kind"] == "pooling"
-    table.loc[pooled, "power"] = np.nan
-    models, refused = training.train(table, "power", "board", settings=training.Settings(test=("c",)))
-    assert [model.kind for model in models] == ["convolutional", "dense"]
-    assert refused == [f"0 of {pooled.sum()} pooling layers have a measured power; a model needs 5"]
 
 
 def test_a_model_comes_back_from_its_file_and_a_damaged_one_is_one_line(tmp_path):

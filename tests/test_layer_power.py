@@ -1,14 +1,9 @@
 """From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
 
-import itertools
 import json
 import os
 import shutil
-import sqlite3
-import time
 from collections import Counter
-from contextlib import closing
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,11 +16,10 @@ from lib import paths
 from lib.config.notebooks import LayerPowerParams
 from lib.errors import InputError
 from lib.measure.energy import power_log
-from lib.measure.energy.power_log import PowerLog
 from lib.studies.layer_power import study
 from lib.studies.layer_power import tables as layer_tables
 from lib.tensorrt import engine
-from lib.tensorrt.models import baselines, layer_model, predictions, training, tuning
+from lib.tensorrt.models import layer_model, predictions, training, tuning
 from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
@@ -60,26 +54,16 @@ def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
         captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
 
 
-def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path, monkeypatch):
-    began_s, jumps_s = time.time(), itertools.chain([0.0], itertools.repeat(-3600.0))  # the clock is set back once it was read
-    clock = SimpleNamespace(time=lambda: began_s + next(jumps_s), perf_counter=time.perf_counter)
-    with monkeypatch.context() as patch:
-        patch.setattr(recording, "time", clock)
-        folder = recorded(tmp_path)
+def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
+    folder = recorded(tmp_path)
     times = mapping.read_times(folder / dataset.LATENCY)
     assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times["layer_name"].unique())
     assert set(times["cycle"]) == {1, 2, 3} and (times["layer_run_time"] > 0).all()
     assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
-    assert (times["end_s"] > began_s - 1).all(), "one clock for latencies and power, also where the system's is set back"
     facts = json.loads((folder / dataset.RECORDING).read_text())
     assert facts["power"] == "not measured" and facts["reason"]
     with pytest.raises(InputError, match="is there already"):
         recorded(tmp_path)
-    assert list(dataset.models(folder)) == ["simple_cnn"], "a recording alone has its own name"
-    for name in ("a/simple_cnn", "a-simple_cnn"):
-        shutil.copytree(folder, tmp_path / "copies" / name)
-    with pytest.raises(InputError, match="would both be called 'a-simple_cnn'"):
-        dataset.models(tmp_path / "copies")
 
 
 @pytest.mark.parametrize("step", ["_timed", "write_power"])
@@ -123,12 +107,6 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     assert not models and len(refused) == 3
 
 
-def test_the_originals_mapping_takes_what_lies_between_windows():
-    log = PowerLog(np.arange(10) / 10, np.arange(10.0))
-    start_s, end_s = np.array([0.15, 0.55, 0.56]), np.array([0.25, 0.58, 0.59])
-    np.testing.assert_allclose(baselines.original_window_means(start_s, end_s, log), [1.0, 4.0, 0.0])
-
-
 def test_every_row_says_what_the_model_is_of(tmp_path):
     small = as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "e.json")
     shipped = training.load_models(RTX, (training.SHIPPED,))
@@ -142,13 +120,6 @@ def test_every_row_says_what_the_model_is_of(tmp_path):
     assert not predictions.of_engine(small, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
     with pytest.raises(InputError, match=f"trained on {RTX}, not on jetson-orin"):
         predictions.of_engine(small, shipped, "jetson-orin", strict=True)
-    content = json.loads(small.path.read_text())
-    content["Layers"][0]["Inputs"][0]["Format/Datatype"] = "Row major linear NF4"
-    small.path.write_text(json.dumps(content))
-    rows = predictions.of_engine(engine.read(small.path), shipped)
-    assert np.isnan(rows["runtime_prediction"].iloc[0])
-    assert rows["note"].iloc[0].startswith("bytes are not known: a tensor is 'Row major linear NF4'; no power")
-    assert not rows["note"].iloc[1:].str.contains("bytes are not known").any()
 
 
 def test_a_total_is_the_sum_of_what_is_predicted():
@@ -159,9 +130,7 @@ def test_a_total_is_the_sum_of_what_is_predicted():
     assert sums == {"runtime_ms": 4.0, "low_ms": 2.5, "high_ms": 6.0, "power_w": 2.0, "energy_mj": 8.0, "covered": 2,
                     "layers": 3}
     without_power = predictions.total(rows.assign(power_prediction=[2.0, np.nan, 2.0]))
-    assert without_power["runtime_ms"] == 4.0 and np.isnan([without_power["power_w"], without_power["energy_mj"]]).all()
-    nothing = predictions.total(rows.assign(runtime_prediction=np.nan))
-    assert nothing["covered"] == 0 and np.isnan(nothing["runtime_ms"])
+    assert without_power["runtime_ms"] == 4.0 and np.isnan(without_power["energy_mj"])
 
 
 def test_models_are_found_by_their_device(tmp_path):
@@ -178,8 +147,6 @@ def test_models_are_found_by_their_device(tmp_path):
     refused("several layer models")
     refused("no layer models of 'c' .*; there are those of: a, b", "c")
     assert {model.source for model in training.load_models("a", folders)} == {"own"}
-    shutil.copy(folders[0] / "pooling" / "runtime" / "a.json", folders[0] / "dense" / "runtime")
-    refused("is a model of runtime of pooling layers, not of runtime of dense ones", "a")
 
 
 @pytest.mark.slow
@@ -196,13 +163,10 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
     assert len(first.trials) == 2 and first.best_value <= first.trials[0].value
     assert len(search().trials) == 3
     (tmp_path / "bad.sqlite").write_text("this is no database" * 100)
-    with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
-        other.executescript("CREATE TABLE alembic_version (version_num TEXT); INSERT INTO alembic_version VALUES ('dc1')")
     for changes, words in (
             ({"test": ("b", "c")}, "a choice needs 2 networks apart from b, c; there are: a"),
             ({"target": "power", "power": np.nan}, "no dense layers with a measured power"),
-            ({"test": ("x", "c", "y")}, r"layer_power.yaml: test names x, y, of .* no rows; the networks .* are: a, b, c$"),
-            ({"storage": "bad"}, "cannot be used as Optuna's storage"), ({"storage": "other"}, "cannot be used as Optuna's")):
+            ({"storage": "bad"}, "cannot be used as Optuna's storage")):
         with pytest.raises(InputError, match=words):
             search(**changes)
 
@@ -224,8 +188,6 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
 
     for name in ("simple_cnn", "squeezenet1_1"):
         recording.record(networks.network(name, 1, "3x64x64"), raw / name, 3)
-    status, said = layer_power("dataset", raw, "--out", built, "--push", "foo://x")
-    assert status == 2 and "Protocol not known: foo" in said and not built.exists()
     assert layer_power("dataset", raw, "--out", built)[0] == 0
     train = ["train", built / "training_data", "--out", models, "--device"]
     status, said = layer_power(*train, "here")
@@ -238,8 +200,6 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
     status, said = layer_power(*predict)
     assert status == 2 and "exists already and is not overwritten" in said
     assert layer_power(*predict, "--force", "--models", models)[0] == 0
-    status, said = layer_power(*predict[:-1], tmp_path / "results" / "x.csv", "--models", models)
-    assert status == 0 and "to get watts, record networks where power is metered (python -m lib layer-power record" in said
 
 
 def as_published(folder, networks=6):
@@ -280,24 +240,17 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
     predict = ["layer-power", "predict", "--trt-engine-path", str(small_engine), "--result-csv-path"]
     asked = [*predict, str(tmp_path / "registered.csv"), "--registry", uri]
-    assert command.main(asked) == 2 and "needs --model" in capsys.readouterr().err
     assert command.main([*asked, "--model", *names[:-1], f"{names[-1]}@1"]) == 0
     assert command.main([*predict, str(tmp_path / "files.csv"), "--models", str(tmp_path / "models")]) == 0
     registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
     pd.testing.assert_frame_equal(registered, files)
     assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
-    content = json.loads((tmp_path / "models/dense/power/jetson.json").read_text())
-    content["rates"]["__class__"] = 1.0
-    (tmp_path / "m.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match="products of 1, flops, batch_size, input_size, output_size"):
-        layer_model.LayerModel.load(tmp_path / "m.json")
 
 
 @pytest.mark.parametrize(("change", "words"), [
     (lambda table: table.drop(columns="runtime"), "lacks the columns runtime"),
     (lambda table: table.assign(flops="x"), "flops hold what is no number"),
-    *((lambda table, wrong={column: value}: table.assign(**wrong), f"row 1 below the header has .* as {column}: it is a number")
-      for column, value in (("flops", -1), ("weight_bytes", 1e308), ("output_size", 0)))])
+    (lambda table: table.assign(output_size=0), "row 1 below the header has .* as output_size: it is a number")])
 def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
     source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))))
     (tmp_path / "m").mkdir()
@@ -331,13 +284,8 @@ def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
     for word in dataset.SOURCES:
         path.write_text(json.dumps({"power": word}))
         assert dataset.power_source(tmp_path) == word
-    for word in ("Synthetic", ["synthetic"], None):
-        path.write_text(json.dumps({"power": word}))
-        with pytest.raises(InputError, match="it is one of measured, replayed, synthetic, not measured"):
-            dataset.power_source(tmp_path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(InputError):
+    path.write_text(json.dumps({"power": ["synthetic"]}))
+    with pytest.raises(InputError, match="it is one of measured, replayed, synthetic, not measured"):
         dataset.power_source(tmp_path)
 
 

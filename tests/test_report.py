@@ -32,8 +32,6 @@ def test_the_plan_runs_over_workloads_and_devices(capsys):
                      "02_profile_W5_cpu", "02_profile_W5_cuda-0", "04_complexity"]
     for full in (False, True):
         assert {job.notebook for job in jobs(full=full)} == set(notebooks.NOTEBOOKS), "without names, all"
-    (full,) = jobs(names=["02"], full=True, workloads=["W1"])
-    assert full.values["iters"] > 20
     assert cli.main(["run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run"]) == 0
     line = "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 -p device cpu -p iters 20 -p source measure\n"
     assert capsys.readouterr().out == line
@@ -42,17 +40,6 @@ def test_the_plan_runs_over_workloads_and_devices(capsys):
 def test_text_that_looks_like_a_number_stays_text():
     job = runner.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "workload": "W1"})
     assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1"]
-
-
-@pytest.mark.parametrize(("own", "cores"), [(None, 6), ("2", 0)])
-def test_cards_share_the_cores_that_this_process_may_use_unless_its_threads_are_given(monkeypatch, own, cores):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if own:
-        monkeypatch.setenv("OMP_NUM_THREADS", own)
-    monkeypatch.setenv("LIB_USABLE_CORES", "6")
-    monkeypatch.setattr(runner, "run", run := Mock(return_value=[]))
-    assert cli.main(["run", "01", "--devices", "cpu"]) == 0
-    assert run.call_args.kwargs == {"parallel": 1, "cores": cores}
 
 
 def outcome(stem, **more):
@@ -95,8 +82,6 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     assert runner.moved(home / "b", [after]) == [
         "s: 'gone' is no longer recorded", "s: 'new' is new (2); accept it with --accept",
         "s: 'rows' moved from 10 to 11 (tolerance 0.0%)"]
-    nothing = executed(home / "c", "s", rows=(float("nan"), 0.0), error=(5.0, 0.1), gone=(1.0, 0.0))
-    assert runner.moved(home / "c", [nothing]) == ["s: 'rows' moved from 10 to nan (tolerance 0.0%)"]
     assert runner.moved(home / "c", [outcome("s", status="failed", error="it broke")]) == ["s: it broke"]
 
 
@@ -106,15 +91,10 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     ("run 02 --devices cpu -p nope 1", "no chosen notebook has the parameter nope"),
     ("run 02 --devices cpu,xpu", "device 'xpu' is not here; this machine has: cpu"),
     ("run 02 --source replay --devices xpu", "the reference has no device xpu; it has: cpu (or all)"),
-    ("run 02 --devices auto,cpu", "devices 'auto,cpu': cpu is there twice"),
-    ("run 02 -p workload W9", "no workload 'W9'; there are: W1"), ("run 02 -p device ../x", "device = '../x'"),
-    ("run 03 -p name ..", "name = '..'"), ("run --devices cpu,cpu", "'cpu,cpu' is no list of names"),
-    ("run --devices ", "'' is no list of names"), ("run --workloads W1,,W2", "'W1,,W2' is no list of names"),
+    ("run 03 -p name ..", "name = '..'"), ("run --workloads W1,,W2", "'W1,,W2' is no list of names"),
     ("run --report --check", "not allowed with"), ("import bundle nowhere.zip", "nowhere.zip is missing"),
-    ("bundle", "nothing to pack"), ("report", "nothing has been run yet"),
-    ("report --executed nowhere", "nothing has been run yet: no manifest in nowhere"),
-    ("report --out there.html", "there.html exists already"), ("report --figure there.html", "there.html exists already"),
-    ("report --out .", "is a folder"), ("report --out no/x.html", "there is no folder")])
+    ("bundle", "nothing to pack"), ("report --executed nowhere", "nothing has been run yet: no manifest in nowhere"),
+    ("report --figure there.html", "there.html exists already"), ("report --out .", "is a folder")])
 def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, monkeypatch, line, words):
     monkeypatch.chdir(home)
     (home / "there.html").write_text("theirs")
@@ -138,9 +118,6 @@ def test_a_report_goes_to_new_files_or_replaces_its_own(home, capsysbinary, monk
     assert names() == ["executed", "index.html", "summary.svg"]
     assert cli.main(["report", "--out", str(home / "a.html"), "--figure", str(home / "a.svg")]) == 1
     assert [(home / f"a.{kind}").read_bytes()[:5] for kind in ("html", "svg")] == [b"<!DOC", b"<?xml"]
-    capsysbinary.readouterr()
-    assert cli.main(["report", "--out", "/dev/null"]) == 1
-    assert capsysbinary.readouterr().out == b"", "what goes to a stream is not named after it"
     before = (paths.REPORT / "index.html").read_bytes()
     monkeypatch.setattr("lib.files.os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert cli.main(["report"]) == 2
@@ -185,9 +162,7 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
     monkeypatch.setattr(runner, "execute", execute)
     planned = jobs(names=["01", "02"], workloads=["W1"], devices=["cuda:0", "cpu", "cuda:1"])
     stems = [job.stem for job in planned]
-    failed = {"status": "failed", "error": "it broke"}
-    runner._merge([outcome("04_complexity", notebook="04_complexity", **failed), outcome("01_machine_cpu", **failed)],
-                  paths.EXECUTED)
+    runner._merge([outcome(stem, status="failed") for stem in ("04_complexity", "01_machine_cpu")], paths.EXECUTED)
     assert [one.stem for one in runner.run(planned, paths.EXECUTED, cores=7)] == stems
     assert shares == {stem: 4 if "cuda" in stem else 0 for stem in stems}, "cards share the cores"
     assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
@@ -233,9 +208,6 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     assert (folder, p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == (
         f"{slurm}/sweep-3", "all", "original_convolution", "3/100", 0, 3, "shard")
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
-    with pytest.raises(subprocess.CalledProcessError) as outside:
-        cluster("sweep", SLURM_SUBMIT_DIR="")
-    assert "submit from the root" in outside.value.stderr
     assert cluster("collect", **where) == []
     shards, earlier = [f"{slurm}/sweep-{number}/data/sweeps/shard" for number in range(2)], slurm / "merged/data/sweeps/linear"
     for folder in (*shards, slurm / "profiles-1/data/runs", earlier):
@@ -253,8 +225,6 @@ def test_a_sentence_without_its_number_is_not_shown():
     line = f"- **The roofline**: the best attains {lookup(' largest share')} of it. There are {lookup(' points')}."
     assert page._measured(line) == ("- **The roofline**: There are 3 points. "
                                     "*Some numbers are missing: nothing usable was measured.*")
-    plain = "- A line. Another, not measured on this machine."
-    assert page._measured(plain) == plain
 
 
 def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path, monkeypatch):
@@ -272,16 +242,11 @@ def test_runs_at_once_lose_no_entry_of_the_manifest(tmp_path, monkeypatch):
     assert read(tmp_path) == outcomes
 
 
-@pytest.mark.parametrize(("low", "high", "own", "labels"), [
-    (120, 1200, {}, ["200", "500", "1,000"]), (0.03, 0.4, {}, ["0.05", "0.1", "0.2"]),
-    (1, 900, {}, [rf"$\mathdefault{{10^{{{power}}}}}$" for power in range(3)]),
-    (1, 8, {"xticks": [1, 4, 8], "xticklabels": ["one", "four", "eight"]}, ["one", "four", "eight"])])
-def test_short_logarithmic_axes_have_plain_numbers_that_do_not_overlap_or_labels_of_their_own(low, high, own, labels):
+def test_short_logarithmic_axes_have_plain_numbers_that_do_not_overlap():
     style.use_style()
     figure, (axis,) = plots.axes()
-    axis.plot([low, high], [low, high])
-    axis.set(xscale="log", xlim=(low, high), **own)
+    axis.plot([120, 1200], [1, 2])
+    axis.set(xscale="log", xlim=(120, 1200))
     style.png(figure)
-    every = axis.get_xticklabels(which="major" if own else "both")
-    shown = [label.get_text() for label in every if label.get_text() and low <= label.get_position()[0] <= high]
-    assert shown == labels
+    shown = [label.get_text() for label in axis.get_xticklabels(which="both") if 120 <= label.get_position()[0] <= 1200]
+    assert [text for text in shown if text] == ["200", "500", "1,000"]

@@ -9,14 +9,12 @@ import pytest
 from lib import paths, store
 from lib.schedule import api, bounds, gavel, problem_files
 from lib.schedule.policies import registry
-from lib.schedule.policies.hybrid import local_search
-from lib.schedule.policies.hybrid.policy import HybridMemory
 from lib.schedule.portable import compiled
 from lib.schedule.problem import PER_TYPE, Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation.events import Faults, PolicyError, simulate
 from lib.schedule.state import Restart, Start, Wait
 from tests import refused
-from tests.schedules import DEVICES, check_schedule, figures, files
+from tests.schedules import check_schedule, figures, files
 
 
 def a_policy(name):
@@ -38,18 +36,18 @@ def test_known_answers():
     problem = Problem(Jobs.plain(3), Fleet.from_counts({"fast": 1, "slow": 1}), times, times)
     known = {"fastest": 6, "first-come": 4, "hybrid": 4, "longest-first": 4}
     assert {name: figures(problem, name)["makespan_s"] for name in known} == known
-    for unit_s in (1e-9, 1e-3, 1, 1e6):
+    for unit_s in (1e-9, 1e6):
         assert bounds.relaxation(times * unit_s, problem.fleet.counts).makespan_s / unit_s == pytest.approx(4, rel=1e-6)
     assert bounds.matching(times, problem.fleet.counts)[0] == pytest.approx(2 + 4 + 4)
     assert figures(problem, "matching")["mean_jct_s"] == pytest.approx((2 + 4 + 4) / 3)
 
 
-@pytest.mark.parametrize(("count", "predicted_s", "actual_s", "statuses"), [
-    (1, 1e-9, 1e-9, ["done"]), (2, 1e-9, 1e-9, ["done", "done"]),  # at 1e9 s such a job ends as it starts, to the last bit
-    (1, 9e-8, 1.0, ["moved", "done"])])  # it will be overdue in a seventh of a bit, and is moved a bit later
-def test_a_look_sooner_than_the_clock_can_tell_is_not_past(count, predicted_s, actual_s, statuses):
-    predicted, actual = (np.full((count, 2), seconds) for seconds in (predicted_s, actual_s))
-    problem = Problem(Jobs.plain(count, np.full(count, 1e9)), Fleet.from_counts({"cpu": 2, "gpu": 2}), predicted, actual, 0.3)
+@pytest.mark.parametrize(("predicted_s", "actual_s", "statuses"), [
+    (1e-9, 1e-9, ["done"]),  # at 1e9 s such a job ends as it starts, to the last bit
+    (9e-8, 1.0, ["moved", "done"])])  # it will be overdue in a seventh of a bit, and is moved a bit later
+def test_a_look_sooner_than_the_clock_can_tell_is_not_past(predicted_s, actual_s, statuses):
+    predicted, actual = np.full((1, 2), predicted_s), np.full((1, 2), actual_s)
+    problem = Problem(Jobs.plain(1, np.array([1e9])), Fleet.from_counts({"cpu": 2, "gpu": 2}), predicted, actual, 0.3)
     assert simulate(problem, a_policy("hybrid")).schedule["status"].tolist() == statuses
 
 
@@ -107,18 +105,15 @@ def test_simpy_agrees():
     assert ours.to_dict() == pytest.approx(ends)
 
 
-@pytest.mark.parametrize("case", ["plain", "holes", "alike", "one type", "one long job", "idle type"])
+@pytest.mark.parametrize("case", ["plain", "holes", "alike", "one long job", "idle type"])
 def test_sifting_finds_the_optimum_of_the_whole_programme(case):
     draw = np.random.default_rng(0)
     times = np.exp(draw.normal(0, 1, (6000, 1)) + draw.normal(0, 1, (6000, 3)))
     counts, busy_s = np.array([5, 9, 2]), np.array([0.0, 40.0, 7.0])
     if case == "holes":
-        times[draw.random(times.shape) < 0.3] = np.inf
-        times[~np.isfinite(times).any(axis=1), 0] = 1.0
+        times[:, 1:][draw.random((6000, 2)) < 0.3] = np.inf
     elif case == "alike":
         times = np.outer(times[:, 0], [1.0, 2.0, 4.0])
-    elif case == "one type":
-        times, counts, busy_s = times[:, :1], counts[:1], busy_s[:1]
     elif case == "one long job":
         times[7] = 1e6
     elif case == "idle type":
@@ -131,40 +126,10 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
     assert (used_s.sum(axis=0) + busy_s <= counts * result.makespan_s * (1 + 1e-8)).all()
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_plan_that_was_far_off_is_improved(seed):
-    """Loads fall by orders of magnitude as jobs leave the slow devices where they were: sums of their powers do not vanish."""
-    draw = np.random.default_rng(seed)
-    count, devices = int(draw.integers(4, 12)), int(draw.integers(4, 20))
-    times = np.column_stack([draw.uniform(0.5, 1, count), draw.uniform(0.001, 0.01, count)])
-    type_of, ready = np.repeat([0, 1], devices), np.zeros(2 * devices)
-    plans = (local_search.plan(times, type_of, ready, 60_000, seed, start=start)
-             for start in (draw.integers(devices, size=count), None))
-    improved_s, anew_s = (local_search.loads(times, type_of, ready, plan).max() for plan in plans)
-    assert improved_s <= 1.2 * anew_s
-
-
-def test_set_up_is_no_error_of_the_predictions():
-    """Exact predictions stay believed where devices take long to set up."""
-    problem = a_problem(4, count=80, holes=0.0)
-    state = []
-
-    def watched(seen, predict):
-        state[:] = [seen]
-        return a_policy("hybrid")(seen, predict)
-
-    slow = replace(problem.fleet, setup_s=np.array([5.0, 20.0, 1.0]))
-    check_schedule(simulate(replace(problem, fleet=slow), watched))
-    memory = state[0].memory[HybridMemory]
-    assert memory.estimator.sigma == 0 and not memory.rough
-
-
 @pytest.mark.parametrize(("part", "column", "values", "words"), [
     ("jobs", "arrival_s", np.zeros(6), r"arrival_s is \(6,\), there are 5 jobs and 3"),
-    ("jobs", "job_class", np.zeros(4), r"job_class is \(4,\), there are 5 jobs and 3"),
-    *(("fleet", "type_of", types, "type_of gives each of the 6 devices the number of its type, 0 to 2")
-      for types in (np.full(6, 3), np.zeros(5, int), np.full(6, -1))),
-    (None, "energy", JobEnergy(np.ones((4, 3)), ("measured",) * 4), r"energy is \(4, 3\), there are 5 jobs")])
+    ("fleet", "type_of", np.full(6, 3), "type_of gives each of the 6 devices the number of its type, 0 to 2"),
+    (None, "energy", JobEnergy(np.ones((4, 3)), ("measured",) * 5), r"energy is \(4, 3\), there are 5 jobs")])
 def test_columns_that_are_not_aligned_are_refused(part, column, values, words):
     problem = a_problem(count=5)
     changed = {part: replace(getattr(problem, part), **{column: values})} if part else {column: values}
@@ -172,46 +137,27 @@ def test_columns_that_are_not_aligned_are_refused(part, column, values, words):
         replace(problem, **changed)
 
 
-def test_what_a_job_may_not_use_is_not_told():
-    """A type whose host has too few cores, or whose real time is missing, is no choice: every policy ends every job."""
-    fleet = replace(Fleet.from_counts({"cpu": 1, "gpu": 1}, cpu_cores=[1, np.nan]), host_cores=2.0)
-    jobs = replace(Jobs.plain(4), cpu_cores=np.array([0.0, 3.0, 1.0, 0.0]))
-    predicted = np.array([[9.0, 1.0]] * 4)
-    problem = Problem(jobs, fleet, predicted, np.where(np.arange(4)[:, None] == [[9, 3]], np.inf, predicted))
-    assert problem.feasible_s.tolist() == [[9, 1], [9, np.inf], [9, 1], [9, np.inf]]
-    for name in registry.POLICIES:
-        check_schedule(simulate(problem, a_policy(name)))
-    with refused("no device can run job '1'"):
-        Problem(jobs, replace(fleet, cpu_cores=np.array([4.0, np.nan])), predicted, predicted)
-
-
 WRONG = {
     "times": [
         ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"), ("", "readable"),
         ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
-        ("job_id,cpu,gpu\na,0,1\n", "finite number, 1e-09 or more"), ("job_id,cpu,gpu\na,1e-320,1\n", "1e-09 or more"),
-        ("job_id,cpu,gpu\na,1e308,1\n", "at most 1e"), ("job_id,cpu,gpu, gpu\na,1,2,3\n", "column gpu is there twice"),
-        ("job_id,cpu,gpu\na,nan,1\n", "'nan'")],
+        ("job_id,cpu,gpu\na,0,1\n", "finite number, 1e-09 or more"), ("job_id,cpu,gpu\na,1e308,1\n", "at most 1e"),
+        ("job_id,cpu,gpu, gpu\na,1,2,3\n", "column gpu is there twice")],
     "devices": [
-        ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,type,count\nhost,cpu,-1\n", "count"),
-        ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,kind\na,cpu\n", "missing"),
+        ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,kind\na,cpu\n", "missing"),
+        ("device,type,count\nhost,cpu,1.5\n", "whole"), ("device,type,count\na,cpu,1e9\n", "count is at most"),
         ("device,type,count,memory_mb\na,cpu,1,5\nb,cpu,1,6\n", "differ"),
         ("device,type,count\nc,cpu,2\nc[0],cpu,1\nd,gpu,1\n", r"two devices would be called 'c\[0\]'"),
-        ("device,type,count\nc[1],gpu,1\nc,cpu,2\n", r"two devices would be called 'c\[1\]'"),
         ("device,type,count\na,,1\n", "no type"), ("device,type,count\na,job_id,1\n", "column of ids"),
         ("device,type,idle_w,busy_w\nc,cpu,200,5\n", "'c' draws 200 W when idle and 5 W at work; idle_w is at most busy_w"),
-        *((f"device,type,count\na,cpu,{count}\n", "count of 'a'|count is at most") for count in ("1e30", "inf", "nan", "1e9")),
-        *((f"device,type,{name}\na,cpu,{value}\n", f"{name} of 'a' is '{value}'") for name in PER_TYPE
-          for value in ("inf", "nan", "-1"))],
+        *((f"device,type,{name}\na,cpu,-1\n", f"{name} of 'a' is '-1'") for name in PER_TYPE)],
     "actual": [("job_id,cpu,gpu\na,1,1\na,2,1\nb,1,1\n", "'a' is there twice"),
                ("job_id,cpu,gpu\na,1,1\nc,1,1\n", "lacks jobs of .*: b")],
     "jobs": [("job_id\na\na\nb\n", "'a' is there twice"), ("job_id\na\nd\n", "do not name the same jobs: b, c, d"),
              ("job_id,arrival_s\na,1e300\n", "at most 1e"),
-             *((f"job_id,{column}\na,{value}\n", f"{column} of 'a' is '{value}'")
-               for column in ("arrival_s", "deadline_s") for value in ("nan", "inf", "-1", "1e999"))],
+             ("job_id,deadline_s\na,nan\n", "deadline_s of 'a' is 'nan'")],
     "energy": [("job_id,cpu,gpu\na,1,1\nb,1,1\n", "energy.csv lacks jobs of .*: c"),
                ("job_id,cpu\na,1\n", r"missing columns \[gpu\]"), ("job_id,cpu,gpu\na,-1,1\n", "cpu of 'a' is '-1'"),
-               ("job_id,cpu,gpu\na,1,1\na,1,1\n", "'a' is there twice"), ("job_id,cpu,gpu\na,lots,1\n", "'lots'"),
                ("job_id,cpu,gpu,source\na,1,1,guessed\n", "source of 'a' is 'guessed': it is one of measured")]}
 
 
@@ -224,9 +170,9 @@ def test_bad_files_are_refused(tmp_path, name, text, words):
 
 def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path)
-    rates = {"v100": {"('A', 1)": {"null": 4.0}, "('B', 1)": {"null": 2.0}, "('A', 2)": {"null": 7.0}},
-             "p100": {"('A', 1)": {"null": 2.0}, "('B', 1)": {"null": 0}, "('A', 2)": {"null": 3.0}},
-             "k80": {"('A', 1)": {"null": 1.0}, "('B', 1)": {"null": 1.0}, "('A', 2)": {"null": 1.0}}}
+    known = {"v100": (4.0, 2.0, 7.0), "p100": (2.0, 0, 3.0), "k80": (1.0, 1.0, 1.0)}
+    rates = {device: {job: {"null": rate} for job, rate in zip(("('A', 1)", "('B', 1)", "('A', 2)"), row, strict=True)}
+             for device, row in known.items()}
     source = tmp_path / "given.json"
     source.write_text(json.dumps(rates))
     path, rows = gavel.import_table(source)
@@ -236,20 +182,10 @@ def test_published_throughputs_become_problems(tmp_path, monkeypatch):
     problem = gavel.mix(table, 40, 2, seed=1)
     own = problem.actual_s[problem.jobs.job_class == 1]
     assert np.isinf(own[:, 1]).all() and own[:, 2] == pytest.approx(2 * own[:, 0])  # what does not fit cannot run there
-    fastest = problem.actual_s.min(axis=1)
-    assert 60 * 10**1.5 <= fastest.min() <= fastest.max() <= 60 * 10**4
-    for text in ("[]", "{", json.dumps({"v100": {"__import__('os')": {"null": 1}}}), json.dumps({"v100": {"('A', 1)": {}}})):
+    for text in ("{", '{"v100": {"__import__(\'os\')": {"null": 1}}}'):
         source.write_text(text)
         with refused("no throughput file"):
             gavel.import_table(source)
-
-
-@pytest.mark.parametrize(("name", "objective", "words"), [
-    ("matching", "energy", "takes no objective"), ("hybrid", "speed", "no objective 'speed'"),
-    ("magic", "makespan", "no policy 'magic'")])
-def test_only_hybrid_takes_an_objective(name, objective, words):
-    with refused(words):
-        registry.aimed(name, objective)
 
 
 def test_a_cpu_is_one_in_capitals_too(tmp_path):
@@ -258,13 +194,13 @@ def test_a_cpu_is_one_in_capitals_too(tmp_path):
     assert set(answer.schedule["device"]) == {"c"} and answer.figures["makespan_s"] == 35
 
 
-@pytest.mark.parametrize(("devices", "options", "words"), [
-    ("device,type\nd,gpu\n", {"policy": "cpu-only"}, "none is a CPU: a CPU's type begins with cpu"),
-    ("device,type\nd,cpu\n", {"policy": "gpu-only"}, "none is anything but a CPU"),
-    (DEVICES, {"objective": "deadline"}, "the objective deadline needs deadline_s of some job")])
-def test_a_policy_or_an_objective_that_means_nothing_is_refused(tmp_path, devices, options, words):
+@pytest.mark.parametrize(("policy", "objective", "words"), [
+    ("cpu-only", "makespan", "none is a CPU: a CPU's type begins with cpu"), ("matching", "energy", "takes no objective"),
+    ("hybrid", "speed", "no objective 'speed'"), ("magic", "makespan", "no policy 'magic'"),
+    ("hybrid", "deadline", "the objective deadline needs deadline_s of some job")])
+def test_a_policy_or_an_objective_that_means_nothing_is_refused(tmp_path, policy, objective, words):
     with refused(words):
-        api.schedule(problem_files.read(**files(tmp_path, devices=devices)), **options)
+        api.schedule(problem_files.read(**files(tmp_path, devices="device,type\nd,gpu\n")), policy, objective)
 
 
 def test_without_a_place_for_the_cache_functions_are_compiled_all_the_same(monkeypatch):

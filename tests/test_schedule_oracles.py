@@ -51,20 +51,24 @@ def chosen(model, problem):
     return devices
 
 
-def best_makespan(problem):
+def spanned(problem):
+    """Return a model, each device's jobs' choices, and the makespan, which none of their sums exceeds."""
     model = cp_model.CpModel()
-    span = model.new_int_var(0, 100_000, "makespan")
-    for device in chosen(model, problem):
+    span, devices = model.new_int_var(0, 100_000, "makespan"), chosen(model, problem)
+    for device in devices:
         model.add(sum(time * on for _, on, time in device) <= span)
+    return model, devices, span
+
+
+def best_makespan(problem):
+    model, _, span = spanned(problem)
     return solved(model, span)
 
 
 def best_energy(problem):
-    model, fleet = cp_model.CpModel(), problem.fleet
-    span, above = model.new_int_var(0, 100_000, "makespan"), 0
-    for device, place in zip(chosen(model, problem), fleet.type_of, strict=True):
-        model.add(sum(time * on for _, on, time in device) <= span)
-        above += sum(time * int(fleet.busy_w[place] - fleet.idle_w[place]) * on for _, on, time in device)
+    fleet, (model, devices, span) = problem.fleet, spanned(problem)
+    above = sum(time * int(fleet.busy_w[place] - fleet.idle_w[place]) * on
+                for device, place in zip(devices, fleet.type_of, strict=True) for _, on, time in device)
     return solved(model, above + int((fleet.counts * fleet.idle_w).sum()) * span)
 
 

@@ -76,11 +76,9 @@ def test_portable_functions_are_near_and_the_same_for_one_and_many():
     exponents = np.concatenate([np.linspace(-744.5, 709.75, 4001), [-746.0, 710.0, 0.0, -0.0, math.inf, -math.inf]])
     assert portable.log(GRID) == pytest.approx([math.log(value) for value in GRID], rel=5e-16, abs=0)
     assert portable.exp(exponents[:-6]) == pytest.approx(np.exp(exponents[:-6]), rel=5e-16, abs=5e-324)
-    assert portable.log(GRID).tolist() == [portable.log_one(value) for value in GRID.tolist()]
-    assert portable.log(GRID).tolist() == [local_search._log(value) for value in GRID.tolist()]
+    for log in (portable.log_one, local_search._log):
+        assert portable.log(GRID).tolist() == [log(value) for value in GRID.tolist()]
     assert portable.exp(exponents).tolist() == [portable.exp_one(value) for value in exponents.tolist()]
-    near = np.array([-0.9, -0.26, -0.24, -1e-18, 1e-18, 1e-5, 0.24, 0.26, 40.0])
-    assert [local_search._log1p(value) for value in near] == pytest.approx([math.log1p(value) for value in near], rel=1e-15)
     assert portable.log([0.0, math.inf]).tolist() == [-math.inf, math.inf] and np.isnan(portable.log([-1.0, math.nan])).all()
 
 

@@ -64,12 +64,10 @@ def test_work_and_bytes_of_layers_are_exact(tmp_path):
 
 @pytest.mark.parametrize(("layers", "what"), [
     *(([convolution(**changes)], what) for changes, what in (
-        ({"Stride": []}, "without Stride"), ({"Groups": 3}, "not divisible by 3 groups"), ({"Groups": 0}, "Groups"),
-        ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"), ({"Inputs": []}, "without Inputs"),
-        ({"Inputs": [tensor(1, 8)]}, "dimensions"), ({"Name": ""}, "Name"), ({"Kernel": "3x3"}, "Kernel"),
-        ({"Outputs": [tensor(1, -4, 8, 8)]}, "Outputs"))),
-    ([convolution(), convolution()], "'conv' is there twice"), ([], r"Layers = \[\]"), (["a", "b"], "verbosity detailed"),
-    ([1], "Layers.0 = 1")])
+        ({"Stride": []}, "without Stride"), ({"Groups": 3}, "not divisible by 3 groups"),
+        ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"),
+        ({"Inputs": [tensor(1, 8)]}, "dimensions"), ({"Outputs": [tensor(1, -4, 8, 8)]}, "Outputs"))),
+    ([convolution(), convolution()], "'conv' is there twice"), ([], r"Layers = \[\]"), (["a", "b"], "verbosity detailed")])
 def test_an_engine_that_contradicts_itself_or_is_none_is_refused(tmp_path, layers, what):
     with refused(what):
         engine.read(written(tmp_path / "e.json", *layers))
@@ -86,11 +84,6 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
     assert [math.isnan(layer.bytes) for layer in read.layers] == [True, False, False, True]
     (note,) = read.notes
     assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
-    assert engine.read(written(tmp_path / "f.json", convolution())).notes == ()
-    recording(tmp_path / "raw" / "m", first=odd)
-    preprocessed = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
-    for done in (*preprocessed, *dataset.convert(tmp_path / "pre", tmp_path / "data")):
-        assert any(note.startswith("1 layers have formats that are not known") for note in done.notes)
 
 
 @pytest.mark.parametrize(("path", "gmacs"), [
@@ -107,19 +100,16 @@ def test_multiply_adds_of_sample_engines_are_those_of_the_networks(path, gmacs):
     assert all(math.isfinite(layer.bytes) for layer in read.layers if layer.kind != "other")
 
 
-def test_latencies_with_and_without_time_stamps_and_of_trtexec(tmp_path):
+def test_latencies_with_and_without_time_stamps(tmp_path):
     path = tmp_path / "l.json"
     path.write_text(json.dumps({"a": [0.5, 1.5], "b": [[0.25, "20241212-10:00:00.500000"]]}))
     times = mapping.read_times(path)
     assert times["layer_run_time"].tolist() == [0.5, 1.5, 0.25] and times["end_s"].isna().tolist() == [True, True, False]
     assert times["end_s"].iloc[2] % 1 == pytest.approx(0.5)
-    entry = {"name": "a", "timeMs": 3, "averageMs": 1.0, "medianMs": 0.9, "percentage": 100}
-    path.write_text(json.dumps([{"count": 3}, entry]))
-    assert mapping.read_times(path)["layer_run_time"].tolist() == [0.9]
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "1", '{"a": 1}', '{"a": ["x"]}', '{"a": [[1, "yesterday"]]}', '{"a": [-1]}',
-                                     '{"a": [NaN]}', '{"a": [[1, 2, 3]]}', '[{"name": "a"}]', '{"a": [true]}'])
+@pytest.mark.parametrize("content", ["{}", '{"a": ["x"]}', '{"a": [[1, "yesterday"]]}', '{"a": [-1]}', '{"a": [NaN]}',
+                                     '[{"name": "a"}]'])
 def test_what_is_no_latency_is_refused(tmp_path, content):
     (tmp_path / "l.json").write_text(content)
     with pytest.raises(InputError):
@@ -138,8 +128,8 @@ def test_a_power_log_survives_a_torn_line_and_a_clock_that_jumps_back(tmp_path):
     assert log.power_w.tolist() == [0.0, 0.005, 0.01, 0.02] and len(log.notes) == 2
 
 
-@pytest.mark.parametrize("line", ["x", "20241212-10:00:00.5,5000", "20241212-10:00:00.5,a,1", "20241212-10:00:00.5,5000,nan",
-                                  "20241212-10:00:00.5,-5000,1", "20241212-10:00:00.5,5000,999999999", ""])
+@pytest.mark.parametrize("line", ["20241212-10:00:00.5,5000", "20241212-10:00:00.5,5000,nan",
+                                  "20241212-10:00:00.5,-5000,1", ""])
 def test_a_line_that_is_no_sample_is_refused(tmp_path, line):
     (tmp_path / "p.log").write_text(f"20241212-10:00:00.1,5000,10\n{line}\n20241212-10:00:00.9,5000,10\n")
     with refused("line 2"):
@@ -159,19 +149,9 @@ def test_a_window_has_the_mean_of_the_samples_within_it_and_none_without(samples
         np.testing.assert_allclose(mean_w, inside @ power_w / inside.sum(axis=1))
 
 
-@pytest.mark.parametrize(("name", "end_s", "words"), [
-    ("a", [100.0, 101, 102], "does not overlap"), ("a", [np.nan] * 3, "no time stamps"), ("b", [1.0] * 3, "not of one engine")])
-def test_power_of_another_time_or_no_stamps_is_refused(name, end_s, words):
-    read = engine.Engine("e", (engine.Layer(name="a", layer_type="Reformat"),))
-    log = PowerLog(np.array([0.0, 1.0]), np.array([5.0, 5.0]))
-    with refused(words):
-        times = pd.DataFrame({"layer_name": name, "cycle": 1, "layer_run_time": 1.0, "end_s": end_s})
-        mapping.layerwise(read, times.assign(start_s=times["end_s"] - 0.001), log, 1.0)
-
-
-def recording(folder, cycles=12, missing_s=0.0, first=convolution()):  # noqa: B008 - it is only read
+def recording(folder, cycles=12, missing_s=0.0):
     """Write a raw recording of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
-    layers = [first, pooling(), dense()]
+    layers = [convolution(), pooling(), dense()]
     written(folder / dataset.ENGINE, *layers, REFORMAT)
     ends_s = 1000 + 0.1 * np.arange(1, 3 * cycles + 1).reshape(cycles, 3)
     times = {layer["Name"]: [[100.0, stamped(end_s)] for end_s in ends_s[:, number]] for number, layer in enumerate(layers)}
@@ -197,8 +177,8 @@ def test_from_raw_recordings_to_training_data(tmp_path):
 
 
 @pytest.mark.parametrize(("missing_s", "missing", "words"), [
-    (0, (dataset.POWER, dataset.IDLE), "no power: power_log.log missing"),
-    (0.95, (), "27 of 36 windows hold a power sample, 9 lie outside of the log")])
+    (0, [dataset.POWER], "no power: power_log.log missing"),
+    (0.95, [], "27 of 36 windows hold a power sample, 9 lie outside of the log")])
 def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_path, missing_s, missing, words):
     recording(tmp_path / "raw" / "alexnet", missing_s=missing_s)
     for name in missing:
@@ -223,12 +203,9 @@ def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refu
     assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
     dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
-    log, other, stamped = (raw / name for name in ("alexnet/alexnet_power_log.log", "power_log.log", "power_log_20.log"))
-    for path, target, named in ((raw / dataset.IDLE, raw / "idle.json", log), (log, other, other), (log, stamped, stamped)):
-        path.rename(target)
-        with refused(f"{named} is used by no recording"):
-            dataset.preprocess(raw, tmp_path / "pre")
-        target.rename(path)
+    (raw / "alexnet" / "alexnet_power_log.log").rename(raw / "power_log.log")
+    with refused(f"{raw / 'power_log.log'} is used by no recording"):
+        dataset.preprocess(raw, tmp_path / "pre")
 
 
 def test_trtexecs_files_are_read_under_their_own_names(tmp_path):
@@ -265,7 +242,6 @@ def test_the_script_profiles_an_engine_with_trtexec(tmp_path):
     assert "is there already" in script("my net.onnx", "raw").stderr
     (made,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
     assert made.model == "my net" and pd.read_csv(made.written[0])["layer_run_time"].tolist() == [0.25]
-    assert script("my net.onnx").returncode == 0 and (tmp_path / "raw_data" / "my net" / "trt_profiling").is_dir()
 
 
 def test_folders_without_recordings_are_refused(tmp_path):
