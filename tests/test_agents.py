@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from sqlalchemy.exc import OperationalError
 
 from lib import locks, paths
 from lib.cli import main
-from lib.dashboard import advice
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, fleet
 from lib.dashboard.agents.messages import API_VERSION, Mailbox
@@ -35,7 +33,7 @@ from lib.schedule.runtime import local_site
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import cut_training, killed, killed_queue
+from tests import killed, killed_queue
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -539,18 +537,3 @@ def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
         assert wait_for(database, [lost, new], (db.QUEUED,))[0].reason == "the server was restarted"
         until(lambda: dispatcher.reorder(new, 1))
         assert dispatcher.reorder(lost, 1) and not dispatcher.reorder(ended, 1)
-
-
-def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations_whatever_its_network_is_called(tmp_path):
-    usual = {"root": "synthetic:pathmnist", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
-             "load_pretrained": True, "autocast_dtype": "torch.float32", "max_datapoints_per_class": 100}
-    processors = [("cpu", "any"), ("cuda", "NVIDIA H200"), ("cuda", "none")]
-    for name in (cut_training.tiny_vit(tmp_path / "tiny"), "simple_cnn"):
-        advised = advice.advise({**usual, "model_flavour": name}, processors)
-        assert set(advised) == {"any", "NVIDIA H200"}
-        for seconds, words in advised.values():
-            numbers = re.match(r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups()
-            steps, step_ms, batches, batch_ms = map(float, numbers)
-            assert steps == 3 * -(-900 // 64), "nine classes of 100 each"
-            assert batches > 3 and 0 < batch_ms < step_ms
-            assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)

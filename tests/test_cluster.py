@@ -124,6 +124,7 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypat
              ray_workers.Node("c", "other", 2, 1, "cuda", 4_000)]
     joined = ray_workers.Cluster("faked")
     monkeypatch.setattr(joined, "nodes", lambda: result)
+    monkeypatch.setattr(joined, "join", lambda: None)
     plain = local_site.fleet_of(joined.site(named(sleeping(2))).slots)
     assert plain.types == ("cpu", "cuda:A100", "cuda") and plain.counts.tolist() == [12, 2, 1]
     site = joined.site(named(sleeping(2), memory_mb=np.array([0.0, 30_000.0]), cpu_cores=np.array([0.0, 4.0])), 2)
@@ -131,6 +132,7 @@ def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypat
     assert fleet.types == ("cpu", "cuda:A100", "cpu:1c2000mb", "cuda")
     assert site.able.tolist() == [[True, True, True, True], [True, True, False, False]]
     assert [slot.threads for slot in site.slots if slot.name.startswith("cpu")] == [4, 4, 1, 1, 1, 1]
+    result[:] = result[1:2]  # without a GPU, whose memory is its own
     with refused("no slot of the cluster can run job 'j1.*1,000,000,000 MB"):
         joined.site(named(sleeping(2), memory_mb=np.array([0.0, 1e9])))
 

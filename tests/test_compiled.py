@@ -12,31 +12,42 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Problem
+from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
 from tests import refused
 from tests.test_schedule import a_problem
-from tests.test_schedule_machine import a_world
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
 
 
 @st.composite
 def problems(draw):
-    """Draw problems, at times of whole times, so that nearly everything is tied."""
-    seed = draw(st.integers(0, 10**6))
-    rng, problem = np.random.default_rng(seed), a_world(seed, draw(st.integers(1, 40)), draw(st.booleans()))
-    jobs, fleet, actual = problem.jobs, replace(problem.fleet, host_cores=np.inf), problem.actual_s.copy()
-    if draw(st.booleans()):  # predicted where it cannot run
-        actual[:, 1:][rng.random((len(jobs), actual.shape[1] - 1)) < 0.2] = np.inf
-    if draw(st.booleans()):  # only whole seconds are told apart, jobs fail as others arrive
-        jobs = replace(jobs, arrival_s=jobs.arrival_s + 2.0**53)
-    if draw(st.booleans()):
+    """Draw problems; ``even`` ones have small whole numbers for times and arrivals, so that nearly everything is tied."""
+    types = draw(st.integers(1, 4))
+    counts = draw(st.lists(st.integers(0, 4), min_size=types, max_size=types).filter(any))
+    even, arriving, noisy, alike, memory, wrong, far, mixed = (draw(st.booleans()) for _ in range(8))
+    count, rng = draw(st.integers(1, 40)), np.random.default_rng(draw(st.integers(0, 10**6)))
+    times = rng.integers(1, 4, (count, types)).astype(float) if even else np.exp(rng.normal(0, 1, (count, types)))
+    wrong_by = draw(st.sampled_from([2.0, 2.0**60]))  # beside so long a job short ones are lost in rounding
+    predicted = times * rng.choice([1.0, wrong_by], (count, 1 if alike else types)) if noisy else times.copy()
+    predicted[rng.random(times.shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
+    if wrong:  # predicted where it cannot run
+        times[rng.random(times.shape) < 0.2] = np.inf
+    arrival = rng.integers(0, 12, count) / 2 if even else rng.uniform(0, 2 + count / 4, count)
+    arrival = arrival * (arriving or far) + 2.0**53 * far  # far: only whole seconds are told apart, jobs fail as others arrive
+    rooms = rng.choice([np.inf, 1, 2], types) if memory else np.full(types, np.inf)
+    needs = rng.integers(0, 3, count) * float(memory)
+    fleet = Fleet.from_counts(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)),
+                              setup_s=rng.integers(0, 2, types) / 2, memory_mb=np.where(np.isinf(rooms), np.nan, rooms))
+    if mixed:
         order = rng.permutation(len(fleet))
         fleet = replace(fleet, names=tuple(np.array(fleet.names)[order].tolist()), type_of=fleet.type_of[order])
-    return Problem(replace(jobs, cpu_cores=np.zeros(len(jobs))), fleet, problem.predicted_s, actual)
+    able = np.isfinite(predicted) & np.isfinite(times) & (needs[:, None] <= rooms) & (fleet.counts > 0)
+    lost, place = ~able.any(axis=1), int(np.argmax(fleet.counts))
+    predicted[lost, place], times[lost, place], needs[lost] = 1.0, 1.0, 0.0
+    return Problem(replace(Jobs.plain(count, arrival), memory_mb=needs), fleet, predicted, times)
 
 
 def check_equal(problem, name, faults=None):

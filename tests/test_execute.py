@@ -217,7 +217,7 @@ class Gone(killed.Inline):
 
 def test_jobs_for_which_no_slot_is_left_are_told_and_go_on_when_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr(Gone, "died", False)
-    with refused(r"no slot is left for 3 jobs, such as j0; .*cpu\[0\] is given up: its node is gone"):
+    with refused(r"no slot is left for 3 jobs, such as j1, j2, j0; .*cpu\[0\] is given up: its node is gone"):
         run(sleeping(3), tmp_path, slots=SLOTS[:1], spawn=Gone)
     attempts, ends, _ = run(sleeping(3), tmp_path, slots=SLOTS[:1], spawn=killed.Inline)
     check(attempts, ends, sleeping(3))

@@ -106,15 +106,6 @@ def test_what_does_not_fit_together_is_named(values, words):
         small(**values)
 
 
-def test_configs_by_name(tmp_path):
-    assert {"cnn", "vit"} <= set(run_config.load_configs())
-    for text, words in (("configs: {a: {root: x}}", "a: model_flavour is missing; loss_name is missing"),
-                        ("configs: {'../a': {root: x, model_flavour: y, loss_name: bce}}", "'../a' is no name")):
-        (tmp_path / "training.yaml").write_text(text)
-        with refused(words):
-            run_config.load_configs(tmp_path / "training.yaml")
-
-
 # ------------------------------------------------------------------------------------------------- names
 
 def test_names_of_runs_and_their_versions_also_of_those_that_begin_at_the_same_moment(home):

@@ -36,14 +36,6 @@ def test_a_run_is_shown_without_training_and_holds_together(folder):
     assert not any("/tmp" in path.read_text() or "/home" in path.read_text() for path in REFERENCE.glob("*"))
 
 
-def test_parameters_change_a_config_only_where_they_are_given(monkeypatch):
-    own = TrainConfig(root="synthetic:pathmnist", model_flavour="simple_cnn", loss_name="bce", device="cpu", threads=2)
-    monkeypatch.setattr(study, "load_configs", lambda: {"own": own})
-    assert study.named(FinetuneParams(config="own")) == own
-    assert study.named(FinetuneParams(config="own", epochs=1, threads=1, device="cuda:1")) == own.model_copy(
-        update={"epochs": 1, "threads": 1, "device": "cuda:1"})
-
-
 def test_key_numbers_follow_the_rows_and_not_the_summary(folder):
     results = study.read(folder, "")
     before = tables.recomputed(results)

@@ -162,7 +162,9 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
     monkeypatch.setattr(runner, "execute", execute)
     planned = jobs(names=["01", "02"], workloads=["W1"], devices=["cuda:0", "cpu", "cuda:1"])
     stems = [job.stem for job in planned]
-    runner._merge([outcome(stem, status="failed") for stem in ("04_complexity", "01_machine_cpu")], paths.EXECUTED)
+    failed = {"status": "failed", "error": "it broke"}
+    runner._merge([outcome("04_complexity", notebook="04_complexity", **failed), outcome("01_machine_cpu", **failed)],
+                  paths.EXECUTED)
     assert [one.stem for one in runner.run(planned, paths.EXECUTED, cores=7)] == stems
     assert shares == {stem: 4 if "cuda" in stem else 0 for stem in stems}, "cards share the cores"
     assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
