@@ -195,7 +195,8 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
         return f"The CPU's time is that of {idle}{busy}."
     text = f"cpu: the time is that of {idle}"
     if cpu.predictor.is_unscaled:
-        doubtful = ": the ceilings measured here are unusable, others held cores" * bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        is_doubtful = bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
         text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
     if free >= threads:
         return text
