@@ -218,7 +218,8 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
 
 def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
     run = archive.runs("replay").iloc[0].copy()
-    run.update({"image_j": 2.0, "batch_size": 8, "measured_iters": 5, "power_w": 20.0, "idle_w": 5.0})
+    run.update({"image_j": 2.0, "batch_size": 8, "measured_iters": 5, "power_w": 20.0, "idle_w": 5.0,
+                "energy_method": "nvml:0 counter", "energy_disagreement": -0.013})
     steps = pd.DataFrame({"run_id": "r", "task_type": ["train"] * 4 + ["eval"], "batch_size": [8, 8, 8, 3, 8], "warmup": False,
                           "step_time_ms": [500.0, 500.0, 10.0, 500.0, 10.0], "energy_j": [10.0, 10.0, np.nan, 99.0, np.nan]})
     assert profile.energy(run, steps).to_numpy().tolist() == [
