@@ -132,7 +132,7 @@ def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
 
 def vendor_device(device_id: str) -> VendorDevice:
     """Return one device as its vendor states it; InputError lists the known ones."""
-    return entry(load_devices(), device_id, "device", "params/devices.yaml")
+    return entry(load_devices(), device_id, "device", "in params/devices.yaml")
 
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:
@@ -150,7 +150,7 @@ def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[s
 
 def scenario(name: str) -> Scenario:
     """Return one scenario; InputError lists the known ones."""
-    return entry(load_scenarios()[1], name, "scenario", "params/scenarios.yaml")
+    return entry(load_scenarios()[1], name, "scenario", "in params/scenarios.yaml")
 
 
 def load_metrics(path: Path = paths.PARAMS / "nsight_metrics.yaml") -> dict[str, Metric]:

@@ -88,7 +88,7 @@ def _dtype(name: str | None, usual: str) -> str:
     torch_names = {**{known: known for known in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
     if name is None:
         return usual
-    return entry(torch_names, name, "element type of an input")
+    return entry(torch_names, name, "element type", "of an input")
 
 
 def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
