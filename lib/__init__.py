@@ -1,6 +1,6 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library, from the ground up. Each package imports only from those above it.
+The map of the library, the lowest package first. Each imports only from those listed before it.
 
     ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, steps, execution
     config     typed parameters of the notebooks, definitions in params/*.yaml
@@ -9,7 +9,7 @@ The map of the library, from the ground up. Each package imports only from those
     measure    what it took: machine, load, timing, ceilings, bundles
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
                  energy/ power meters                  gpus/ NVML                published/ importers
-    predict    what it would take, and why: registry, steps, calibration
+    predict    what it would take, and why: registry, steps, transfer, calibrate
                  analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts and joules               evaluation/ scores        trust/ held-out errors
