@@ -9,6 +9,7 @@ from lib.schedule.problem import feasible
 from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import simulate
 
+WORK_CONSERVING = ("first-come", "shortest-first", "affinity")  # no device is idle while a job could run there
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
 
 

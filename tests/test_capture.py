@@ -1,5 +1,6 @@
 """What capture, counts and rebuild say of operators, against torch itself and against hand counts."""
 
+import math
 from dataclasses import replace
 
 import psutil
@@ -152,3 +153,8 @@ def test_repeated_calls_stay_finite_and_normal(name, more):
         op.overload(target, *rest, **named)
     values = target.abs()
     assert values.isfinite().all() and not values[values > 0].lt(1e-38).any(), "denormals are a hundred times slower"
+
+
+def test_unknown_operators_are_not_zero():
+    strange = Op("aten.linalg_svd.default", (SPEC,), outputs=(SPEC,))
+    assert not counts.is_counted(strange) and math.isnan(counts.flops(strange)) and families.describe(strange) is None

@@ -1,25 +1,28 @@
-"""Laws of every policy: nothing is lost when jobs come, fail and drag on; schedules are sound, and scale with all times."""
+"""Every policy in a world that does as it likes: jobs come, fail, drag on; devices die and recover; nothing is lost."""
 
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from lib.schedule import bounds
 from lib.schedule.policies import baselines, registry
 from lib.schedule.policies.hybrid.policy import OBJECTIVES
 from lib.schedule.problem import PER_TYPE, Fleet, Jobs, Problem
 from lib.schedule.simulation import metrics
-from lib.schedule.simulation.events import Faults, simulate
+from lib.schedule.simulation.events import Faults, Simulation, simulate
+from lib.schedule.state import CoreBudget
 from tests import FEW
-from tests.schedules import check_schedule, contention_of
+from tests.schedules import WORK_CONSERVING, check_schedule, contention_of
 
 CASES = [*baselines.BASELINES, *(f"hybrid for {objective}" for objective in OBJECTIVES)]
+ATTEMPTS, LATER_S = 3, 1e6
 pytestmark = pytest.mark.slow
-SEEDS = st.integers(0, 10**6)
+SEEDS, NUMBERS = st.integers(0, 10**6), st.integers(0, 8)
 
 
 def a_policy(case):
@@ -45,6 +48,132 @@ def a_world(seed, count=14, arrivals=True):
     sigma = float(draw.choice([0.0, 0.4]))
     actual = times * np.exp(draw.normal(0, sigma, times.shape)) if sigma else times * draw.choice([1.0, 1.0, 3.0], (count, 1))
     return Problem(jobs, fleet, times, actual, sigma)
+
+
+class World(RuleBasedStateMachine):
+    """A simulation to which anything may happen; it checks what a policy wants, and this that nothing is lost."""
+
+    case = ""
+
+    @initialize(seed=SEEDS, known=st.booleans(), first=st.integers(1, 8))
+    def begin(self, seed, known, first):
+        self.problem, self.known = a_world(seed), known
+        self.problem.jobs.arrival_s[:] = LATER_S
+        self.simulation = Simulation(self.problem, a_policy(self.case), Faults(attempts=ATTEMPTS), None, None, None)
+        self.simulation._events.clear()
+        self.state, self.fleet = self.simulation.state, self.problem.fleet
+        self.coming, self.away = list(range(len(self.problem.jobs))), set()
+        self.submit(first)
+
+    def decide(self):
+        self.simulation.decide()
+        self.something_will_happen()
+
+    def something_will_happen(self):
+        state, budget = self.state, CoreBudget(self.state)
+        if state.waiting and not state.running and not self.away:
+            assert self.simulation._events, "all devices are free, jobs wait, and nothing will ever happen"
+        for place, free in enumerate(state.free):
+            could = [job for job in state.waiting if self.simulation.predict(job, place) < np.inf and budget.has(job, place)]
+            assert not (self.case in WORK_CONSERVING and free and could), f"{could} could run on {self.fleet.types[place]}"
+
+    def end(self, device, fails):
+        self.simulation._version[device] += 1
+        self.simulation._fails[device] = fails
+        self.simulation._end(device)
+
+    def recover(self, device):
+        self.away.remove(device)
+        self.state.enable(device)
+        self.decide()
+
+    def advance(self, until_s):
+        while self.simulation._events and self.simulation._events[0][0] <= until_s:
+            self.simulation.step()
+            self.something_will_happen()
+        if until_s < np.inf:
+            self.simulation._advance(until_s)
+
+    @property
+    def ended(self):
+        return {job: status for job, _, _, _, _, status in self.simulation.rows if status in ("done", "failed")}
+
+    @invariant()
+    def each_job_and_device_is_somewhere(self):
+        state = self.state
+        free = [device for devices in state.free for device in devices]
+        assert sorted([*free, *state.running, *self.away]) == list(range(len(self.fleet)))
+        ended = [row[0] for row in self.simulation.rows if row[-1] in ("done", "failed")]
+        ran = [running.job for running in state.running.values()]
+        assert sorted([*state.waiting, *ran, *ended, *self.coming]) == list(range(len(self.problem.jobs)))
+        taken = sum(state.cores(running.job, state.type_of[device]) for device, running in state.running.items())
+        assert taken <= self.fleet.host_cores + 1e-9
+        assert self.fleet.host_cores == np.inf or state.free_cores == pytest.approx(self.fleet.host_cores - taken)
+
+    @precondition(lambda self: self.coming)
+    @rule(count=st.integers(1, 4))
+    def submit(self, count):
+        for job in self.coming[:count]:
+            self.problem.jobs.arrival_s[job] = self.state.now_s
+            self.state.arrive(job)
+        del self.coming[:count]
+        self.state.expected = len(self.coming) if self.known else 0
+        self.decide()
+
+    @rule(passing=st.sampled_from([0.1, 1.0, 5.0]))
+    def time_passes(self, passing):
+        self.advance(self.state.now_s + passing)
+
+    def chosen(self, devices, number):
+        return sorted(devices)[number % len(devices)]
+
+    @precondition(lambda self: self.state.running)
+    @rule(number=NUMBERS, fails=st.booleans())
+    def completes_early_or_fails(self, number, fails):
+        self.end(self.chosen(self.state.running, number), fails)
+        self.decide()
+
+    @precondition(lambda self: self.state.running)
+    @rule(number=NUMBERS, seconds=st.sampled_from([3.0, 200.0]))
+    def slows_down(self, number, seconds):
+        device = self.chosen(self.state.running, number)
+        self.simulation._version[device] += 1
+        self.simulation._work(device, seconds)
+
+    @precondition(lambda self: len(self.away) < len(self.fleet))
+    @rule(number=NUMBERS)
+    def dies(self, number):
+        device = self.chosen(set(range(len(self.fleet))) - self.away, number)
+        if device in self.state.running:
+            self.end(device, True)
+        self.state.disable(device)
+        self.away.add(device)
+        self.decide()
+
+    @precondition(lambda self: self.away)
+    @rule(number=NUMBERS)
+    def recovers(self, number):
+        self.recover(self.chosen(self.away, number))
+
+    def teardown(self):
+        """Let every job that came end."""
+        for device in sorted(self.away):
+            self.recover(device)
+        self.advance(np.inf)
+        rows = self.simulation.rows
+        assert sorted([*self.ended, *self.coming]) == list(range(len(self.problem.jobs)))
+        for job, status in self.ended.items():
+            failures = sum(row[0] == job and row[-1] in ("retried", "failed") for row in rows)
+            assert (status == "failed") == (failures == ATTEMPTS)
+        self.each_job_and_device_is_somewhere()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_lost_whatever_happens(case):
+    run_state_machine_as_test(type("World", (World,), {"case": case}), settings=settings(stateful_step_count=25))
+
+
+# ------------------------------------------------------------------------------------------ laws
 
 
 @pytest.mark.parametrize("case", CASES)
