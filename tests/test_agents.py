@@ -143,6 +143,24 @@ def slot(site):
         yield site.slots()[0]
 
 
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.nightly),
+                                    pytest.param("cuda:0", marks=pytest.mark.cuda)])
+def test_an_agent_runs_a_notebook_on_the_device_of_its_slot(home, device):
+    site, token = Site(), home / "token"
+    token.write_text(TOKEN)
+    out = paths.DATA / "out"
+    arguments = {"path": "notebooks/01_machine.ipynb", "parameters": {"budget_s": 5}, "out": str(out)}
+    words = [sys.executable, "-m", "lib", "agent", "--token-file", str(token), "--slots", "1", "--server"]
+    with serving(site.app) as url, subprocess.Popen([*words, url], cwd=paths.ROOT) as process:
+        try:
+            slots = until(lambda: [one.slot for one in site.agents.connected().values() if device in one.slot.name])
+            with site.worker(slots[0], "lib.schedule.runtime.tasks:notebook", arguments) as worker:
+                until((paths.CEILINGS / f"ceilings_{device.replace(':', '-')}.csv").is_file, 90)
+                collect(worker, "done")
+        finally:
+            process.kill()
+
+
 def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 

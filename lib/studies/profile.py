@@ -114,7 +114,8 @@ def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
     and idle W. Of profiled steps they are medians over the full batches that were long enough for a meter's samples.
     """
     names = ["pass", "of", "J/batch", "J/image", "J/image above idle", "mean W", "idle W"]
-    table = [("train, pipelined", f"all {run['measured_iters']} batches", run["image_j"] * run["batch_size"], run["image_j"],
+    batches = f"all {run['measured_iters']:.0f} batches"
+    table = [("train, pipelined", batches, run["image_j"] * run["batch_size"], run["image_j"],
               run["image_j"] * (1 - run["idle_w"] / run["power_w"]), run["power_w"], run["idle_w"])]
     for kind, part in steady(rows).groupby("task_type", sort=False):
         joules, seconds, size = part["energy_j"], part["step_time_ms"] / 1e3, part["batch_size"]

@@ -67,8 +67,9 @@ def above(frame: pd.DataFrame) -> pd.DataFrame:
 
 def bounds(frame: pd.DataFrame, what: str) -> Numbers:
     """Return points with their ``share`` of attainable performance, what bounds them, and which exceed 100 %."""
+    over = above(frame)
     return {"what": what, "n": len(frame), "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
-            "over": above(frame).assign(excess=percent(frame) - 100), "points": frame.assign(share=percent(frame))}
+            "over": over.assign(excess=percent(over) - 100), "points": frame.assign(share=percent(frame))}
 
 
 def operators(results: Study) -> Numbers:
