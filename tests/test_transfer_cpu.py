@@ -150,11 +150,11 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
         before = len(looks)
         assert __main__.main(f"{verb} --device {device} --json".split()) == 0 and len(looks) == number
         shown = capsys.readouterr()
-        assert ("its ceilings are measured" in shown.err) == (number > before)
+        assert ("measuring its ceilings first" in shown.err) == (number > before)
         assert ("zero-shot from cpu-" in shown.out) == ("cpu" in device)
         if verb.startswith("advise "):
             assert (", scaled by ceilings measured here" in shown.out) == (number > 0 and not busy)
-            assert ("not scaled: busy here" in shown.out) == ("the ceilings measured here are unusable" in shown.out) == busy
+            assert ("not scaled: busy here" in shown.out or "the ceilings measured here are unusable" in shown.out) == busy
 
 
 def test_an_answer_does_not_wait_for_another_measurement(home, capsys):
