@@ -258,6 +258,13 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     assert answer.status_code == status and line in detail and "\n" not in detail
 
 
+@pytest.mark.parametrize(("method", "path", "allowed"), [
+    ("delete", "projects", "GET, POST"), ("delete", f"projects/{NOBODY}", "GET"), ("get", "configs", "POST")])
+def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
+    answer = shared.api.request(method, f"/api/v1/{path}")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
+
+
 @pytest.mark.parametrize(("config", "fields"), [
     ({"notebook": "notebooks/02_profile.ipynb", "parameters": {"epochs": 0, "devise": "cpu", "lr": "fast"}},
      {"parameters.epochs", "parameters.devise", "parameters.lr"}),

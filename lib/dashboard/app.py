@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from http import HTTPStatus
+from http import HTTPMethod, HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from sqlalchemy.exc import DataError, IntegrityError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Mount
 
 from lib import __version__
 from lib.dashboard import api, database
@@ -61,6 +62,11 @@ def _answer(request: Request, error: Exception) -> Response:
     else:
         status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
     headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
+        routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+        allowed = [method for method in HTTPMethod
+                   if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]
+        headers = {"Allow": ", ".join(allowed)} if allowed else headers
     line = line or str(error)
     if request.url.path.startswith("/api/"):
         return JSONResponse({"detail": line, "errors": getattr(error, "errors", {})}, status, headers)
