@@ -435,9 +435,16 @@ def test_weights_that_are_no_number_after_the_last_step_end_no_run_well(home, tm
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_the_energy_of_an_epoch_is_what_a_meter_says(home, tmp_path, metered):
-    record, = trained(tmp_path, profile=False)["history"]
-    assert record["energy_j"] == pytest.approx(metered * record["train_s"], rel=0.2)
+def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeypatch):
+    class Twice(Processes):
+        def gathered(self, value):
+            return [value, value]
+
+    monkeypatch.setattr(run, "open_meter", lambda device: SimpleNamespace(  # fine enough for an epoch of any machine
+        name="ten watts", reason="", period_s=0.002, power_w=lambda: 10.0, counter_j=lambda: time.perf_counter() * 10))
+    for number, (together, times) in enumerate(((Processes(), 1), (Twice(), 2), (Twice(0, 1, local_rank=1), 0))):
+        record, = run.train(small(profile=False), tmp_path / str(number), CPU, 1, together=together)["history"]
+        assert record["energy_j"] == pytest.approx(times * 10 * record["train_s"], rel=0.2)
 
 
 def test_out_of_memory_is_one_line(home, monkeypatch):
