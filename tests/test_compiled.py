@@ -67,6 +67,13 @@ def test_the_schedule_is_that_of_the_simulator(name, problem, faults):
     check_equal(problem, name, faults)
 
 
+def test_a_job_that_failed_comes_anew_and_takes_the_faster_of_two_free_devices():
+    fleet = Fleet.from_counts({"cpu": 1, "v100": 1})
+    times = np.array([[9.0, 1.0], [200.0, 100.0]])  # the second finds the faster device taken, and free when it has failed
+    done = check_equal(Problem(Jobs.plain(2), fleet, times, times), "first-come", Faults(1.0, 2)).schedule
+    assert done.loc[done["job"] == 1, "device"].tolist() == ["cpu", "v100"]
+
+
 @pytest.mark.parametrize("name", compiled.NAMES)
 @pytest.mark.slow
 def test_larger_problems_agree_too(name):

@@ -16,10 +16,13 @@ NOTHING_STARTS = [Wait("every job waits for a device that it was given")]
 
 
 class _Ready:
-    """Waiting jobs, one heap of (key, seconds, job) for each device type; ``least_cores`` is the least any job asks for."""
+    """Waiting jobs, one heap of (key, seconds, job) for each device type; ``least_cores`` is the least any job asks for.
+
+    ``turn`` numbers jobs as they arrived; one that failed arrives again, and its earlier entries are outdated.
+    """
 
     def __init__(self, state: State):
-        self.count, self.least_cores = 0, inf
+        self.count, self.turn, self.least_cores = 0, {}, inf
         self.heaps = [LazyHeap() for _ in state.counts]
 
     def first(self, state: State, device_type: int, budget: CoreBudget, valid: Callable[[Entry], bool],
@@ -58,6 +61,7 @@ class Greedy:
         ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[jobs].min())
         for number, (job, row) in enumerate(zip(jobs, times.tolist(), strict=True)):
             ready.count += 1
+            ready.turn[job] = ready.count
             keys = [ready.count] * len(row) if key is None else key[number].tolist()
             for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
                 if seconds < inf:
@@ -71,7 +75,8 @@ class Greedy:
         self._add(ready, state, predict, new)
 
         def valid(entry: Entry) -> bool:
-            return entry[2] in waiting and entry[2] not in started
+            key, _, job = entry
+            return job in waiting and job not in started and (self.key is not None or key == ready.turn[job])
 
         idle = {device_type: state.idle(device_type, len(waiting))[::-1] for device_type, free in enumerate(state.free) if free}
         while firsts := [(*entry, device_type) for device_type, devices in idle.items()

@@ -34,7 +34,7 @@ class _Run(NamedTuple):
     draw: np.random.Generator
     came: np.ndarray  # (1) how many jobs came to wait
     started: np.ndarray  # (1) how many attempts started
-    waits: np.ndarray  # (jobs)
+    waits: np.ndarray  # (jobs) since how many came, 0: does not wait
     tried: np.ndarray  # (jobs) attempts
     runs: np.ndarray  # (devices) the job, -1: none
     since_s: np.ndarray  # (devices)
@@ -71,7 +71,7 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     run = _Run(
         np.array(fleet.type_of, np.int64), np.ascontiguousarray(fleet.setup_s + problem.actual_s),
         np.array(predicted_s, order="C"), key, turn, float(faults.chance), np.random.default_rng(faults.seed),
-        *np.zeros((2, 1), np.int64), waits=np.zeros(jobs, bool), tried=np.zeros(jobs, np.int64), runs=np.full(devices, -1),
+        *np.zeros((2, 1), np.int64), waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64), runs=np.full(devices, -1),
         since_s=np.zeros(devices), fails=np.zeros(devices, bool), first=np.full(devices, -1),
         last=np.full(devices, -1), after=np.full(jobs, -1), load_s=np.zeros(devices),
         end_s=np.full(devices, arrival_s.min()))
@@ -84,7 +84,7 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
 @njit
 def _start(run, ends, at_s, job, device):
     work_s = run.work_s[job, run.type_of[device]]
-    run.waits[job] = False
+    run.waits[job] = 0
     run.tried[job] += 1
     run.runs[device], run.since_s[device] = job, at_s
     run.fails[device] = run.chance > 0 and run.draw.random() < run.chance
@@ -95,6 +95,12 @@ def _start(run, ends, at_s, job, device):
 
 
 @njit
+def _is_valid(run, entry):
+    key, _, job = entry
+    return run.waits[job] > 0 if run.key.size else run.waits[job] == key  # a job that failed comes again, as another
+
+
+@njit
 def _greedy(run, ends, ready, free, at_s, new):
     """Start waiting jobs on free devices, always the pair with the smallest (key, time, job, type).
 
@@ -102,6 +108,7 @@ def _greedy(run, ends, ready, free, at_s, new):
     """
     for job in new:
         run.came[0] += 1
+        run.waits[job] = run.came[0]
         for device_type, heap in enumerate(ready):
             if run.predicted_s[job, device_type] < np.inf:
                 key = run.key[job, device_type] if run.key.size else float(run.came[0])
@@ -110,7 +117,7 @@ def _greedy(run, ends, ready, free, at_s, new):
         best, chosen = (np.inf, np.inf, 0), -1
         for device_type, heap in enumerate(ready):
             if free[device_type]:
-                while heap and not run.waits[heap[0][2]]:
+                while heap and not _is_valid(run, heap[0]):
                     heappop(heap)
                 if heap and (chosen < 0 or heap[0] < best):
                     best, chosen = heap[0], device_type
@@ -189,8 +196,6 @@ def run_events(run, bound, order, arrival_s, attempts):
                 free[run.type_of[device]].append(device)
             if status == _RETRIED:
                 new.append(job)
-        for job in new:
-            run.waits[job] = True
         if bound:
             _bind(run, ends, heaps, pending, at_s, new)
         else:
