@@ -227,3 +227,10 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
     assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (1.5, False)
+
+
+def test_an_unusable_run_has_no_facts_and_two_steps_no_course():
+    (line,) = profile.facts(pd.Series({"verdict": "unusable", "reason": "others took 1.2 cores"}), pd.DataFrame())
+    assert "The run is unusable, and its times are no facts: others took 1.2 cores." in line
+    few = pd.DataFrame({"task_type": "train", "global_step": [0, 1]})
+    assert "it has 2 profiled training steps, 3 are the least" in profile.phases_over_time(few)

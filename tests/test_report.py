@@ -10,10 +10,12 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import nbformat
+import pandas as pd
 import pytest
+from bs4 import BeautifulSoup
 
 from lib import __main__ as cli
-from lib import paths, store
+from lib import files, paths, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
@@ -71,6 +73,31 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypa
     assert f'<p class="failed">{first}: ValueError: it broke &lt;here&gt;</p>' in text
     assert "before" in text, "what ran before the failure is shown"
     assert text.count("This notebook has not been run") == len(others)
+
+
+def test_the_page_answers_first_and_folds_the_rest(home):
+    def code(text, tags=(), **data):
+        output = nbformat.v4.new_output("display_data", {kind.replace("_", "/"): value for kind, value in data.items()})
+        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
+
+    table = style.table_html(pd.DataFrame({"row": range(30)}), "Thirty rows.")
+    numbers = {name: {"value": value, "unit": "", "tolerance": None} for name, value in {
+        "W1_cpu throughput": 4321.0, "W1_cpu verdict": "stable", "W2_cpu throughput": 77.0, "W2_cpu verdict": "unusable"}.items()}
+    cells = [nbformat.v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
+             nbformat.v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
+             code("", text_markdown="A finding."),
+             nbformat.v4.new_markdown_cell("## Inventory"), code("", text_markdown="A detail."),
+             code("", ["front"], text_markdown="- The answer."), nbformat.v4.new_markdown_cell("## What we learned"),
+             code("", text_markdown="- A finding."), code("", **{runner.KEYS_MIME: numbers})]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), files.folder(home / "executed") / "01_machine_cpu.ipynb")
+    runner._merge([outcome("01_machine_cpu")], home / "executed")
+    soup = BeautifulSoup(page.assemble(home / "executed").html, "html.parser")
+    folded = {line.get_text(): line.parent.extract().get_text() for line in soup.find_all("summary")}
+    assert "The method." in folded["Method"] and "A detail." in folded["Inventory"] and "29" in folded["Thirty rows. (30 rows)"]
+    first, section = soup.find(id="abstract").get_text(), soup.find(id="s1").get_text()
+    assert "The answer." in first and "4,321" in first and "1 of 2 training runs are unusable" in first and "77" not in first
+    assert "The question." in section and "The ceilings" in section and section.count("A finding.") == 1
+    assert section.index("What we learned") < section.index("The ceilings")
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):

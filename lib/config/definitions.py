@@ -228,9 +228,13 @@ class GpuPlan(Strict):
 
 
 class Section(Strict):
-    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
+    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets.
+
+    ``shown``: the heading whose part the report shows open, beside what was learned; all else is folded.
+    """
 
     notebook: str
+    shown: str = ""
     over: tuple[Literal["workloads", "devices"], ...] = ()
     quick: dict[str, Any] = {}
     full: dict[str, Any] = {}

@@ -4,8 +4,8 @@ import base64
 import hashlib
 import re
 
-_TAGS = frozenset(["a", "blockquote", "br", "code", "dd", "del", "div", "dl", "dt", "em", "figcaption", "figure", "h1", "h2", "h3",
-                   "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre", "span", "strong", "sub", "sup", "table", "tbody", "td",
+_TAGS = frozenset(["a", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "figcaption", "figure", "h1", "h2", "h3",
+                   "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td",
                    "th", "thead", "tr", "ul"])
 _VALUES = {"class": re.compile(r"[\w -]*"), "id": re.compile(r"s\d+(-\d+)*"), "alt": re.compile(r".*", re.S),
            "href": re.compile(r"#[\w-]*"), "colspan": re.compile(r"\d+"), "rowspan": re.compile(r"\d+"),

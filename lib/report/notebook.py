@@ -14,6 +14,7 @@ from lib.report.sentences import KeyNumbers, Numbers, Sentence, write
 
 UNKNOWN = "not measured"
 BANNER = '<p class="banner '
+KEY_NUMBERS = "Key numbers of this notebook"
 KEYS_MIME = "application/vnd.lib.keys+json"
 
 
@@ -43,6 +44,15 @@ def _one_line_errors() -> None:
     shell.set_custom_exc((InputError,), show)
 
 
+class _Said(str):
+    """Sentences that were shown: as the last value of a cell they are not shown again."""
+
+    __slots__ = ()
+
+    def _ipython_display_(self) -> None:
+        """Show nothing."""
+
+
 class Notebook:
     """The helper of one notebook: ``p`` are its checked parameters."""
 
@@ -63,7 +73,7 @@ class Notebook:
             sentences = write(sentences, defaultdict(str, given) if missing else given, **rows) or next(
                 iter(missing), "Nothing to show: nothing usable was measured.")
         display(Markdown(markup.words(sentences)))
-        return sentences
+        return _Said(sentences)
 
     def banner(self, note: str) -> None:
         """Show where the numbers below come from; a note of synthetic data or of a replay stands out."""
@@ -122,7 +132,7 @@ class Notebook:
         frame = pd.DataFrame([{"number": key, "value": _short(item["value"]), "unit": item["unit"],
                                "must reproduce": _must(item["tolerance"])}
                               for key, item in self._keys.items()])
-        display({KEYS_MIME: self._keys, "text/html": style.table_html(frame, "Key numbers of this notebook"),
+        display({KEYS_MIME: self._keys, "text/html": style.table_html(frame, KEY_NUMBERS),
                  "text/plain": frame.to_string(index=False)}, raw=True)
 
 

@@ -2,20 +2,24 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lib import paths, store
 from lib.config import definitions
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.report import markup, runner, style, summary
-from lib.report.notebook import BANNER, UNKNOWN
+from lib.report.notebook import BANNER, KEY_NUMBERS, UNKNOWN
 
 _HEADING = re.compile(r"^h[1-6]$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _LEAD = re.compile(r"- \*\*[^*]+\*\*:?")
 _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]  # of an output the first of these
+_LEARNED, _METHOD, _FRONT = "What we learned", "Method", "front"
+_BLOCKS = ["p", "li", "figure", "table", "pre", "img"]
+_LONG = 12  # rows of a table that is not folded
 _GAP = "\N{EMPTY SET}"  # stands for a number without a usable row; no sentence with one is shown
 
 
@@ -45,7 +49,7 @@ def assemble(folder: Path) -> Report:
     problems = [line for section in sections for line in section["problems"]]
     facts = {"plan": plan, "problems": problems, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers),
              "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
-             "built_utc": store.utc_now(), "synthetic": sum("SYNTHETIC" in text for text in banners),
+             "built_utc": store.utc_now(), "front": _front(executed.values()), "unusable": choices(_unusable(numbers)), "synthetic": sum("SYNTHETIC" in text for text in banners),
              "replayed": sum("REPLAY" in text for text in banners)}
     style.use_style()
     description = summary.description(numbers)
@@ -98,6 +102,18 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
     return find
 
 
+def _unusable(numbers: summary.Numbers) -> list[str]:
+    """Return what was measured and is unusable, such as 2 of 7 training runs."""
+    def total(ending: str) -> int:
+        return int(sum(value for _, value in summary.series(numbers, ending)))
+
+    verdicts, usable = list(summary.verdicts(numbers).values()), total(" usable configurations")
+    operators = total(" configurations") - usable  # both names end so
+    counts = {"training runs": (verdicts.count(summary.UNUSABLE), len(verdicts)),
+              "ceilings": (total("unusable rows"), total("ceiling rows")), "operators": (operators - usable, operators)}
+    return [f"{count} of {every} {what}" for what, (count, every) in counts.items() if count]
+
+
 def _banners(path: Path) -> str:
     """Return the text of the banners of an executed notebook."""
     html = ("".join(output.get("data", {}).get("text/html", "")) for output in runner.outputs(path))
@@ -105,15 +121,20 @@ def _banners(path: Path) -> str:
 
 
 def _section(number: int, section: definitions.Section, outcomes: list[runner.Outcome], folder: Path) -> dict[str, Any]:
-    """Return one notebook's part of the page: its runs in order, headings numbered, problems listed."""
+    """Return one notebook's part of the page: its runs in order, and what of them stands open above them."""
+    anchor = f"s{number}"
     if not outcomes:
-        return {"number": number, "title": section.notebook, "anchor": f"s{number}", "runs": [], "headings": [],
+        return {"number": number, "title": section.notebook, "anchor": anchor, "runs": [], "open": [], "lead": "",
                 "problems": [f"{section.notebook}: has not been run"]}
-    runs = [_run(f"s{number}-{index}", outcome, folder, first=index == 1, last=index == len(outcomes))
+    runs = [_run(f"{anchor}-{index}", outcome, folder, first=index == 1, last=index == len(outcomes))
             for index, outcome in enumerate(outcomes, 1)]
-    return {"number": number, "title": runs[0]["title"] or section.notebook, "anchor": f"s{number}", "runs": runs,
-            "headings": [item for part in runs for item in part["headings"]],
-            "problems": [line for part in runs for line in part["problems"]]}
+    lead, *_ = (part.pop("lead") for part in runs)
+    wanted = (section.shown,) if len(runs) > 1 and section.shown else (_LEARNED, section.shown)
+    shown = [part for name in filter(None, wanted) for part in runs[-1]["parts"] if part["heading"].startswith(name)]
+    for run in runs:
+        run["parts"] = [part for part in run["parts"] if part not in shown]
+    return {"number": number, "title": runs[0]["title"] or section.notebook, "anchor": anchor, "runs": runs, "lead": lead,
+            "open": shown, "problems": [line for part in runs for line in part["problems"]]}
 
 
 def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: bool) -> dict[str, Any]:
@@ -123,37 +144,49 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     """
     path = folder / f"{outcome.stem}.ipynb"
     problems = [f"{outcome.stem}: {outcome.error}"] if outcome.status != "ok" else []
-    part = {"outcome": outcome, "anchor": anchor, "title": "", "body": "", "headings": [], "problems": problems,
+    part = {"outcome": outcome, "anchor": anchor, "title": "", "lead": "", "parts": [], "problems": problems,
             "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
     if not path.is_file():
         problems.append(f"{outcome.stem}: the executed notebook is missing")
         return part
-    body, warnings = _body(path, first, last)
-    problems += [f"{outcome.stem}: wrote to stderr: {line}" for line in warnings]
-    part["title"], part["body"], part["headings"] = _anchored(body, anchor)
-    return part
+    notebook = runner.read(path)
+    problems += [f"{outcome.stem}: wrote to stderr: {output['text'].splitlines()[0]}" for output in runner.outputs(path)
+                 if output.get("name") == "stderr" and output["text"]]
+    drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag", _FRONT}
+    body = _exported(notebook, [cell for cell in notebook.cells if not drop & _tags(cell)])
+    return part | _parts(body, anchor)
 
 
-def _body(path: Path, first: bool, last: bool) -> tuple[str, list[str]]:
-    """Return the HTML of an executed notebook's prose and results, and the first line of each stderr output."""
+def _tags(cell: Any) -> set[str]:
+    return set(cell.metadata.get("tags", []))
+
+
+def _exported(notebook: Any, cells: list[Any]) -> str:
+    """Return the HTML of the prose and results of some cells of an executed notebook."""
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
-    notebook, warnings = runner.read(path), []
-    drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag"}
-    notebook.cells = [cell for cell in notebook.cells if not drop & set(cell.metadata.get("tags", []))]
-    for cell in notebook.cells:
-        outputs = cell.get("outputs", [])
-        warnings += [output["text"].splitlines()[0] for output in outputs if output.get("name") == "stderr" and output["text"]]
-        if outputs:
+    notebook.cells = cells
+    for cell in cells:
+        if outputs := cell.get("outputs", []):
             cell.outputs = [output for output in outputs if output.get("name") == "stdout" or set(_SHOWN) & set(output.get("data", ()))]
     exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True,
                             config=Config(NbConvertBase={"display_data_priority": _SHOWN}))
-    return exporter.from_notebook_node(notebook)[0], warnings
+    return exporter.from_notebook_node(notebook)[0]
 
 
-def _anchored(body: str, anchor: str) -> tuple[str, str, list[tuple[str, str]]]:
-    """Take the title out of a body, make its headings unique and one level lower; return title, body, headings."""
+def _front(paths_: Iterable[Path]) -> str:
+    """Return what the first page shows of executed notebooks: the results of cells tagged ``front``."""
+    notebooks = map(runner.read, paths_)
+    chosen = ((notebook, [cell for cell in notebook.cells if _FRONT in _tags(cell)]) for notebook in notebooks)
+    return "".join(_exported(notebook, cells) for notebook, cells in chosen if cells)
+
+
+def _parts(body: str, anchor: str) -> dict[str, Any]:
+    """Cut a body at its second-level headings: the title, the first paragraph, and a part for each heading with a unique anchor.
+
+    Headings go one level lower, and long tables are folded.
+    """
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(body, "html.parser")
@@ -161,13 +194,45 @@ def _anchored(body: str, anchor: str) -> tuple[str, str, list[tuple[str, str]]]:
         element.decompose()
     for element in soup.find_all(id=True):
         del element["id"]
-    title = soup.find("h1")
+    title, lead = soup.find("h1"), ""
     text = title.get_text().strip() if title else ""
     if title:
-        title.decompose()
-    headings = []
-    for index, heading in enumerate(soup.find_all(_HEADING), 1):
-        heading["id"] = f"{anchor}-{index}"
-        headings.append((heading["id"], heading.get_text().strip()))
-        heading.name = f"h{min(6, int(heading.name[1]) + 1)}"
-    return text, str(soup), headings
+        lead = str(paragraph.extract()) if (paragraph := title.find_next("p")) else ""
+        title.extract()
+    for table in soup.select("div.scroll"):
+        _fold_if_long(soup, table)
+    cells: dict[str, list[Any]] = {_METHOD: []}
+    for cell in soup.find_all(recursive=False):
+        if heading := cell.find("h2"):
+            cells[heading.extract().get_text().strip()] = []
+        for below in cell.find_all(_HEADING):
+            below.name = f"h{min(6, int(below.name[1]) + 1)}"
+        cells[list(cells)[-1]].append(cell)
+    _drop_what_was_learned(cells)
+    parts = [{"heading": heading, "anchor": f"{anchor}-{number}", "body": "".join(map(str, found))}
+             for number, (heading, found) in enumerate(cells.items()) if any(cell.find(_BLOCKS) for cell in found)]
+    return {"title": text, "lead": lead, "parts": parts}
+
+
+def _drop_what_was_learned(cells: dict[str, list[Any]]) -> None:
+    """Take the sentences out of a notebook's parts that stand among what was learned, too."""
+    def words(element: Any) -> str:
+        return " ".join(element.get_text().split())
+
+    learned = " ".join(words(cell) for heading, found in cells.items() if heading.startswith(_LEARNED) for cell in found)
+    for heading, found in cells.items():
+        for cell in found if not heading.startswith(_LEARNED) else ():
+            for element in cell.find_all(["p", "li"]):
+                if words(element) and words(element) in learned:
+                    element.decompose()
+
+
+def _fold_if_long(soup: Any, table: Any) -> None:
+    """Fold a table of many rows, or of key numbers, with its caption as the line that opens it."""
+    rows, caption = len(table.find_all("tr")) - 1, table.find_next_sibling("p", class_="caption")
+    if caption is None or (rows <= _LONG and KEY_NUMBERS not in caption.get_text()):
+        return
+    folded, line = soup.new_tag("details"), soup.new_tag("summary")
+    line.string = f"{caption.extract().get_text()} ({rows} rows)"
+    table.insert_before(folded)
+    folded.extend([line, table.extract()])

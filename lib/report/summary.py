@@ -9,6 +9,8 @@ from lib.report.style import SERIES
 
 Numbers = Mapping[str, Mapping[str, Mapping[str, Any]]]  # executed notebook -> name -> value, unit, tolerance
 
+UNUSABLE, _VERDICT = "unusable", " verdict"  # a run's verdict, and the end of its name
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -29,11 +31,22 @@ class Panel:
 
 
 def series(numbers: Numbers, suffix: str) -> Iterator[tuple[str, float]]:
-    """Yield (name without the suffix, value) of every key number whose name ends in ``suffix`` and that was measured."""
+    """Yield (name without the suffix, value) of every key number whose name ends in ``suffix`` and that was measured.
+
+    Numbers of a run that is unusable are left out.
+    """
+    unusable = {name for name, verdict in verdicts(numbers).items() if verdict == UNUSABLE}
     for recorded in numbers.values():
         for name, item in recorded.items():
-            if name.endswith(suffix) and not isinstance(item["value"], str):
-                yield name.removesuffix(suffix).strip(), item["value"]
+            subject = name.removesuffix(suffix).strip()
+            if name.endswith(suffix) and not isinstance(item["value"], str) and subject not in unusable:
+                yield subject, item["value"]
+
+
+def verdicts(numbers: Numbers) -> dict[str, str]:
+    """Return the verdict of each run that recorded one."""
+    return {name.removesuffix(_VERDICT): item["value"] for recorded in numbers.values() for name, item in recorded.items()
+            if name.endswith(_VERDICT)}
 
 
 def _short(case: str) -> str:

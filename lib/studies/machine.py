@@ -67,6 +67,7 @@ def key_numbers(results: Ceilings) -> KeyNumbers:
     launch = results.overheads.set_index("what")["median_us"].get("launch", np.nan)
     return {"ceiling rows": (len(results.table), "rows", 0.0),
             "unusable rows": (int((results.table["verdict"] == VERDICTS[-1]).sum()), "rows", 0.0),
+            "cpu name": (results.facts["hardware"]["cpu"], "", None),
             f"{device} fp32 ceiling": (rates["fp32_gflops"], "GFLOP/s", None),
             f"{device} memory ceiling": (rates["gbps"], "GB/s", None),
             f"{device} launch overhead": (launch, "µs", None),

@@ -6,7 +6,7 @@ import pandas as pd
 from lib.measure.statistics import VERDICTS, Timing
 from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
-from lib.missing import MissingError, needs
+from lib.missing import Missing, MissingError, needs
 from lib.report.plots import axes, groups, label_rows, legend
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import COLOURS, WARM_UP
@@ -15,6 +15,7 @@ SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_sour
          "step_high_ms", "images_per_sec", "verdict"]
 _MEMORY = {"cuda_mem_alloc_mb": "Memory allocated on the GPU", "peak_rss_mb": "Peak resident memory of the process"}
 _PHASES = list(PHASES_MS.values())
+_LEAST = 3  # steps that show how a pass settles
 
 
 # ------------------------------------------------------------------------------------------------- figures
@@ -23,7 +24,7 @@ _PHASES = list(PHASES_MS.values())
 def phases_over_time(rows: pd.DataFrame):
     """Return the training steps one after another, stacked by phase, warm-up shaded; bars beyond the axis carry their ms."""
     figure, (axis,) = axes()
-    train = rows[rows["task_type"] == "train"].sort_values("global_step", ignore_index=True)
+    train = _enough(rows[rows["task_type"] == "train"]).sort_values("global_step", ignore_index=True)
     ends = train[list(PHASES_MS)].cumsum(axis=1)
     for column, label in PHASES_MS.items():
         axis.bar(train["global_step"], train[column], bottom=ends[column] - train[column], width=1.0, color=COLOURS[label],
@@ -64,6 +65,7 @@ def phase_stack(table: pd.DataFrame, labels: str, shares: bool = False):
 @needs("profiled steps")
 def throughput_and_memory(rows: pd.DataFrame):
     """Return throughput and memory (of the GPU where one was used) over the steps of every pass, warm-up steps faint."""
+    _enough(rows[rows["task_type"] == "train"])
     memory = "cuda_mem_alloc_mb" if (rows["device_type"] == "cuda").any() else "peak_rss_mb"
     figure, (left, right) = axes(2, 9, 3.2)
     for name, part, options in groups(rows, "task_type"):
@@ -90,6 +92,12 @@ def throughput_by_workload(table: pd.DataFrame):
     axis.grid(axis="x", visible=False)
     axis.legend()
     return figure
+
+
+def _enough(train: pd.DataFrame) -> pd.DataFrame:
+    if len(train) < _LEAST:
+        raise MissingError(f"course of a pass: it has {len(train)} profiled training steps, {_LEAST} are the least")
+    return train
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -168,6 +176,13 @@ def run_numbers(run: pd.Series) -> Numbers:
             "above_idle_j": run["image_j"] * (1 - run["idle_w"] / run["power_w"]) if idle_known else None}
 
 
+def facts(run: pd.Series, table: pd.DataFrame) -> list[Numbers | Missing]:
+    """Return the numbers of a run and of its phases (``table``: ``phase_table``); a run that is unusable has none."""
+    if run["verdict"] == VERDICTS[-1]:
+        return [Missing(f"The run is unusable, and its times are no facts: {run['reason']}. Run it again on a quiet machine.")]
+    return [run_numbers(run), phases(table)]
+
+
 @needs("profiled training steps")
 def phases(table: pd.DataFrame) -> Numbers:
     """Return the two longest phases of a training step, what a perfect loader would gain, the share of an evaluation step.
@@ -194,9 +209,7 @@ def settling(rows: pd.DataFrame) -> Numbers:
 
     ``rows`` are its rows of ``profile``.
     """
-    train = rows[rows["task_type"] == "train"]
-    if train.empty:
-        raise MissingError("profiled training steps")
+    train = _enough(rows[rows["task_type"] == "train"])
     steady_ms, first_ms = steady(train)["step_time_ms"].median(), train["step_time_ms"].iloc[0]
     return {"first_ms": first_ms, "steady_ms": steady_ms, "ratio": first_ms / steady_ms,
             "warmup_s": train.loc[train["warmup"], "step_time_ms"].sum() / 1000}

@@ -20,7 +20,7 @@ from lib.predict.transfer_cpu import DOUBTFUL
 WIDTH = 100
 GRADES = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction its 90 % interval reaches at most
 _TRUSTED = ("A", "B")
-_CHANGES = 3
+_CHANGES, _SHORT = 3, 5  # changes and devices that are shown
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 _EXPLAIN = ("Confidence: the 90 % interval reaches 1.25 (A), 1.5 (B), 2.5 (C) times the prediction or more (D); C at best for "
             "what was learned from other devices or lies out of the training range. --explain: where each number comes from.")
@@ -59,12 +59,11 @@ def grade(row: Row) -> str:
 
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
-    rows = [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
-    lines = [heading(advice), *_verdicts(rows), *([note] if note else []), "", *_table(rows), ""]
+    rows = _graded(advice)
+    lines = [heading(advice), *verdicts(advice), *([note] if note else []), "", *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
-    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in suggested
-             if change.predicted_gain >= _WORTH][:_CHANGES]
+    worth = [f"  {gain:.2f}  {what}" for what, gain in worthwhile(suggested)]
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
@@ -72,8 +71,32 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
                      for line in (*lines, _EXPLAIN))
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
+def _graded(advice: Advice) -> list[Row]:
+    return [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
+
+
+def worthwhile(suggested: Sequence[Change]) -> list[tuple[str, float]]:
+    """Return the best changes in a few words, each with the predicted factor of images a second."""
+    return [(change.what.partition(" (")[0], change.predicted_gain) for change in suggested
+            if change.predicted_gain >= _WORTH][:_CHANGES]
+
+
+def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
+    """Return what was asked, the verdicts, and the best change with its factor; None without one."""
+    best, gain = next(iter(worthwhile(suggested)), (None, None))
+    return {"heading": heading(advice), "verdicts": " ".join(verdicts(advice)), "best": best, "gain": gain}
+
+
+def shortlist(advice: Advice) -> pd.DataFrame:
+    """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
+    fastest, *others = _graded(advice)
+    surest = sorted(others, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
+    return pd.DataFrame(_cells([fastest, *(row for row in others if row in surest or row["device"] == "cpu")]))
+
+
+def verdicts(advice: Advice) -> list[str]:
     """Return the fastest device that the network fits into, and the fastest that can be trusted where that is another."""
+    rows = _graded(advice)
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
         return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB."]
@@ -88,21 +111,31 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 def _time(row: Row) -> str:
-    return f"{row['device']}, {row['predicted_ms']:,.3g} ms ({_range(row)}, {row['grade']})"
+    return f"{row['device']}, {_figures(row['predicted_ms'])} ms ({_range(row)}, {row['grade']})"
 
 
 def _range(row: Row) -> str:
-    high = f"to {row['high_ms']:,.3g}" if math.isfinite(row["high_ms"]) else "or more"
-    return f"{row['low_ms']:,.3g} {high}"
+    high = f"to {_figures(row['high_ms'])}" if math.isfinite(row["high_ms"]) else "or more"
+    return f"{_figures(row['low_ms'])} {high}"
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    cells = [{"device": row["device"], "ms": f"{row['predicted_ms']:,.3g}", "90 % range": _range(row),
-              "images/s": f"{row['images_per_sec']:,.4g}",
+def _figures(value: float) -> str:
+    """Return three figures of a number, more before the decimal point, never as a power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+
+
+def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return rows as text by column; columns that say nothing are left out."""
+    cells = [{"device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
+              "images/s": _figures(row["images_per_sec"]),
               "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
-              "confidence": row["grade"], "measured ms": f"{row['measured_ms']:,.3g}" if row["measured_ms"] > 0 else ""}
+              "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
              for row in rows]
-    columns = [[name, *(row[name] for row in cells)] for name in cells[0] if any(row[name] for row in cells)]
+    return [{name: row[name] for name in row if any(other[name] for other in cells)} for row in cells]
+
+
+def _table(cells: Sequence[dict[str, str]]) -> list[str]:
+    columns = [[name, *(row[name] for row in cells)] for name in cells[0]]
     padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
               for number, column in enumerate(columns)]
     return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]

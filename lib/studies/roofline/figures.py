@@ -1,5 +1,7 @@
 """The figures of the roofline notebook: roofs, points whose labels keep apart, and throughput with its spread."""
 
+from itertools import cycle
+
 import numpy as np
 import pandas as pd
 
@@ -10,6 +12,7 @@ from lib.report.style import SERIES
 from lib.studies.roofline.tables import percent
 
 LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
+_APART = 1.2  # times: roofs nearer to each other share a label
 _STEPS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
 
 
@@ -28,12 +31,17 @@ def _lines(axis, table: pd.DataFrame) -> None:
         ends = np.array([low, row.ridge_point])
         axis.plot(ends, ends * row.peak_gbps, LEVELS[row.level], color=INK, linewidth=1.3, zorder=1,
                   label=f"{row.level} {row.peak_gbps:,.0f} GB/s")
-    is_mixed = len(set(table["dtype"])) > 1
-    for number, (dtype, part) in enumerate(table.groupby("dtype", sort=False)):
-        peak, colour = part["peak_gflops"].iloc[0], SERIES[number % len(SERIES)] if is_mixed else INK
-        axis.plot([part["ridge_point"].min(), high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
-        axis.annotate(f"{dtype}  {peak:,.0f} GFLOP/s", (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right",
-                      color=colour, fontsize=9)
+    peaks = table.groupby("dtype")["peak_gflops"].first().sort_values(ascending=False)
+    names: list[str] = []
+    colours = SERIES if len(peaks) > 1 else [INK]
+    for (dtype, peak), lower, colour in zip(peaks.items(), [*peaks[1:], 0.0], cycle(colours), strict=False):
+        start = table.loc[table["dtype"] == dtype, "ridge_point"].min()
+        axis.plot([start, high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
+        names.append(f"{dtype}  {peak:,.3g} GFLOP/s")
+        if peak > _APART * lower:
+            axis.annotate(", ".join(names), (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right", color=colour,
+                          fontsize=9)
+            names.clear()
 
 
 @needs("roofs")
