@@ -81,8 +81,8 @@ def test_the_page_answers_first_and_folds_the_rest(home):
         return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
 
     table = style.table_html(pd.DataFrame({"row": range(30)}), "Thirty rows.")
-    numbers = {name: {"value": value, "unit": "", "tolerance": None} for name, value in {
-        "W1_cpu throughput": 4321.0, "W1_cpu verdict": "stable", "W2_cpu throughput": 77.0, "W2_cpu verdict": "unusable"}.items()}
+    runs = {"W1_cpu throughput": 4321.0, "W1_cpu verdict": "stable", "W2_cpu throughput": 77.0, "W2_cpu verdict": "unusable"}
+    numbers = {name: {"value": value, "unit": "", "tolerance": None} for name, value in runs.items()}
     cells = [nbformat.v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
              nbformat.v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
              code("", text_markdown="A finding."),
