@@ -145,7 +145,7 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     path = folder / f"{outcome.stem}.ipynb"
     problems = [f"{outcome.stem}: {outcome.error}"] if outcome.status != "ok" else []
     part = {"outcome": outcome, "anchor": anchor, "title": "", "lead": "", "parts": [], "problems": problems,
-            "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
+            "heading": "", "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
     if not path.is_file():
         problems.append(f"{outcome.stem}: the executed notebook is missing")
         return part
@@ -209,7 +209,7 @@ def _parts(body: str, anchor: str) -> dict[str, Any]:
             below.name = f"h{min(6, int(below.name[1]) + 1)}"
         cells[list(cells)[-1]].append(cell)
     _drop_what_was_learned(cells)
-    parts = [{"heading": heading, "anchor": f"{anchor}-{number}", "body": "".join(map(str, found))}
+    parts = [{"heading": heading, "problems": [], "anchor": f"{anchor}-{number}", "body": "".join(map(str, found))}
              for number, (heading, found) in enumerate(cells.items()) if any(cell.find(_BLOCKS) for cell in found)]
     return {"title": text, "lead": lead, "parts": parts}
 
