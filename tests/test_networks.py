@@ -96,6 +96,20 @@ def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, monkeypatc
     assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
 
 
+@pytest.mark.parametrize("change", [{"energy_j": "much"}, {"watts": 1.0}, {"idle_w": ...}])
+def test_a_visit_with_another_energy_is_named_by_its_line(tmp_path, change):
+    raw, energy = tmp_path / "visits.jsonl", {**dict.fromkeys(("energy_j", "power_w", "idle_w", "energy_disagreement"), 1.0),
+                                              "energy_method": "rapl", "energy_n": 12, "energy_reason": ""}
+    raw.write_bytes(visit(energy=energy).line)
+    assert next(visits_file.recorded(raw)).results[0].energy.energy_n == 12
+    content = json.loads(raw.read_text())
+    energy = {name: value for name, value in (energy | change).items() if value is not ...}
+    content["results"][0]["energy"] = energy
+    raw.write_text(json.dumps(content) + "\n")
+    with refused("visits.jsonl: line 1"):
+        list(visits_file.recorded(raw))
+
+
 @pytest.mark.parametrize(("slow", "expected"), [
     (3, [1.0, 5, "stable", ""]), (4, [5.0, 8, "unusable", "fewer than five passes on a processor as fast as usual"])])
 def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):

@@ -65,7 +65,8 @@ def nvml(index: int) -> Meter:
         raise InputError(f"no power of GPU {index}: {error}") from None
 
     def thousandths(name: str) -> float:
-        return (card.value(name) or math.nan) / 1e3
+        value = card.value(name)
+        return math.nan if value is None else value / 1e3
 
     def power_w() -> float:
         instant = card.value("nvmlDeviceGetFieldValues", arguments=([card.nvml.NVML_FI_DEV_POWER_INSTANT],))

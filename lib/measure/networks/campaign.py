@@ -134,7 +134,7 @@ def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
             "status": "ok", "reason": "; ".join(dict.fromkeys(why for _, why in findings)),
             "verdict": worst(timing.verdict, *(verdict for verdict, _ in findings)),
-            **_energy([result.energy for result in good if result.energy])}
+            **_energy([result.energy.model_dump() for result in good if result.energy])}
 
 
 def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, program
-from lib.measure.networks.visits_file import Result
+from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
 from lib.measure.worker import WorkerLostError, call
@@ -97,7 +97,7 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
     energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
-                  tensors_mb=tensor_peak_mb(run, device), energy={"energy_j": pass_j, **energy.columns})
+                  tensors_mb=tensor_peak_mb(run, device), energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
 def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[Result], dict[str, Any]]:

@@ -18,6 +18,18 @@ from lib.measure.networks.case import Case
 Key = tuple[int, str, str]  # round, network and memory
 
 
+class PassEnergy(BaseModel, extra="forbid"):
+    """The energy of one pass, and how it was measured: columns of ``networks``."""
+
+    energy_j: float
+    power_w: float
+    idle_w: float
+    energy_method: str
+    energy_n: int
+    energy_disagreement: float
+    energy_reason: str
+
+
 class Result(BaseModel, extra="forbid", populate_by_name=True):
     """The measurement of one case: its times (one per pass), peak memory, energy and GPU, or the reason of its failure.
 
@@ -30,7 +42,7 @@ class Result(BaseModel, extra="forbid", populate_by_name=True):
     reference_kernel_ms: list[float] = Field([], alias="yardstick_ms")
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
-    energy: dict[str, float | int | str] | None = None  # of a pass, and how it was got; older files have none
+    energy: PassEnergy | None = None  # older files have none
     gpu: GpuUse | None = None
 
     @model_validator(mode="after")

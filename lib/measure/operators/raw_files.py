@@ -78,7 +78,8 @@ class RawFiles:
 
         Raises InputError where visits are in them that were made on another card, processor, or with other software.
         """
-        before = self.visits and measured_on(self.folder) or facts
+        known = self.visits and (self.folder / _MEASURED_ON).exists()
+        before = measured_on(self.folder) if known else facts
         differing = [f"{name} was {before.get(name)!r} and is {facts.get(name)!r}" for name in sorted({*before, *facts})
                      if before.get(name) != facts.get(name)]
         if differing:

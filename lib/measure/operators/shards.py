@@ -84,8 +84,9 @@ def _missing(shard: Shard) -> int:
               for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
     kinds: dict[str, set[str]] = {}
     for device, part in shard.table.groupby("device"):
-        hardware = shard.facts.get("devices", {}).get(device, {}).get("hardware", {})
-        if not isinstance(hardware.get("gpus"), list):
+        identity = base.mapping(shard.facts.get("devices"), f"{shard.folder}/sweep.meta.json: devices").get(device)
+        hardware = identity.get("hardware") if isinstance(identity, dict) else None
+        if not isinstance(hardware, dict) or not isinstance(hardware.get("gpus"), list):
             raise InputError(f"{shard.folder}/sweep.meta.json lacks the hardware of {device}")
         kinds.setdefault(machine.kind(str(device), hardware), set()).update(part["config"])
     absent = max((points.keys() - keys for keys in kinds.values()), key=len, default=points.keys())

@@ -1,8 +1,9 @@
 """Budgeted, resumable sweeps: one worker process a device, interleaved rounds in random order, nothing measured is lost."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lib import locks, paths, store
@@ -104,27 +105,42 @@ class _Leader:
 
     def measure(self, devices: list[str]) -> None:
         """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
-        ready = self._start(devices)
-        kinds: dict[str, list[str]] = {}
-        for device in ready:
-            kinds.setdefault(machine.kind(device), []).append(device)
-        for alike in kinds.values():
-            rooms = {device: self._sweeps[device].room for device in alike}
-            self._points |= dict.fromkeys(alike, Points(self._p, rooms, self._chosen, self._entered(alike)))
-        self._run(ready)
-        self._run(self._start([device for device in ready if device not in self._failures and self._points[device].returned]))
+        with ExitStack() as workers:
+            ready = self._start(devices, workers)
+            kinds: dict[str, list[str]] = {}
+            for device in ready:
+                kinds.setdefault(machine.kind(device), []).append(device)
+            for alike in kinds.values():
+                rooms = {device: self._sweeps[device].room for device in alike}
+                self._points |= dict.fromkeys(alike, Points(self._p, rooms, self._chosen, self._entered(alike)))
+            self._run(ready)
+            again = [device for device in ready if device not in self._failures and self._points[device].returned]
+            again = self._start(again, workers)
+            for device in again:
+                self._points[device].rooms[device] = self._sweeps[device].room  # others may have taken some meanwhile
+            self._run(again)
 
-    def _start(self, devices: list[str]) -> list[str]:
-        """Start the workers of devices, all at once; return those that are ready."""
-        starting = {device: DeviceSweep(device, self._p, self._folder, self._stop) for device in devices}
+    def _start(self, devices: list[str], workers: ExitStack) -> list[str]:
+        """Start the workers of devices, all at once, which end with ``workers``; return those that are ready."""
+        starting: dict[str, DeviceSweep] = {}
+        for device in devices:
+            with self._failing(device):
+                starting[device] = DeviceSweep(device, self._p, self._folder, self._stop)
+                workers.callback(starting[device].visitor.shut_down)
         _load_capture()
         for device, started in starting.items():
-            try:
+            with self._failing(device):
                 started.ready()
                 self._sweeps[device] = started
-            except Exception as error:  # whatever it is, it is raised where the sweep was started
-                self._failures[device] = error
         return [device for device in devices if device not in self._failures]
+
+    @contextmanager
+    def _failing(self, device: str) -> Iterator[None]:
+        """Note why a device fails; whatever it is, it is raised where the sweep was started."""
+        try:
+            yield
+        except Exception as error:
+            self._failures[device] = error
 
     def _entered(self, alike: list[str]) -> set[str]:
         """Return what cards of a kind have, also those that are there no more, by what their files were measured on."""

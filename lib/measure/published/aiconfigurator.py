@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -49,12 +49,7 @@ def _newest(folder: Path | None, patterns: Iterable[str], read_table: Callable[[
 
     ``folder`` None is that of the installed package; ``patterns`` lie below a device's folder.
     """
-    package = None if folder else importlib.util.find_spec("aiconfigurator_core")
-    if not folder and not package:
-        raise InputError("the package aiconfigurator-core is not installed; get it with: pip install "
-                         "aiconfigurator-core==0.12.0 (82 MB), or name a folder of its layout: "
-                         "<gpu>/gemm/<framework>/<version>/gemm_perf.parquet")
-    folder, tables = folder or Path(package.submodule_search_locations[0]) / "systems" / "data", {}
+    folder, tables = folder or _of_package(), {}
     for name, device in DEVICES.items():
         files = sorted((path for pattern in patterns for path in folder.glob(f"{name}/{pattern}")),
                        key=lambda path: (_version(path), path))
@@ -63,6 +58,16 @@ def _newest(folder: Path | None, patterns: Iterable[str], read_table: Callable[[
         if parts:
             tables[device] = pd.concat(parts, ignore_index=True)
     return tables
+
+
+def _of_package() -> Path:
+    """Return the data folder of the installed package; InputError where it is not installed."""
+    package = importlib.util.find_spec("aiconfigurator_core")
+    if not package:
+        raise InputError("the package aiconfigurator-core is not installed; get it with: pip install "
+                         "aiconfigurator-core==0.12.0 (82 MB), or name a folder of its layout: "
+                         "<gpu>/gemm/<framework>/<version>/gemm_perf.parquet")
+    return Path(package.submodule_search_locations[0]) / "systems" / "data"
 
 
 def _version(path: Path) -> tuple:
@@ -77,24 +82,29 @@ def _software(path: Path) -> str:
 
 
 def _frame(path: Path, texts: Iterable[str], counts: Iterable[str], numbers: Iterable[str],
-           others: bool = True) -> pd.DataFrame:
-    """Read an original's columns; InputError for a damaged file, and for cells that are no such numbers."""
+           others: bool = True, dtypes: Container[str] = ()) -> pd.DataFrame:
+    """Read an original's columns, only the GEMMs of ``dtypes`` if they are given.
+
+    Raises InputError for a damaged file, and for cells that are no such numbers.
+    """
     frame = store.read_parquet(path, (*texts, *counts, *numbers), others=others)
+    frame = frame[frame["gemm_dtype"].isin(dtypes)] if dtypes else frame
     return importers.checked(frame.astype(dict.fromkeys(texts, str)), path, counts, numbers)
 
 
 def gemms(folder: Path | None = None) -> Tables:
     """Return the GEMMs in 16 bits as a ``sweep`` table a device; InputError for a folder without such files."""
     def read(path: Path, device: str) -> pd.DataFrame:
-        frame = _frame(path, ("gemm_dtype",), ("m", "n", "k"), ("latency",))
+        frame = _frame(path, ("gemm_dtype",), ("m", "n", "k"), ("latency",), dtypes=_DTYPES)
         parts = [importers.gemm(part["m"], part["k"], part["n"], part["latency"],
                                 importers.Source(device, _software(path), "kernel", _DTYPES[dtype]))
-                 for dtype, part in frame[frame["gemm_dtype"].isin(_DTYPES)].groupby("gemm_dtype")]
+                 for dtype, part in frame.groupby("gemm_dtype")]
         return pd.concat(parts) if parts else pd.DataFrame()
 
     tables = _newest(folder, [f"gemm/{FRAMEWORK}/*/gemm_perf.parquet"], read)
     if not tables:
-        raise InputError(f"{folder} has no <gpu>/gemm/{FRAMEWORK}/<version>/gemm_perf.parquet of {choices(DEVICES)}")
+        raise InputError(f"{folder or _of_package()} has no <gpu>/gemm/{FRAMEWORK}/<version>/gemm_perf.parquet of "
+                         f"{choices(DEVICES)}")
     return tables
 
 

@@ -218,12 +218,15 @@ class Engine:
         """Take in what happened, and decide; return whether to go on."""
         with self.lock:
             self._make_changes()
-            if until():
-                return False
-            if self._listen() or self._changed:
-                self._changed = False
-                self._decide()
-            return True
+            if not until():
+                if self._listen() or self._changed:
+                    self._changed = False
+                    self._decide()
+                return True
+            for slot in self.slots:
+                if slot.runs:
+                    self._stopped(slot, "lost", "the run was ended")
+            return False
 
     def _wait(self) -> None:
         """Wait a moment for messages, changes, arrivals and timeouts."""
