@@ -361,7 +361,9 @@ class Engine:
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
         view = view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
                        self.done)
-        if planning and self.view:  # whose numbers stay
+        if planning and self.view:  # whose numbers stay; what it does not show has none
+            for entry in view.entries:
+                entry.number = -1
             for number, entry in enumerate(self.view.entries):
                 entry.number = number
         return view
