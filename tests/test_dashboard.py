@@ -393,6 +393,14 @@ def test_a_wrong_form_comes_back_as_it_was_with_its_errors(site, data, reasons):
 
 
 # --- files
+def test_the_whole_log_of_a_run_is_served_as_text(site):
+    """Also what is beyond the page of rows that the database gives at once."""
+    run, lines = site.run(), [f"<b>{n}</b>" for n in range(1, 5003)]
+    site.output(run.id, *enumerate(lines, 1))
+    answer = site.page.get(f"/web/runs/{run.id}/log")
+    assert answer.text.splitlines() == lines and answer.headers["content-type"].startswith("text/plain")
+
+
 def test_files_of_a_run_are_served_and_nothing_else(site):
     run = site.run()
     folder, at = paths.DATA / run.folder, f"/web/runs/{run.id}"
