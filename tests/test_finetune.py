@@ -257,6 +257,8 @@ def test_biases_norms_and_vectors_do_not_decay():
     decayed, kept = optimization.groups(model, 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert ([tuple(p.shape) for p in decayed["params"]], len(kept["params"])) == ([(2, 4)], 5)
+    with refused("no parameter of the model is trained"):
+        optimization.groups(model.requires_grad_(False), 0.1)
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():

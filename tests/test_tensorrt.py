@@ -253,8 +253,12 @@ def test_the_script_profiles_an_engine_with_trtexec(tmp_path):
     assert made.model == "my net" and pd.read_csv(made.written[0])["layer_run_time"].tolist() == [0.25]
 
 
-def test_folders_without_recordings_are_refused(tmp_path):
+def test_folders_without_recordings_or_with_two_of_one_name_are_refused(tmp_path):
     with refused("holds no recording"):
         dataset.preprocess(tmp_path, tmp_path / "pre")
     with refused("layer-power preprocess"):
         dataset.convert(tmp_path, tmp_path / "train")
+    for name in ("a/net", "a-net"):
+        written(tmp_path / "raw" / name / dataset.ENGINE, dense())
+    with refused("would both be called 'a-net'"):
+        dataset.models(tmp_path / "raw")
