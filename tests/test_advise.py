@@ -200,6 +200,8 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
     rows = {row["device"]: row for row in json.loads(out)}
     assert "NaN" not in out and rows.keys() == {"cpu", "t4"}
     assert all(row["low_ms"] < row["predicted_ms"] < row["high_ms"] for row in rows.values())
+    needed = {"source", "images_per_sec", "memory_mb", "bound", "out_of_range"}
+    assert all(needed <= row.keys() for row in rows.values())
     assert (rows["cpu"]["verified_ms"], rows["cpu"]["changes"][0]["measured_gain"]) == (1.5, 2.0)
     assert None in [change["predicted_gain"] for change in rows["cpu"]["changes"]], "what is not known is null"
     assert "verified_ms" not in rows["t4"]

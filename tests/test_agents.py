@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,19 +22,21 @@ from sqlalchemy.exc import OperationalError
 
 from lib import locks, paths
 from lib.cli import main
+from lib.dashboard import advice, predictions
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, fleet
-from lib.dashboard.agents.messages import API_VERSION, Mailbox
+from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.app import create_app
 from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
+from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import killed, killed_queue
+from tests import killed, killed_queue, refused
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -530,6 +533,36 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
     assert len(lines_of(database, run_id)) == 5 and records.written == 14
     unwanted.assert_called_once_with("nobody")
+
+
+def test_a_token_that_is_no_attempt_of_a_job_is_refused():
+    assert attempt_of("a#b#12") == ("a#b", 12)
+    for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):
+        with refused("is no attempt of a job"):
+            attempt_of(token)
+
+
+def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monkeypatch):
+    monkeypatch.setattr(predictions.worker, "call", lambda *_, **__: {"chip": (10.0, "as advised")})
+    known, device = predictions.Predictions(), Device(name="cpu[0]", threads=1, cores=1, memory_mb=1000, model="chip")
+    known.place("a/cpu", SimpleNamespace(agent_id="a", device=device))
+    for run_id in ("first", "second"):
+        config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
+        known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
+        known.advise(run_id)
+    for seconds in (10, 25):
+        assert known.placement("second", "a/cpu")["predicted_s"] == seconds
+        known.measure("first", "a/cpu", 25.0)
+
+
+def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):
+    config = {"root": "synthetic:breastmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 3,
+              "load_pretrained": False, "batch_size": 16, "autocast_dtype": "fp32", "max_datapoints_per_class": 24}
+    (seconds, words), = advice.advise(config, [("cpu", "any"), ("cuda", "none")]).values()
+    numbers = re.match(r"(\d+) steps of (.+) ms, (\d+) evaluated batches of (.+) ms, ", words).groups()
+    steps, step_ms, batches, batch_ms = map(float, numbers)
+    assert steps == 3 * 3 and batches == 3 * 3 + 3, "48 samples of each split"
+    assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)
 
 
 def test_journal_and_database_are_brought_together_at_each_start(tmp_path):

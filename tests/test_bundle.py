@@ -274,6 +274,13 @@ def test_entries_that_are_no_plain_files_are_refused(home):
         refused(content.getvalue(), words)
 
 
+def test_a_bundle_that_is_encrypted_or_states_more_entries_than_one_may_have_is_refused(home):
+    raw = changed({}, {})
+    at = raw.index(b"PK\1\2")
+    refused(raw[:at + 8] + b"\1" + raw[at + 9:], "is encrypted")
+    refused(raw[:-12] + b"\xff\xff" + raw[-10:], "larger than a bundle may be")
+
+
 def test_what_is_cut_short_or_changed_anywhere_is_refused_or_the_same(home):
     (index, contents), raw = original(), changed({}, {})
     refused(packed(index, {**contents, CSV: contents[CSV] + b"\n"}), f"{CSV} is damaged .its digest does not fit")

@@ -4,6 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import nbformat
@@ -196,6 +197,10 @@ def test_what_runs_at_once_fits_together(monkeypatch):
     site = local_site.local_site(jobs, 2)
     assert site.able.tolist() == [[True, True], [True, True], [False, True], [True, True]]
     assert [slot.cores for slot in site.slots] == [(0, 1), (2, 3), ()]
+    fleet = local_site.fleet_of(site.slots)
+    assert (fleet.host_cores, fleet.cpu_cores[0]) == (4, 2), "jobs on the GPU draw from the cores of the host"
+    for slots in (site.slots[:2], (Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))):  # nobody else draws; of which host?
+        assert local_site.fleet_of(slots).host_cores == np.inf
     with refused(r"cpu with 2,000 MB and 1 cores, cuda:0 with 16,000 MB and 4 cores \(.*fewer --slots"):
         local_site.local_site(replace(jobs, memory_mb=np.full(4, 16001.0)))
 
@@ -289,6 +294,13 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
     write(tmp_path / "cut" / "state.pt", "damaged")
     with refused(r"state\.pt holds no tensors, or is damaged"):
         trained("cut")
+
+
+def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_batch_on():
+    batches = list(islice(tasks._order(10, 3, 0), 9))
+    epochs = [sum(batches[at:at + 3], []) for at in (0, 3, 6)]
+    assert all(len(set(epoch)) == 9 for epoch in epochs) and len(set(map(tuple, epochs))) == 3
+    assert all(list(islice(tasks._order(10, 3, first), 2)) == batches[first:first + 2] for first in range(8))
 
 
 def test_the_command_overwrites_nothing(tmp_path, capsys, monkeypatch):

@@ -6,10 +6,12 @@ Those that run jobs do so every night, on two real nodes on this machine.
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +184,25 @@ def test_a_cluster_starts_on_a_machine_that_never_ran_ray(tmp_path):
     assert len(result["listening"]) >= 4 and not [one for one in result["listening"] if one[1] not in loopback]
     assert result["mode"] == "0o700" and not result["joined"]
     assert not Path(result["folder"]).exists() and not list(Path(fresh["HOME"]).rglob("*"))
+
+
+def test_a_cluster_that_is_started_here_is_closed_to_others(monkeypatch):
+    """What Ray is told, by which it is closed in the test before."""
+    told, nodes = {}, [{"NodeManagerAddress": "127.0.0.1"}]
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **how: told.update(how), nodes=lambda: nodes,
+                                                            shutdown=told.clear))
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
+    with ray_workers.Cluster() as local:
+        local.join()
+        inner = Path(told["_temp_dir"])
+        assert stat.S_IMODE(inner.parent.stat().st_mode) == 0o700
+        assert (told["address"], told["include_dashboard"]) == ("local", False)
+        assert len(os.environ["RAY_AUTH_TOKEN"]) == 64 and os.environ["RAY_AUTH_MODE"] == "token"
+        assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0", "or it listens on all interfaces"
+    assert not told and not inner.parent.exists()
+    nodes.append({"NodeManagerAddress": "10.0.0.1"})
+    with ray_workers.Cluster() as local, refused("Ray listens on other interfaces than 127.0.0.1"):
+        local.join()
 
 
 def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):

@@ -16,6 +16,7 @@ from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
 from tests import killed, refused
+from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
@@ -73,6 +74,24 @@ def test_pairs_are_found(table):
     assert result["slowdown"].to_dict() == pytest.approx(expected)
     assert result["step_ms"].to_dict() == pytest.approx({case: 1e3 * STEP_S[case[0]] * by for case, by in expected.items()})
     assert set(table["n"]) == {4}  # two rounds, from either side (or on either slot)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"slots": 1}, "two slots"), ({"rounds": 0}, "a round and a workload at least"), ({"workloads": []}, "a round and a")])
+def test_nothing_is_not_measured_with_success(options, words):
+    with refused(words):
+        measured(**options)
+
+
+def test_the_newest_table_is_the_last_version(table, tmp_path):
+    for number in range(1, 12):
+        interference.write(table.assign(n=number), tmp_path)
+    assert set(interference.newest(table["hardware_id"][0], tmp_path)["n"]) == {11}
+
+
+def test_cores_are_shared_by_time_and_a_class_that_was_not_measured_slows_and_is_slowed_as_the_median(known):
+    assert list(contention_of(np.ones((2, 2)), cores=2.0).rates({0: (0, 0), 1: (0, 1)}, wanted_cores=4.0).values()) == [0.5] * 2
+    assert known.rates({0: (-1, 0), 1: (7, 0)})[0] == pytest.approx(1 / np.median([1.0, 1.5, 1.0, 2.0]))
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -6,6 +6,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,11 +17,12 @@ from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
-from lib.measure.operators import visit
+from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
 from lib.predict.advice import advise
 from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
+from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
 GPU = torch.device("cuda:0")
@@ -137,6 +139,13 @@ def test_attention_for_cuda_computes_what_attention_is(mask):
     assert torch.allclose(expected, F.scaled_dot_product_attention(*tensors, attn_mask=bias), atol=1e-6)
 
 
+def test_a_head_that_flash_attention_does_not_take_is_padded():
+    several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
+                            "bfloat16", device="cuda:0")
+    assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
+    assert (several[-1].args[0].shape[-1], several[-1].kwargs) == (24, (("scale", 20**-0.5),))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 80, 128, 160, 256])
@@ -248,6 +257,17 @@ def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypa
     assert timed.graphed == (ms == 0.001)
     assert ms is None or timed.median_ms == pytest.approx(ms, rel=1e-6 if timed.graphed else 0.03), "no launch is in a graph's"
     assert not timed.graphed or card.recorded[-1] in (1000, 1001), "as many calls as fill a sample"
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_kernel_of_a_sweep_that_no_graph_can_be_recorded_of_says_so(monkeypatch, records):
+    bench = object.__new__(visit.Bench)
+    bench.device, bench.visit_ms = GPU, 5
+    samples, calls, reason = bench._kernel_samples(Card(monkeypatch, records).kernel)
+    assert np.median(samples) == pytest.approx(0.001 if records else 0.005, rel=1e-6 if records else 0.03)
+    assert (calls in (1000, 1001)) == records and reason == ("" if records else visit.LAUNCHED)
+    table = aggregate.summarise(pd.DataFrame([visited(reason=reason, config="x", gpu_others=0.0)] * 3))
+    assert table[["verdict", "why"]].values.tolist() == [["stable", reason]]
 
 
 @pytest.mark.parametrize("flush_ms", [0.001, 0.02, 10.0])

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import threading
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from markupsafe import escape
 
 from lib import locks, paths
+from lib.cli import dashboard
 from lib.cli.main import main
 from lib.dashboard import configurations, events, security
 from lib.dashboard import database as db
@@ -170,6 +172,14 @@ def test_the_verb_prints_where_the_token_is_and_not_the_token(verb, home):
     (project,) = api.get("/api/v1/projects").json()
     configs = api.get(f"/api/v1/configs/project/{project['id']}").json()
     assert sorted(config["kind"] for config in configs) == ["finetune", "notebook"]
+
+
+def test_the_agent_of_a_server_gets_its_token_and_not_the_address_of_its_database(monkeypatch):
+    started = []
+    monkeypatch.setenv("DASHBOARD_DB_URL", "postgresql://me:secret@host/name")
+    monkeypatch.setattr("subprocess.Popen", lambda words, env: started.append(env) or Mock())
+    with dashboard._agent("http://127.0.0.1:1", "T"):
+        assert started[0]["DASHBOARD_TOKEN"] == "T" and "secret" not in str(started)
 
 
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_address_of_the_sixth_version_is_in_brackets(verb):
@@ -383,6 +393,14 @@ def test_a_wrong_form_comes_back_as_it_was_with_its_errors(site, data, reasons):
 
 
 # --- files
+def test_the_whole_log_of_a_run_is_served_as_text(site):
+    """Also what is beyond the page of rows that the database gives at once."""
+    run, lines = site.run(), [f"<b>{n}</b>" for n in range(1, 5003)]
+    site.output(run.id, *enumerate(lines, 1))
+    answer = site.page.get(f"/web/runs/{run.id}/log")
+    assert answer.text.splitlines() == lines and answer.headers["content-type"].startswith("text/plain")
+
+
 def test_files_of_a_run_are_served_and_nothing_else(site):
     run = site.run()
     folder, at = paths.DATA / run.folder, f"/web/runs/{run.id}"

@@ -90,6 +90,9 @@ def test_resizing_in_3d_and_augmentation(synthetic):
 def test_unknown_datasets_and_wrong_sources():
     with refused("no dataset 'catmnist'; there are: imagefolder, pathmnist"):
         workloads.prepare(small("catmnist"))
+    for folder in ("", "nowhere"):
+        with refused("imagefolder needs 'folder:' with train and val"):
+            opened(small("imagefolder", folder=folder))
 
 
 def test_an_image_folder(tmp_path):
@@ -162,6 +165,15 @@ def test_a_file_that_medmnist_did_not_publish_is_marked(volumes, monkeypatch):
     ({"val_images": np.zeros((2, 20, 28, 28), np.uint8)}, r"images \(2, 20, 28, 28\).* needs images \(n, 28, 28, 28\)")])
 def test_labels_and_images_are_checked_when_the_file_is_read(volumes, changed, what):
     refused_file(volumes(**changed), what)
+
+
+def test_labels_of_several_kinds_are_zero_or_one(tmp_path):
+    labels = np.zeros((4, 14), np.uint8)
+    labels[3, 7] = 2
+    parts = {"labels": labels, "images": np.zeros((4, 28, 28), np.uint8)}
+    np.savez(tmp_path / "a.npz", **{f"{split}_{part}": array for split in SPLITS for part, array in parts.items()})
+    with refused(r"label 3 of train is \[.*2.*\]; chestmnist has 0 to 1"):
+        medmnist_files.check_file(tmp_path / "a.npz", "chestmnist", 28)
 
 
 def header(shape):

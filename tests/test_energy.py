@@ -151,6 +151,9 @@ def test_a_processor_without_counters_is_metered_by_its_whole_board_and_else_bot
     assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
                                                f"no INA3221 sensor in {tmp_path}")
     assert "no meter of mps" in meters.open_meter("mps").reason
+    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
+    assert meters.open_meter("cpu").reason.endswith(
+        f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: VDD_GPU_SOC, VDD_CPU_CV")
     a_board(tmp_path)
     assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
 

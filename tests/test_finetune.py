@@ -193,12 +193,21 @@ def test_a_folder_of_images_and_its_labels(folder):
     assert (tuple(tensor.shape), label.tolist()) == ((3, 16, 16), [0])
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert (mapped.labels, mapped.splits["train"].labels.ravel().tolist()) == (("dog", "cat"), [1] * 6 + [0] * 6)
+    assert mapped.splits["train"][0, 0][1].tolist() == [1]
     (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
     with refused("picture 0 cannot be read"):
         data.splits["train"][0, 0]
     (folder / "val" / "fox").mkdir()
     with refused("val has classes that train/ has not: fox; that has: cat, dog"):
         opened(root=str(folder))
+
+
+def test_several_labels_of_an_image_are_in_the_order_of_the_config(home):
+    usual = opened(root="synthetic:chestmnist", loss_name="bce")
+    turned = opened(root="synthetic:chestmnist", loss_name="bce", class_labels=[*usual.labels[3:], *usual.labels[:3]])
+    before, after = (data.splits["val"].labels for data in (usual, turned))
+    number = int((before != after).any(1).argmax())
+    assert turned.splits["val"][0, number][1].tolist() == after[number].tolist() == np.roll(before[number], -3).tolist()
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -248,6 +257,8 @@ def test_biases_norms_and_vectors_do_not_decay():
     decayed, kept = optimization.groups(model, 0.1)
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
     assert ([tuple(p.shape) for p in decayed["params"]], len(kept["params"])) == ([(2, 4)], 5)
+    with refused("no parameter of the model is trained"):
+        optimization.groups(model.requires_grad_(False), 0.1)
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
@@ -391,6 +402,16 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     weights.save({**last(folder), "random": [{}]}, folder / "checkpoints" / "last.pt")
     with refused("is no checkpoint of this run"):
         task.finetune(job(), config, str(folder))
+
+
+def test_each_process_resumes_with_its_own_sums_and_all_with_the_best_of_the_first(tmp_path, monkeypatch):
+    told, trainer = {}, Mock(options=Options(CPU), state=dict)
+    monkeypatch.setattr(Processes, "gathered", lambda one, value: [told.setdefault(one.rank, value), told.get(1)])
+    positions = [checkpoints.Position(batch=3, loss=1.5 + rank, samples=7 - rank, best=0.5) for rank in (0, 1)]
+    saved = [checkpoints.Checkpoints(tmp_path, small(), Processes(rank, 2)) for rank in (0, 1)]
+    for rank in (1, 0):
+        saved[rank].save(trainer, positions[rank])
+    assert [one.resume(trainer) for one in saved] == positions
 
 
 def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_path):

@@ -274,3 +274,8 @@ def test_a_cell_without_counters_says_why(counted):
     status, shown, _ = counted("==ERROR== ERR_NVGPUCTRPERM")
     assert (status, shown.count("\n")) == (1, 1)
     assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: the driver lets only administrators read the")
+
+
+def test_counters_are_a_gpus(verb):
+    status, shown, _ = verb("--cells", "resnet18/b8/fp32", "--nsight")
+    assert status == 1 and "counts what a CUDA device does, not cpu" in shown

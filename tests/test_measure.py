@@ -103,6 +103,17 @@ def test_a_busy_neighbour_is_seen():
     assert seen.own_cores < 0.2
 
 
+@pytest.mark.parametrize(("cores", "seconds"), [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 2], (60, 6))])
+def test_seconds_are_counted_on_our_own_cores_by_their_numbers_and_else_on_all(monkeypatch, tmp_path, cores, seconds):
+    """Of core 1, which is offline, Linux has no line."""
+    tick = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "stat").write_text("cpu  0 0 0 0 0 0 0 0\n" + "".join(
+        f"cpu{core} {busy_s * tick} 0 0 9 9 0 0 {busy_s * tick // 10} 7 0\n" for core, busy_s in ((0, 10), (2, 30), (3, 20))))
+    monkeypatch.setattr(load, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(load, "own_cores", lambda: cores)
+    assert load.busy_seconds() == pytest.approx(seconds)
+
+
 LEADER = """
 import multiprocessing, time
 

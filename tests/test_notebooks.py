@@ -110,7 +110,7 @@ def test_the_report_in_a_browser(page, chromium, tmp_path, width):
     allowed, policies = re.subn("default-src ('|&#39;)none('|&#39;)", "default-src 'none'; script-src 'unsafe-inline'",
                                 page.read_text())
     assert policies == 1
-    seen = json.loads(html.unescape(opened(chromium, tmp_path, allowed.replace("</body>", PROBE), width)))
+    seen = json.loads(html.unescape(opened(chromium, tmp_path, allowed.replace("</body>", PROBE), width, silent=True)))
     assert seen["images"] >= 15
     assert seen["broken"] == 0
     assert not seen["wide"], f"the page is wider than {seen['width']} px"

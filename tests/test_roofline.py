@@ -21,6 +21,7 @@ from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.studies.roofline import figures, study
 from lib.studies.roofline import tables as shown
+from lib.work.graph.ops import Op, TensorSpec
 from tests import refused
 
 CPU = Roof("cpu", "fp32", "measured", "hw", 500.0, {"L2": 200.0, "RAM": 50.0}, {"L2": 2.0}, 2.0)
@@ -207,3 +208,10 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
     assert failed == ["my operator does not run on cpu: not implemented for this backend"]
     with refused("my network does not run on cpu"):
         timed(("network", broken))
+
+
+@pytest.mark.parametrize(("name", "read", "written", "touched"), [
+    ("relu_", 0, 0, 64), ("relu", 0, 1, 128), ("relu", -1, -1, 128)])
+def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
+    before, after = (TensorSpec((4, 4), (4, 1), storage=storage) for storage in (read, written))
+    assert isolated.footprint(Op(f"aten.{name}.default", (before,), outputs=(after,))) == touched

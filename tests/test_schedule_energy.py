@@ -66,6 +66,12 @@ def test_set_up_idles_and_an_attempt_that_died_took_its_share():
         assert energy.of_schedule(problem, attempt, end_s) == (pytest.approx(2 * 10 + share * 80), "modelled, idling assumed")
 
 
+def test_a_device_idles_from_the_beginning_also_before_the_first_job_comes():
+    fleet = Fleet.from_counts({"gpu": 2}, idle_w=[10], busy_w=[100])
+    problem = Problem(Jobs.plain(1, np.array([6.0])), fleet, np.array([[4.0]]), np.array([[4.0]]))
+    assert energy_of(problem) == (pytest.approx(4 * 100 + (2 * 10 - 4) * 10), "assumed")
+
+
 def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
     fleet = Fleet.from_counts({"cpu": 4, "gpu": 4}, idle_w=[0, 0], busy_w=[10, 1000])
     times, stated = np.tile([2.0, 1.0], (12, 1)), JobEnergy(np.tile([500.0, 1.0], (12, 1)), ("measured",) * 12)

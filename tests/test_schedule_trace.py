@@ -55,14 +55,17 @@ def table(rows):
 
 
 def test_a_schedule_in_which_all_went_wrong_that_can():
-    """Attempts were retried, failed, moved."""
+    """Attempts were retried, failed, moved, and one was lost with its run."""
     draw = np.random.default_rng(0)
     times = draw.uniform(1, 5, (30, 2))
     actual = np.where(draw.random((30, 1)) < 0.2, times * [[30, 1]], times)
     problem = Problem(Jobs.plain(30), Fleet.from_counts({"cpu": 2, "gpu": 2}), times, actual, 0.3)
     result = simulate(problem, registry.policy("hybrid", steps=60_000), Faults(0.4, seed=4)).schedule
-    assert set(result["status"]) == {*STATUSES} - {"lost"}
-    check_trace(result)
+    last = result["end_s"].max()
+    lost = table([("lost", "cpu[0]", last, last, 1, "lost"), ("lost", "cpu[0]", last, last + 1, 2, "done")])
+    schedule = pd.concat([result[lost.columns], lost], ignore_index=True)
+    assert set(schedule["status"]) == set(STATUSES)
+    check_trace(schedule)
 
 
 @given(begin=st.floats(0, 1e7), steps=st.lists(st.tuples(st.floats(0, 1e4) | st.floats(0, 1e-5) | st.just(0.0),

@@ -26,7 +26,7 @@ from lib.predict.advice.query import Query
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import PARTS, Part, Step
+from lib.predict.networks.step import PARTS, Costs, Part, Step
 from lib.predict.networks.step_learners import StepModel
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
@@ -169,6 +169,13 @@ def test_advice_of_training_is_of_whole_steps(answer):
                   "the whole step by learners of profiles, in ms: GBT"):
         assert words in text
     assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
+
+
+def test_a_loader_that_takes_most_of_a_step_bounds_it(monkeypatch):
+    slow, real = Costs({"batches": 1e4, "samples": 0.0, "mb": 0.0, "resized_mb": 0.0}, 0.1, 3, "test"), steps.costs_of
+    monkeypatch.setattr(steps, "costs_of", lambda *given: {**real(*given), "loader_wait": slow})
+    table = advise.advise(Query("W1", mode="train"), [CPU, "t4"], crossovers=False).table
+    assert table["bound"].tolist() == ["loader", "loader"]
 
 
 def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of_the_same_batch_for_measured():

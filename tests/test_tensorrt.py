@@ -149,6 +149,15 @@ def test_a_window_has_the_mean_of_the_samples_within_it_and_none_without(samples
         np.testing.assert_allclose(mean_w, inside @ power_w / inside.sum(axis=1))
 
 
+@pytest.mark.parametrize(("name", "end_s", "words"), [
+    ("pool", 100.0, "does not overlap"), ("pool", np.nan, "no time stamps"), ("other", 1.0, "not of one engine")])
+def test_power_of_another_time_or_of_another_engine_is_brought_to_no_layer(tmp_path, name, end_s, words):
+    log = PowerLog(np.array([0.0, 1.0]), np.full(2, 5.0))
+    times = pd.DataFrame({"layer_name": [name], "cycle": 1, "layer_run_time": 1.0, "start_s": end_s - 1e-3, "end_s": end_s})
+    with refused(words):
+        mapping.layerwise(engine.read(written(tmp_path / "e.json", pooling())), times, log, 1.0)
+
+
 def recording(folder, cycles=12, missing_s=0.0):
     """Write a raw recording of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
     layers = [convolution(), pooling(), dense()]
@@ -244,8 +253,12 @@ def test_the_script_profiles_an_engine_with_trtexec(tmp_path):
     assert made.model == "my net" and pd.read_csv(made.written[0])["layer_run_time"].tolist() == [0.25]
 
 
-def test_folders_without_recordings_are_refused(tmp_path):
+def test_folders_without_recordings_or_with_two_of_one_name_are_refused(tmp_path):
     with refused("holds no recording"):
         dataset.preprocess(tmp_path, tmp_path / "pre")
     with refused("layer-power preprocess"):
         dataset.convert(tmp_path, tmp_path / "train")
+    for name in ("a/net", "a-net"):
+        written(tmp_path / "raw" / name / dataset.ENGINE, dense())
+    with refused("would both be called 'a-net'"):
+        dataset.models(tmp_path / "raw")

@@ -81,6 +81,16 @@ def test_gradients_are_clipped_and_the_schedule_steps_with_the_optimizer():
     assert moved <= 1.5e-3 * 1.001
 
 
+def test_layers_that_are_frozen_keep_their_running_statistics():
+    of = task(model="resnet18_2d")
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: sgd(model.fc)))
+    trainer.model.requires_grad_(False).fc.requires_grad_(True)
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train(batches(of, [8, 8]))
+    after = trainer.model.state_dict()
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {"fc.weight", "fc.bias"}
+
+
 def test_bf16_and_channels_last_train_also_where_a_batch_is_augmented():
     class Formats(Observer):
         def end(self, batch):

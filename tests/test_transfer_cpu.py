@@ -182,6 +182,13 @@ def test_gemms_scale_by_gemms_and_memory_by_all_working_sets_of_both(reference):
         name: (0.5 if name.startswith(("gemm", "attention")) else 0.25, pytest.approx(0.25)) for name in model.parts}
 
 
+def test_the_rest_of_an_operator_scales_with_the_threads_and_the_speed_of_a_core(reference):
+    model = replace(reference, facts=reference.facts | {"threads": 4, "core_us": 0.3})
+    rests = [transfer_cpu.scaling(model, Host("1", threads, 100.0, 5.0, None, core_us=core_us)).rest
+             for threads, core_us in ((2, 0.3), (8, 0.6), (1, None))]
+    assert rests == pytest.approx([0.5, 1.0, 0.25])
+
+
 def _answers(model, table):
     return model.predict(table)[["predicted_ms", "low_ms", "high_ms"]].to_numpy()
 
