@@ -11,6 +11,8 @@ import time
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from unittest.mock import Mock
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -274,6 +276,10 @@ def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, ca
     assert f"{paths.DATA} here is not the server's: mount that one there" in capsys.readouterr().err
     monkeypatch.setattr(agent, "API_VERSION", API_VERSION - 1)
     assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
+    other = Request(f"{site.url}/api/v1/agents/register", b'{"api_version": 0, "field": "of another version"}',
+                    {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"})
+    with pytest.raises(HTTPError, match="409"):
+        urlopen(other)
     assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)
     assert "is no address" in refusal("localhost:8000", capsys, *words)
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)

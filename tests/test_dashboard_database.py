@@ -143,7 +143,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     card = {"agent_id": agent, "index": 1, "name": "a card", "total_mem_mb": 24000, "compute_capability": "8.9"}
     assert site.post("agents/gpus", **card).status_code == 201
     assert "gpu 1 already" in site.post("agents/gpus", **card).json()["detail"]
-    answers = [site.post(f"agents/{agent}/gpus/1/{what}") for what in ("reserve", "reserve", "release")]
+    answers = [site.post(f"agents/{agent}/gpus/1/{what}") for what in ("reserve", "reserve?reserved=false", "release")]
     assert [answer.json().get("is_allocated", answer.status_code) for answer in answers] == [True, 409, False]
     wanted = {"gpu_indices": [1], "tags": ["first"]}
     run = site.post(f"runs/from-config/{config['id']}", priority=3, agent_id=agent, **wanted).json()

@@ -136,7 +136,7 @@ class Dispatcher:
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
             expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
-            self._predictions.recall(session)
+            self._predictions.recall(session, self._service.attempts())
         self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:

@@ -22,7 +22,7 @@ _SHOWN = ("state", "reason", "placement", "attempt", "epoch", "epochs", "step", 
 TOPICS = {"runs": db.Run, "agents": db.Agent, "configs": db.TrainConfig, "projects": db.Project}
 
 
-_CURSOR = {"pattern": r"^[0-9]{1,18}\.[0-9]{1,18}$"}  # the ids of the page's last log line and last value
+_CURSOR = {"pattern": r"^([0-9]{1,18}\.[0-9]{1,18})?$"}  # the ids of the page's last log line and last value
 
 
 def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[str, Any], list[list], list[list], int, int]:
@@ -74,7 +74,7 @@ def add_stream(routes: APIRouter, path: str, database: Database) -> None:
                    last_event_id: Annotated[str | None, Header(**_CURSOR)] = None):
         with database.reading() as session:
             db.get(session, db.Run, run_id)
-        return EventSourceResponse(_follow(database, run_id, *map(int, (last_event_id or after).split("."))))
+        return EventSourceResponse(_follow(database, run_id, *map(int, (last_event_id or after or "0.0").split("."))))
 
 
 def _mark(database: Database, topic: str) -> str:

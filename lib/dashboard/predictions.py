@@ -6,6 +6,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
+import pandas as pd
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -70,14 +71,19 @@ class Predictions:
         for alike in _alike(run):
             self._of(alike, device).append(seconds)
 
-    def recall(self, session: Session) -> None:
-        """Take the runs that finished before at their first attempt, the newest last."""
+    def recall(self, session: Session, attempts: pd.DataFrame) -> None:
+        """Take the runs that finished before at their first attempt, the newest last.
+
+        ``attempts``: those of the queue's journal, whose times do not depend on when the database was reached.
+        """
+        first = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
+        seconds = (first["end_s"] - first["start_s"]).to_dict()
         once = db.Run.state == db.FINISHED, db.Run.attempt == 1, db.Run.agent_id.is_not(None)
         runs = session.scalars(select(db.Run).where(*once).order_by(db.Run.finished_at.desc()).limit(1000))
         for run in reversed(runs.all()):
             for device in run.agent.slots:
-                if device["name"] == run.device:
-                    self._keep(run, Device(**device), (run.finished_at - run.started_at).total_seconds())
+                if device["name"] == run.device and run.id in seconds:
+                    self._keep(run, Device(**device), seconds[run.id])
 
     def advise(self, run_id: str) -> None:
         """Ask the cost models how long a fine-tune takes, once per configuration and set of processors; it takes some seconds.

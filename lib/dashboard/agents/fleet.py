@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, Depends, HTTPException, Request
 from sqlalchemy import select
 
 from lib import paths
@@ -164,6 +164,15 @@ class AgentWorker:
         self._bell.close()
 
 
+async def _same_version(request: Request) -> None:
+    """Refuse an agent of another version before its message is read: its fields may differ."""
+    with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
+        stated = (await request.json()).get("api_version")
+        if stated != API_VERSION:
+            raise HTTPException(_OLD, f"this agent speaks version {stated} of the agents' protocol, the server version "
+                                f"{API_VERSION}: install the server's version of this project on its machine")
+
+
 class Fleet:
     """The agents that are connected; ``slots`` are those of the queue, by their names there."""
 
@@ -182,7 +191,7 @@ class Fleet:
     def router(self) -> APIRouter:
         """Return the endpoints of agents, to be mounted behind the check of tokens."""
         routes = APIRouter(tags=["agents"])
-        routes.post("/agents/register", responses={
+        routes.post("/agents/register", dependencies=[Depends(_same_version)], responses={
             _OLD: {"description": "Another version of the protocol"},
             _BUSY: {"description": "The name is taken; try again"}})(self.register)
         routes.post("/agents/{agent_id}/exchange", responses={
@@ -190,10 +199,7 @@ class Fleet:
         return routes
 
     def register(self, registration: Registration) -> Registered:
-        """Begin a session. Raises HTTPException for another version, and while another agent of that name may run something."""
-        if registration.api_version != API_VERSION:
-            raise HTTPException(_OLD, f"this agent speaks version {registration.api_version} of the agents' protocol, the "
-                                f"server version {API_VERSION}: install the server's version of this project on its machine")
+        """Begin a session. Raises HTTPException while another agent of that name may run something."""
         with self._lock:
             last = self._sessions.get(registration.name)
             if last and last.registration.instance != registration.instance and not (last.over or last.is_silent()):

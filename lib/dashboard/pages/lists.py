@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,11 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, "/web/schedule", "schedule.html", schedule)
     _add_project(pages, operations)
     for word, reserved in (("reserve", True), ("release", False)):
-        def allocate(agent_id: RowId, index: Index, reserved: bool = reserved):
-            operations.allocate(reserved, agent_id, index)
+        def allocate(is_reserved: bool, agent_id: RowId, index: Index):
+            operations.allocate(is_reserved, agent_id, index)
             return RedirectResponse("/web/agents", 303)
 
-        pages.post(f"/web/agents/{{agent_id}}/gpus/{{index}}/{word}")(allocate)
+        pages.post(f"/web/agents/{{agent_id}}/gpus/{{index}}/{word}")(partial(allocate, reserved))
 
 
 def _add_project(pages: APIRouter, operations: Operations) -> None:
