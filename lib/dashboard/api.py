@@ -61,8 +61,10 @@ def router(operations: Operations) -> APIRouter:
     add("POST", "/runs/from-config/{config_id}", operations.queue_run, run, 201)
     add("GET", "/runs", operations.runs, list[run])
     add("GET", "/runs/{row_id}", partial(operations.get, db.Run), run)
+    add("DELETE", "/runs/{run_id}", operations.delete, run)
     for word, change in (("cancel", operations.cancel), ("priority", operations.reorder), ("start", operations.start),
-                         ("finish", operations.finish)):
+                         ("finish", operations.finish), ("notes", operations.describe),
+                         ("archive", partial(operations.archive, True)), ("restore", partial(operations.archive, False))):
         add("POST", f"/runs/{{run_id}}/{word}", change, run)
     for word, table in (("logs", db.RunLog), ("metrics", db.RunMetric)):
         add("GET", f"/runs/{{run_id}}/{word}", partial(operations.outputs, table), list[OUT[table]])

@@ -21,6 +21,7 @@ _MADE = ("medmnist", "synthetic")  # roots that are no folder
 _PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy", "folder"}, ("models", "model")  # parameters of notebooks
 _IMAGES = ("root", "folder")  # fields that may lie in ``data_roots``
 data_roots: list[Path] = []  # folders of images elsewhere, which the server's command line allows
+BASIC = ("root", "model_flavour", "loss_name", "epochs", "batch_size", "lr", "optimizer", "autocast_dtype")  # fields of a form
 _MOST_EPOCHS = 1_000_000_000
 
 

@@ -211,6 +211,8 @@ class Run(_InProject, Base):
     gpu_indices: Mapped[fields.Indices]  # of that agent; the only cards that it may be placed on
     env: Mapped[fields.Environment]  # kept, not set
     tags: Mapped[Names]
+    notes: Mapped[Long | None] = mapped_column(default=None)
+    archived_at: Mapped[datetime | None]  # lists leave it out from then on
     seed: Mapped[int | None]
     config: Mapped[TrainConfig] = relationship(lazy="joined", innerjoin=True)
     agent: Mapped[Agent | None] = relationship(lazy="joined")
@@ -295,14 +297,14 @@ def get(session: Session, table: type[Base], row_id: str) -> Any:
 def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
     """Move a run to ``state`` and set ``facts`` (columns of Run); return False where it is in that state already.
 
-    Sets started_at, finished_at and the job's dequeued_at; back to queued counts a retry and keeps ``reason`` as last error.
+    Sets started_at (of this attempt), finished_at and the job's dequeued_at; back to queued counts a retry and keeps ``reason`` as last error.
     Raises NotFoundError, and ConflictError for a step that is not in TRANSITIONS.
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
     values = {"state": state, "reason": reason, "updated_at": at, **facts}
     if state == RUNNING:
-        values["started_at"] = sa.func.coalesce(Run.started_at, at)
+        values.setdefault("started_at", at)  # of this attempt: waiting and lost attempts are no time of a run
     if state in ENDS:
         values["finished_at"] = at
     changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)

@@ -1,6 +1,6 @@
 """The engine of the database, SQLite or PostgreSQL: its transactions, and the lock of its only server.
 
-SQLite gets WAL, a busy timeout and foreign keys; missing tables are made.
+SQLite gets WAL, a busy timeout and foreign keys; missing tables are made, and missing columns that may be empty are added.
 """
 
 import contextlib
@@ -30,15 +30,28 @@ class Database:
         self.engine = _engine(url, wait_s)
         try:
             Base.metadata.create_all(self.engine)
-            existing = sa.inspect(self.engine).get_multi_columns()
+            missing = self._missing()
+            self._add([column for column in missing if column.nullable])
         except exc.DatabaseError as error:
             where = self.engine.url.render_as_string(hide_password=True)
             raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
-        missing = [f"{name}.{column}" for name, table in Base.metadata.tables.items()
-                   for column in set(table.columns.keys()) - {column["name"] for column in existing[(None, name)]}]
-        if missing:
-            raise InputError(f"the dashboard's database is of an older version, without {choices(missing)}; name a new one in "
+        if old := [str(column) for column in missing if not column.nullable]:
+            raise InputError(f"the dashboard's database is of an older version, without {choices(old)}; name a new one in "
                              "DASHBOARD_DB_URL, or move it away")
+
+    def _missing(self) -> list[sa.Column]:
+        """Return the columns that tables of an older version lack."""
+        existing = sa.inspect(self.engine).get_multi_columns()
+        names = {table: {column["name"] for column in columns} for (_, table), columns in existing.items()}
+        return [column for table in Base.metadata.tables.values() for column in table.columns
+                if column.name not in names[table.name]]
+
+    def _add(self, columns: list[sa.Column]) -> None:
+        quoted, dialect = self.engine.dialect.identifier_preparer.quote, self.engine.dialect
+        with self.engine.begin() as connection:
+            for column in columns:
+                connection.execute(sa.DDL(f"ALTER TABLE {quoted(column.table.name)} ADD COLUMN {quoted(column.name)} "
+                                          f"{column.type.compile(dialect)}"))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:

@@ -3,11 +3,12 @@
 import math
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Query
-from sqlalchemy import select
+from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from lib import files, paths
@@ -33,10 +34,15 @@ class Operations:
     def __init__(self, database: Database, dispatcher: Dispatcher):
         self.database, self.dispatcher = database, dispatcher
 
-    def page(self, table: type[db.Base], limit: int, offset: int = 0, *conditions: Any, **values: Any) -> list[Any]:
-        """Return a page of rows in the order of their table; ``values`` are what columns must be, None leaves one out."""
+    def page(self, table: type[db.Base], limit: int, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
+             **values: Any) -> list[Any]:
+        """Return a page of rows, by ``first`` and then in the order of their table.
+
+        ``values`` are what columns must be, None leaves one out.
+        """
         wanted = {name: value for name, value in values.items() if value is not None}
-        rows = select(table).where(*conditions).filter_by(**wanted).order_by(*table.order()).limit(limit).offset(offset)
+        rows = select(table).where(*conditions).filter_by(**wanted)
+        rows = rows.order_by(*first, *table.order()).limit(limit).offset(offset)
         with self.database.reading() as session:
             return list(session.scalars(rows))
 
@@ -123,11 +129,43 @@ class Operations:
         folder = _new_folder(config, checked)
         run = self.add(db.Run, {
             "project_id": config.project_id, "config_id": config.id, "folder": str(folder.relative_to(paths.DATA)),
-            "name": folder.name if checked.kind == "finetune" else config.name, "only_agent_id": body.agent_id,
+            "name": f"{config.name} {self._runs_of(config) + 1}", "only_agent_id": body.agent_id,
             "job": db.Job(priority=body.priority) if body.enqueue else None, **checked.facts,
             **body.model_dump(include={"gpu_indices", "docker_image", "env", "tags"})})
         if body.enqueue:
             self.dispatcher.submit(run.id)
+        return run
+
+    def _runs_of(self, config: db.TrainConfig) -> int:
+        """Return how many runs the configurations of this name have."""
+        with self.database.reading() as session:
+            return session.scalar(select(func.count(db.Run.id)).join(db.TrainConfig).where(
+                db.Run.project_id == config.project_id, db.TrainConfig.name == config.name))
+
+    def describe(self, run_id: RowId, body: schemas.NotesIn):
+        """Set the notes and tags of a run."""
+        return self._change(run_id, notes=body.notes, tags=body.tags)
+
+    def archive(self, archived: bool, run_id: RowId):
+        """Leave a run out of the lists, or show it there again."""
+        return self._change(run_id, archived_at=db.now() if archived else None)
+
+    def _change(self, run_id: str, **values: Any) -> db.Run:
+        with self.database.writing() as session:
+            run = db.get(session, db.Run, run_id)
+            for name, value in values.items():
+                setattr(run, name, value)
+        return self.get(db.Run, run_id)
+
+    def delete(self, run_id: RowId):
+        """Remove a run with its log and metrics, and return it; its folder stays. ConflictError for one that has not ended."""
+        with self.database.writing() as session:
+            run = db.get(session, db.Run, run_id)
+            if run.state not in db.ENDS:
+                raise ConflictError(f"the run is {run.state}; cancel it first")
+            for table in (db.RunLog, db.RunMetric):
+                session.execute(delete(table).where(table.run_id == run_id))
+            session.delete(run)
         return run
 
     def cancel(self, run_id: RowId):

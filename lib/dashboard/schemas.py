@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from lib.dashboard import database as db
-from lib.dashboard.fields import Line, Names, Object, Priority, RowId
+from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Words
 from lib.errors import choices
 
 
@@ -75,6 +75,13 @@ class PriorityIn(_In):
     """A new place in the queue; higher first."""
 
     priority: Priority
+
+
+class NotesIn(_In):
+    """What people write beside a run."""
+
+    notes: Annotated[str, Field(max_length=5000), PLAIN] = ""
+    tags: Words = []
 
 
 class EndIn(_In):

@@ -1,16 +1,19 @@
 """All pages together: those of many rows with their forms (projects, configurations, runs, agents), schedule and login."""
 
-import math
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import numpy as np
 import pandas as pd
-from fastapi import APIRouter, Request
+import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse
+from pydantic import BaseModel, Field, field_validator
 from sqlalchemy import func, select
 from sse_starlette.sse import EventSourceResponse
 
@@ -19,13 +22,50 @@ from lib.dashboard import configurations, events, schemas, security
 from lib.dashboard import database as db
 from lib.dashboard.fields import Index, RowId, checked
 from lib.dashboard.operations import Offset, Operations
-from lib.dashboard.pages import run
+from lib.dashboard.pages import compare, run
 from lib.dashboard.pages.rendering import Form, add_page, render
 from lib.errors import choices
 
 _MOST_ROWS, _MOST_CHOICES = 100, 500
 _PROJECT = "/web/projects/{project_id}"
 _TICKS, _PAST_S = 4, 3600.0
+_BEST = sa.case((db.Run.monitor_mode == "max", -db.Run.best_value), else_=db.Run.best_value)
+_SORTS = {"newest": (), "best": (_BEST.is_(None), _BEST), "name": (db.Run.name,), "state": (db.Run.state,),
+          "longest": (db.Run.predicted_s.is_(None), db.Run.predicted_s.desc())}
+
+
+class Wanted(BaseModel):
+    """Which runs of a project are listed, and in which order; all are fields of the list's form."""
+
+    group_id: RowId | None = None
+    state: Literal[db.STATES] | None = None
+    text: Annotated[str, Field(max_length=120)] = ""  # a part of the run's name
+    tag: Annotated[str, Field(max_length=120)] = ""
+    archived: bool = False
+    sort: Literal[tuple(_SORTS)] | None = None
+    offset: Offset = 0
+
+    @field_validator("group_id", "state", "sort", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return value or None
+
+    @property
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that are none of a column's value."""
+        texts = [db.Run.name.icontains(self.text, autoescape=True)] if self.text else []
+        tags = [sa.cast(db.Run.tags, sa.Text).contains(json.dumps(self.tag), autoescape=True)] if self.tag else []
+        return [db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None), *texts, *tags]
+
+    @property
+    def first(self) -> tuple[sa.ColumnElement[Any], ...]:
+        """Return what the list is sorted by; runs of a group are compared: the best first."""
+        return _SORTS[self.sort or ("best" if self.group_id else "newest")]
+
+    def address(self, **changes: Any) -> str:
+        """Return the query of the list with some fields changed."""
+        fields = self.model_copy(update={"offset": 0, **changes}).model_dump(exclude_defaults=True)
+        return "?" + urlencode(fields)
 
 
 def add_lists(pages: APIRouter, operations: Operations) -> None:
@@ -74,8 +114,10 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
                 "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
                 "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id)}
 
-    def configs(project_id: RowId) -> dict[str, Any]:
-        return facts(project_id, fields=configurations.form_fields(),
+    def configs(project_id: RowId, source_id: RowId | None = None) -> dict[str, Any]:
+        source = operations.get(db.TrainConfig, source_id) if source_id else None
+        form = {"source": "json", "name": source.name, "config": json.dumps(source.config_json, indent=1)} if source else {}
+        return facts(project_id, form=form, fields=configurations.form_fields(), basic=configurations.BASIC,
                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS])
 
     def new_config(form: dict[str, str], project_id: str) -> str:
@@ -89,13 +131,12 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
 
-    def runs(project_id: RowId, offset: Offset = 0, group_id: RowId | None = None) -> dict[str, Any]:
-        rows = operations.page(db.Run, _MOST_ROWS, offset, project_id=project_id, group_id=group_id)
-        if group_id:  # its runs are compared: the best first
-            rows.sort(key=lambda run: math.inf if run.best_value is None else
-                      -run.best_value if run.monitor_mode == "max" else run.best_value)
-        return facts(project_id, runs=rows, group_id=group_id, agents=operations.page(db.Agent, _MOST_CHOICES),
-                     older=offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None)
+    def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> dict[str, Any]:
+        rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
+                               group_id=wanted.group_id, state=wanted.state)
+        older = wanted.model_copy(update={"offset": wanted.offset + _MOST_ROWS}) if len(rows) == _MOST_ROWS else None
+        return facts(project_id, runs=rows, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
+                     agents=operations.page(db.Agent, _MOST_CHOICES))
 
     def new_run(form: dict[str, str], project_id: str) -> str:
         wanted = checked(schemas.RunIn, {name: value for name, value in form.items() if name != "config_id"})
@@ -138,6 +179,7 @@ def router(operations: Operations, token: str) -> APIRouter:
     add_lists(pages, operations)
     run.add_run(pages, operations)
     run.add_files(pages, operations)
+    compare.add_compare(pages, operations)
     _add_login(pages, token)
 
     @pages.get("/")

@@ -26,7 +26,10 @@ def _seconds(value: float | None) -> str:
 
 
 def _taken(run: db.Run) -> float | None:
-    return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
+    """Return the seconds of a run's last attempt, until now while it runs; None while it waits."""
+    if not run.started_at or run.state == db.QUEUED:
+        return None
+    return ((run.finished_at or db.now()) - run.started_at).total_seconds()
 
 
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined, autoescape=True,
@@ -58,7 +61,7 @@ def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., di
     """
     @pages.get(path)
     def shown(request: Request, facts: Annotated[dict[str, Any], Depends(facts)]):
-        return render(request, template, errors={}, form={}, **facts)
+        return render(request, template, **{"errors": {}, "form": {}, **facts})
 
     def sent(change: Callable[..., str], field: str, request: Request, form: Form,
              facts: Annotated[dict[str, Any], Depends(facts)]):
@@ -66,7 +69,7 @@ def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., di
             return RedirectResponse(change(form, **request.path_params), 303)
         except InputError as error:
             errors = error.errors if isinstance(error, FieldsError) else {field: str(error)}
-            return render(request, template, 422, errors=errors, form=form, **facts)
+            return render(request, template, 422, **{**facts, "errors": errors, "form": form})
 
     for address, *change in forms:
         pages.post(address)(partial(sent, *change))

@@ -20,7 +20,7 @@ from lib.dashboard.fields import RowId, checked
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages.rendering import Form, add_page, render
 
-_RUN, _ADDRESS = "/web/runs/{run_id}", "/web/runs/{run.id}"
+_RUN, _ADDRESS, _LIST = "/web/runs/{run_id}", "/web/runs/{run.id}", "/web/projects/{run.project_id}/runs"
 _TAIL, _MOST_FILES = 2000, 500
 _SHOWN_INLINE = {".png": "image/png"}
 _GROUPS = {".pt": "checkpoints", ".png": "figures", ".ipynb": "notebooks"}
@@ -44,8 +44,11 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
         return RedirectResponse(address.format(run=run), 303)
 
     for name, *change in (("cancel", _ADDRESS, operations.cancel, None), ("start", _ADDRESS, operations.start, None),
-                          ("finish", _ADDRESS, operations.finish, schemas.EndIn),
-                          ("priority", "/web/projects/{run.project_id}/runs", operations.reorder, schemas.PriorityIn)):
+                          ("finish", _ADDRESS, operations.finish, schemas.EndIn), ("delete", _LIST, operations.delete, None),
+                          ("notes", _ADDRESS, operations.describe, schemas.NotesIn),
+                          ("archive", _ADDRESS, partial(operations.archive, True), None),
+                          ("restore", _ADDRESS, partial(operations.archive, False), None),
+                          ("priority", _LIST, operations.reorder, schemas.PriorityIn)):
         pages.post(f"{_RUN}/{name}")(partial(changed, *change))
 
 

@@ -89,7 +89,7 @@ function thinned(points) {
   return stride < 2 ? points : points.filter((_, n) => n % stride === 0 || n === points.length - 1);
 }
 
-function chart(name, lines) {
+function chart(name, lines, kindOf = split => ["train", "val", "test"].includes(split) ? split : "train") {
   const every = [...lines.values()].flat();
   const bounds = n => every.reduce(([low, high], p) => [Math.min(low, p[n]), Math.max(high, p[n])], [Infinity, -Infinity]);
   const [left, right] = bounds(0), [low, high] = bounds(1);
@@ -99,17 +99,25 @@ function chart(name, lines) {
   for (const at of [0, 50, 100]) svg.append(element("svg:line", {class: "axis", x1: 0, x2: 100, y1: at, y2: at}));
   const legend = element("span");
   for (const [split, points] of lines) {
-    const kind = ["train", "val", "test"].includes(split) ? split : "train";
+    const kind = kindOf(split);
     const ordered = thinned([...points].sort((a, b) => a[0] - b[0]));
     const drawn = ordered.length > 1 ? ordered : [ordered[0], ordered[0]];
-    svg.append(element("svg:polyline", {class: `${kind}${ordered.length > 1 ? "" : " dot"}`,
-      points: drawn.map(p => `${x(p[0])},${y(p[1])}`).join(" ")}));
+    const line = element("svg:polyline", {class: `${kind}${ordered.length > 1 ? "" : " dot"}`,
+      points: drawn.map(p => `${x(p[0])},${y(p[1])}`).join(" ")});
+    svg.append(line);
     legend.append(element("span", {class: `legend ${kind}`}, ` ${split} ${plain(ordered.at(-1)[1])}`));
   }
   title.append(legend);
+  const hint = element("span", {class: "hint", "aria-hidden": "true"});  // the values under the pointer
+  svg.addEventListener("pointermove", event => {
+    const box = svg.getBoundingClientRect(), at = left + (right - left) * (event.clientX - box.left) / (box.width || 1);
+    const nearest = points => points.reduce((best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best);
+    hint.textContent = [...lines].map(([split, points]) => { const p = nearest(points); return `${split} ${plain(p[1])} at ${p[0]}`; }).join(", ");
+  });
+  svg.addEventListener("pointerleave", () => { hint.textContent = ""; });
   const scale = element("div", {class: "scale"});
   scale.append(element("span", {}, `step ${left}`), element("span", {}, `${plain(low)} to ${plain(high)}`), element("span", {}, `step ${right}`));
-  figure.append(title, svg, scale);
+  figure.append(title, svg, scale, hint);
   return figure;
 }
 
@@ -121,6 +129,19 @@ function draw() {
   curves.replaceChildren(...charts(first.filter((name, n) => series.has(name) && first.indexOf(name) === n)));
   document.getElementById("rest").replaceChildren(...charts(rest));
   document.getElementById("more").hidden = !rest.length;
+}
+
+function drawCompared(root) {
+  const names = JSON.parse(root.dataset.names);
+  for (const [key, found] of Object.entries(JSON.parse(root.dataset.curves))) {
+    const lines = new Map(), kinds = new Map();
+    for (const {run, split, points} of found) {
+      const label = `${names[run]} ${split}`;
+      lines.set(lines.has(label) ? `${label} (${run + 1})` : label, points);
+      kinds.set([...lines.keys()].at(-1), `run${run}${split === "train" ? "" : " dashed"}`);
+    }
+    root.append(chart(key, lines, label => kinds.get(label)));
+  }
 }
 
 // --- log
@@ -140,7 +161,7 @@ function addLines(lines) {
 let run = null, ahead = 0;  // seconds by which the server's clock is ahead of this one
 
 function showTime() {
-  if (run && run.started_at !== null) put("took", seconds((run.finished_at ?? Date.now() / 1000 + ahead) - run.started_at));
+  if (run && run.started_at !== null && run.state !== "queued") put("took", seconds((run.finished_at ?? Date.now() / 1000 + ahead) - run.started_at));
 }
 
 function showState(state) {
@@ -182,4 +203,6 @@ document.addEventListener("DOMContentLoaded", () => {
     followRun(root.dataset.events, root.dataset.after);
     setInterval(showTime, 1000);
   } else if (topic) followTopic(topic);
+  const compared = document.getElementById("compared");
+  if (compared) drawCompared(compared);
 });
