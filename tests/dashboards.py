@@ -31,8 +31,11 @@ def remembering(database):
         with database.writing() as session:
             return not dispatcher.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
 
-    dispatcher = Mock(router=APIRouter(), cancel=cancel, planned=[], **{"has_ended.return_value": False},
-                      plan=lambda: pd.DataFrame(dispatcher.planned, columns=list(schemas.PlannedOut.model_fields)))
+    def table(rows):
+        return pd.DataFrame(rows, columns=list(schemas.PlannedOut.model_fields))
+
+    dispatcher = Mock(router=APIRouter(), cancel=cancel, planned=[], tried=[], **{"has_ended.return_value": False},
+                      plan=lambda: table(dispatcher.planned), attempts=lambda _: table(dispatcher.tried))
     return dispatcher
 
 
@@ -58,7 +61,7 @@ class Site:
             for table in reversed(db.Base.metadata.sorted_tables):
                 session.execute(table.delete())
         self.dispatcher.reset_mock()
-        self.dispatcher.configure_mock(planned=[], **{"has_ended.return_value": False})
+        self.dispatcher.configure_mock(planned=[], tried=[], **{"has_ended.return_value": False})
 
     def get(self, path, **params):
         """Return what the API answers."""

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import threading
+from html import unescape
 from unittest.mock import Mock
 
 import httpx
@@ -233,6 +234,107 @@ def test_the_schedule_says_when_where_and_why_and_what_waits_for_a_slot(site):
         (None, None, "large"), (-1.0, 5.0, "earliest end"), (5.0, None, "free first")]
     page = site.page.get("/web/schedule").text
     assert "waits" in page and "large" in page and page.count("<rect") == 2 and "1 waiting" in page
+
+
+def test_an_end_is_revised_by_progress_and_never_past_and_attempts_have_bars(site):
+    late, halfway = site.run(), site.run(site.config(site.project("other")))
+    for run, facts in ((late, {}), (halfway, {"epoch": 1, "epochs": 4})):
+        site.move(run, "running", attempt=1, **facts)
+    site.dispatcher.planned = [(run.id, "ws/cpu", -30.0, -0.4, "running", "earliest end") for run in (late, halfway)]
+    site.dispatcher.tried = [(late.id, "ws/cuda:0", -300.0, -200.0, "lost", "the agent is gone")]
+    assert [(row["end_s"], row["reason"]) for row in site.get("schedule")] == [
+        (None, "takes longer than predicted; earliest end"), (90.0, "earliest end; end by its progress")]
+    page = site.page.get("/web/schedule").text
+    assert page.count("<rect") == 3 and "bar lost" in page and "-0.4" not in page
+
+
+# --- runs side by side
+def test_runs_are_compared_by_curves_and_by_what_differs(site):
+    project = site.project()
+    runs = [site.run(site.config(project, f"c{lr}", {**TINY, "lr": lr})) for lr in (0.125, 0.25)]
+    for number, run in enumerate(runs):
+        site.output(run.id, values={"loss": 1.0 + number, "other": 9.0}, step=3)
+    query = "&".join(f"run={run.id}" for run in runs)
+    page = site.page.get(f"/web/compare?{query}").text
+    curves = json.loads(unescape(re.search('data-curves="([^"]*)"', page)[1]))
+    assert curves == {"loss": [{"run": number, "split": "train", "points": [[3, 1.0 + number]]} for number in (0, 1)]}
+    assert [name for name in ("lr", "0.125", "0.25") if f">{name}<" not in page] == [] and "<b>batch_size</b>" not in page
+    for wrong, status in ((f"run={runs[0].id}", 422), (f"{query}&run={NOBODY}", 404), ("&".join([f"run={NOBODY}"] * 9), 422)):
+        assert site.page.get(f"/web/compare?{wrong}").status_code == status
+
+
+def test_runs_are_found_by_name_state_tag_and_best_value(site):
+    project = site.project()
+    first, second, third = (site.run(site.config(project, name, {**TINY, "seed": seed}), tags=tags) for seed, (name, tags) in
+                            enumerate({"50%_a": ["å, b"], "50xa": ["c"], "z": []}.items()))
+    for run, value in ((first, 0.5), (second, 0.75)):
+        site.move(run, "running")
+        site.move(run, "finished", best_value=value)
+
+    def found(query):
+        page = site.page.get(f"/web/projects/{project.id}/runs?{query}").text
+        return re.findall('name="run" value="([^"]*)"', page)
+
+    for query, runs in (("text=50%25_A", [first]), ("state=queued", [third]), ("tag=%C3%A5,+b", [first]), ("tag=%C3%A5", []),
+                        ("sort=best", [second, first, third]), ("state=&sort=&archived=true", [])):
+        assert found(query) == [run.id for run in runs], query
+    assert site.page.get(f"/web/projects/{project.id}/runs?sort=odd").status_code == 422
+
+
+def test_a_run_is_noted_archived_and_deleted_once_it_has_ended(site):
+    run = site.run()
+    page, listed = f"runs/{run.id}", f"/web/projects/{run.project_id}/runs"
+    assert filled(site, page, f"{page}/notes", notes="looks <odd>", tags=" a, b ,").status_code == 200
+    assert site.get(page)["tags"] == ["a", "b"] and "looks &lt;odd&gt;" in site.page.get(f"/web/{page}").text
+    assert "notes: " in site.post(f"{page}/notes", notes="x" * 5001).json()["detail"]
+    site.post(f"{page}/archive")
+    assert run.id not in site.page.get(listed).text and run.id in site.page.get(f"{listed}?archived=true").text
+    site.post(f"{page}/restore")
+    answer = site.api.delete(f"/api/v1/{page}")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the run is queued; cancel it first")
+    site.output(run.id, (1, "a line"), step=1, values={"loss": 1.5})
+    assert site.page.get(f"/web/{page}/metrics.csv").text == "step,epoch,key,split,value\n1,,loss,train,1.5\n"
+    site.move(run, "cancelled")
+    assert site.page.post(f"/web/{page}/delete").status_code == 200 and site.get(page)["detail"] == f"there is no run {run.id}"
+    assert (paths.DATA / run.folder).is_dir()
+    with site.database.reading() as session:
+        assert session.query(db.RunLog).count() == session.query(db.RunMetric).count() == session.query(db.Job).count() == 0
+
+
+def test_a_copy_of_a_configuration_is_edited_into_the_next_version(site):
+    project = site.project()
+    config = site.config(project, "tiny", TINY)
+    text = unescape(re.search('<textarea name="config"[^>]*>(.*?)</textarea>', site.page.get(
+        f"/web/projects/{project.id}/configs?source_id={config.id}").text, re.S)[1])
+    assert json.loads(text) == config.config_json
+    changed = json.dumps(config.config_json | {"lr": 0.5})
+    assert filled(site, f"projects/{project.id}/configs", source="json", name="tiny", config=changed).status_code == 200
+    assert [(row["version"], row["config_json"]["lr"]) for row in site.get(f"configs/project/{project.id}")] == [
+        (2, 0.5), (1, config.config_json["lr"])]
+
+
+def test_a_link_with_the_token_logs_in_and_its_token_stays_in_no_address(site):
+    answer = site.stranger.get("/login", params={"token": TOKEN, "next": "/web/agents"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/web/agents")
+    assert "dashboard=" in answer.headers["set-cookie"]
+    assert site.stranger.get("/login", params={"token": "wrong"}).status_code == 401
+
+
+def test_an_agent_of_the_server_that_ends_is_started_again(monkeypatch, capsys):
+    for name, value in {"_LOOK_S": 0.01, "_FIRST_PAUSE_S": 0.01, "_LONGEST_PAUSE_S": 0.02}.items():
+        monkeypatch.setattr(dashboard, name, value)
+    started, again = [], threading.Event()
+
+    def start(*_, **__):
+        started.append(process := Mock(returncode=-9, **{"poll.return_value": -9 if len(started) < 2 else None}))
+        again.set() if len(started) == 3 else None
+        return process
+
+    monkeypatch.setattr("subprocess.Popen", start)
+    with dashboard._agent("http://127.0.0.1:1", TOKEN):
+        assert again.wait(10)
+    assert len(started) == 3 and started[-1].terminate.called
+    assert capsys.readouterr().err.count("the agent of this machine was killed (signal 9)") == 2
 
 
 def test_paths_within_the_project_are_taken_and_a_data_root_of_the_server_for_images_alone(site, tmp_path, monkeypatch):

@@ -244,8 +244,13 @@ def test_a_url_of_no_database_is_refused_in_one_line_that_keeps_the_password(hom
     assert "secret" not in str(error.value)
 
 
-def test_a_database_of_an_older_version_is_refused(home):
+def test_a_database_of_an_older_version_gets_columns_that_may_be_empty_and_is_refused_without_others(home):
     site = Site()
+    run = site.run()
+    with site.database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN notes")
+    site = Site()
+    assert site.post(f"runs/{run.id}/notes", notes="kept").json()["notes"] == "kept"
     with site.database.engine.begin() as connection:
         connection.exec_driver_sql("ALTER TABLE runs DROP COLUMN placement")
     with pytest.raises(InputError, match=r"older version, without runs\.placement"):

@@ -8,10 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from urllib.parse import quote
 
 from lib.cli.options import a_path, whole
-from lib.errors import InputError, one_line
+from lib.errors import InputError, death, one_line
+
+_LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
 
 _DEMO = {"simple_cnn on images that are made up": {
     "root": "synthetic:pathmnist", "model_flavour": "simple_cnn", "loss_name": "cross_entropy", "epochs": 3, "batch_size": 64,
@@ -44,6 +49,9 @@ def _dashboard(options: argparse.Namespace) -> int:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{listener.getsockname()[1]}"
         print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
+        if sys.stdout.isatty():  # for a person, and in no log
+            print(f"log in: {url}/login?token={quote(token, safe='')}", flush=True)
+        threading.Thread(target=_load_what_runs_need, daemon=True).start()
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end
@@ -73,20 +81,47 @@ def _listening(host: str, port: int) -> socket.socket:
         raise InputError(f"port {port} of {host} {why}; name another port with --port or address with --host") from None
 
 
+def _load_what_runs_need() -> None:
+    """Import what the first run to be queued would otherwise wait for: torch, some seconds."""
+    from lib.finetune import finetune
+
+    del finetune
+
+
 @contextlib.contextmanager
 def _agent(url: str, token: str) -> Iterator[None]:
-    """Have an agent of this machine while the server runs."""
-    process = subprocess.Popen([sys.executable, "-m", "lib", "agent", "--server", url, "--parent", str(os.getpid())],
-                               env={name: value for name, value in os.environ.items() if name != "DASHBOARD_DB_URL"} |
-                               {"DASHBOARD_TOKEN": token})
-    try:
-        yield
-    finally:
+    """Have an agent of this machine while the server runs; one that ends is started again, after a pause that grows."""
+    over = threading.Event()
+
+    def start() -> subprocess.Popen:
+        words = [sys.executable, "-m", "lib", "agent", "--server", url, "--parent", str(os.getpid())]
+        return subprocess.Popen(words, env={name: value for name, value in os.environ.items() if name != "DASHBOARD_DB_URL"} |
+                                {"DASHBOARD_TOKEN": token})
+
+    def keep(process: subprocess.Popen) -> None:
+        pause_s, began_s = _FIRST_PAUSE_S, time.monotonic()
+        while not over.wait(_LOOK_S):
+            if process.poll() is None:
+                continue
+            pause_s = _FIRST_PAUSE_S if time.monotonic() > began_s + _LONGEST_PAUSE_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+            print(f"the agent of this machine {death(process.returncode)}; it is started again in {pause_s:g} s",
+                  file=sys.stderr, flush=True)
+            if over.wait(pause_s):
+                return
+            process, began_s = start(), time.monotonic()
         process.terminate()
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
+
+    keeper = threading.Thread(target=keep, args=(start(),), name="agent")
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
 
 
 def add(verbs) -> None:

@@ -297,7 +297,7 @@ def get(session: Session, table: type[Base], row_id: str) -> Any:
 def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
     """Move a run to ``state`` and set ``facts`` (columns of Run); return False where it is in that state already.
 
-    Sets started_at (of this attempt), finished_at and the job's dequeued_at; back to queued counts a retry and keeps ``reason`` as last error.
+    Sets started_at (of this attempt), finished_at and dequeued_at; back to queued counts a retry with its reason.
     Raises NotFoundError, and ConflictError for a step that is not in TRANSITIONS.
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]

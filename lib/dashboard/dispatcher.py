@@ -119,6 +119,12 @@ class Dispatcher:
         now_s = self._service.now()  # the later one: what starts at once does so by now
         return planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
 
+    def attempts(self, past_s: float) -> pd.DataFrame:
+        """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""
+        table, now_s = self._service.attempts(), self._service.now()
+        table = table[table["end_s"] > now_s - past_s]
+        return table.assign(start_s=table["start_s"] - now_s, end_s=table["end_s"] - now_s)
+
     # ------------------------------------------------------------------------------------------ journal and database
 
     def _lead(self) -> None:

@@ -218,9 +218,24 @@ class Operations:
         return gpu
 
     def schedule(self) -> list[dict[str, Any]]:
-        """Return what runs and what is planned, by seconds from now; unknown times are None."""
+        """Return what runs and what is planned, by seconds from now; unknown times are None.
+
+        What reports its epochs ends as its own progress says; what takes longer than predicted has no end.
+        """
         plan = self.dispatcher.plan()[list(schemas.PlannedOut.model_fields)]
-        return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
+        rows = plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
+        running = {run.id: run for run in self.page(db.Run, len(rows), state=db.RUNNING)} if rows else {}
+        return [_revised(row, running.get(row["job_id"])) for row in rows]
+
+
+def _revised(row: dict[str, Any], run: db.Run | None) -> dict[str, Any]:
+    if row["status"] != "running" or row["start_s"] is None:
+        return row
+    if run and run.epoch and run.epochs:
+        left_s = -row["start_s"] * (run.epochs / run.epoch - 1)
+        return row | {"end_s": left_s, "reason": f"{row['reason']}; end by its progress"}
+    late = row["end_s"] is not None and row["end_s"] <= 0
+    return row | {"end_s": None, "reason": f"takes longer than predicted; {row['reason']}"} if late else row
 
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -89,7 +88,8 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
         waiting = operations.page(db.Run, _MOST_CHOICES, state=db.QUEUED)
         with operations.database.reading() as session:
             count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
-        return {"chart": chart(planned, past, db.now()), "past": past, "planned": planned, "waiting": count,
+        attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
+        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count,
                 "names": {run.id: run.name for run in (*past, *waiting)}}
 
     add_page(pages, "/web/projects", "projects.html", projects,
@@ -135,7 +135,9 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
                                group_id=wanted.group_id, state=wanted.state)
         older = wanted.model_copy(update={"offset": wanted.offset + _MOST_ROWS}) if len(rows) == _MOST_ROWS else None
-        return facts(project_id, runs=rows, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
+        waits = any(run.job and run.state == db.QUEUED for run in rows)
+        starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}
+        return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
                      agents=operations.page(db.Agent, _MOST_CHOICES))
 
     def new_run(form: dict[str, str], project_id: str) -> str:
@@ -147,16 +149,13 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, f"{_PROJECT}/runs", "runs.html", runs, (f"{_PROJECT}/runs", new_run, "config_id"))
 
 
-def chart(planned: list[dict[str, Any]], past: list[db.Run], now: datetime) -> dict[str, Any]:
-    """Return the bars of the last hour, as measured, and of a plan in seconds from now, as predicted.
+def chart(planned: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the bars of the attempts that ended, as measured, and of a plan, as predicted; all in seconds from now.
 
     A bar is a row of a plan with its number of a lane, its ``left`` end and its ``width``, in percent of the chart. Beside the
     ``bars`` are the names of the ``lanes``, where ``now`` is (percent), and ``ticks`` (percent, seconds from now).
     """
-    ran = [{"job_id": run.id, "device": f"{run.agent.name}/{run.device}" if run.agent else run.device, "status": run.state,
-            "start_s": (run.started_at - now).total_seconds(), "end_s": (run.finished_at - now).total_seconds(),
-            "reason": run.placement} for run in past if run.finished_at]
-    bars = pd.DataFrame([*planned, *ran], columns=list(schemas.PlannedOut.model_fields))
+    bars = pd.DataFrame([*planned, *attempts], columns=list(schemas.PlannedOut.model_fields))
     bars = bars.astype({"start_s": float, "end_s": float}).dropna(subset="start_s")
     bars["end_s"] = bars["end_s"].fillna(bars["start_s"].clip(lower=0.0))
     bars = bars[bars["end_s"] > -_PAST_S].assign(start_s=lambda rows: rows["start_s"].clip(lower=-_PAST_S))
@@ -197,8 +196,8 @@ def router(operations: Operations, token: str) -> APIRouter:
 
 def _add_login(pages: APIRouter, token: str) -> None:
     @pages.get("/login")
-    def login(request: Request, next: str = "/"):
-        return render(request, "login.html", next=next, error="")
+    def login(request: Request, next: str = "/", given: Annotated[str, Query(alias="token")] = ""):
+        return enter(request, {"token": given, "next": next}) if given else render(request, "login.html", next=next, error="")
 
     @pages.post("/login")
     def enter(request: Request, form: Form):

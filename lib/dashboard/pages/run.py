@@ -1,6 +1,8 @@
 """The pages of one run: its progress, its files, its log."""
 
 import contextlib
+import csv
+import io
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -33,7 +35,9 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
         with operations.database.reading() as session:
             before = session.scalar(select(db.RunLog.id).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id.desc())
                                     .offset(_TAIL).limit(1)) or 0
-        return {"run": run, "project": operations.get(db.Project, run.project_id), "files": _files_of(run),
+        waits = run.job and run.state == db.QUEUED
+        planned = next((row for row in operations.schedule() if row["job_id"] == run_id), None) if waits else None
+        return {"run": run, "planned": planned, "project": operations.get(db.Project, run.project_id), "files": _files_of(run),
                 "after": f"{before}.0", "ended": run.state in db.ENDS}
 
     add_page(pages, _RUN, "run.html", facts)
@@ -92,6 +96,20 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
         while rows := operations.database.rows_after(db.RunLog, run_id, last, 5000):
             last = rows[-1].id
             yield "".join(f"{row.line}\n" for row in rows)
+
+    def values(run_id: str) -> Iterator[str]:
+        last, head = 0, ("step", "epoch", "key", "split", "value")
+        yield ",".join(head) + "\n"
+        while rows := operations.database.rows_after(db.RunMetric, run_id, last, 5000):
+            last, text = rows[-1].id, io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([getattr(row, name) for name in head] for row in rows)
+            yield text.getvalue()
+
+    @pages.get(f"{_RUN}/metrics.csv")
+    def all_metrics(run_id: RowId):
+        operations.get(db.Run, run_id)
+        return StreamingResponse(values(run_id), media_type="text/csv; charset=utf-8",
+                                 headers={"Content-Disposition": "attachment; filename=metrics.csv"})
 
     @pages.get(f"{_RUN}/log")
     def whole_log(run_id: RowId):

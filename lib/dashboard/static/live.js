@@ -89,7 +89,12 @@ function thinned(points) {
   return stride < 2 ? points : points.filter((_, n) => n % stride === 0 || n === points.length - 1);
 }
 
-function chart(name, lines, kindOf = split => ["train", "val", "test"].includes(split) ? split : "train") {
+// lines: points by name; a name is a split, or in a comparison a run's number and a split
+function chart(name, lines) {
+  const kindOf = line => {
+    const [run, split] = line.includes("|") ? line.split("|") : ["", line];
+    return run ? `run${run}${split === "train" ? "" : " dashed"}` : ["train", "val", "test"].includes(split) ? split : "train";
+  };
   const every = [...lines.values()].flat();
   const bounds = n => every.reduce(([low, high], p) => [Math.min(low, p[n]), Math.max(high, p[n])], [Infinity, -Infinity]);
   const [left, right] = bounds(0), [low, high] = bounds(1);
@@ -105,14 +110,14 @@ function chart(name, lines, kindOf = split => ["train", "val", "test"].includes(
     const line = element("svg:polyline", {class: `${kind}${ordered.length > 1 ? "" : " dot"}`,
       points: drawn.map(p => `${x(p[0])},${y(p[1])}`).join(" ")});
     svg.append(line);
-    legend.append(element("span", {class: `legend ${kind}`}, ` ${split} ${plain(ordered.at(-1)[1])}`));
+    legend.append(element("span", {class: `legend ${kind}`}, ` ${split.split("|").at(-1)} ${plain(ordered.at(-1)[1])}`));
   }
   title.append(legend);
   const hint = element("span", {class: "hint", "aria-hidden": "true"});  // the values under the pointer
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect(), at = left + (right - left) * (event.clientX - box.left) / (box.width || 1);
     const nearest = points => points.reduce((best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best);
-    hint.textContent = [...lines].map(([split, points]) => { const p = nearest(points); return `${split} ${plain(p[1])} at ${p[0]}`; }).join(", ");
+    hint.textContent = [...lines].map(([split, points]) => { const p = nearest(points); return `${split.split("|").at(-1)} ${plain(p[1])} at step ${p[0]}`; }).join(", ");
   });
   svg.addEventListener("pointerleave", () => { hint.textContent = ""; });
   const scale = element("div", {class: "scale"});
@@ -132,15 +137,8 @@ function draw() {
 }
 
 function drawCompared(root) {
-  const names = JSON.parse(root.dataset.names);
   for (const [key, found] of Object.entries(JSON.parse(root.dataset.curves))) {
-    const lines = new Map(), kinds = new Map();
-    for (const {run, split, points} of found) {
-      const label = `${names[run]} ${split}`;
-      lines.set(lines.has(label) ? `${label} (${run + 1})` : label, points);
-      kinds.set([...lines.keys()].at(-1), `run${run}${split === "train" ? "" : " dashed"}`);
-    }
-    root.append(chart(key, lines, label => kinds.get(label)));
+    root.append(chart(key, new Map(found.map(({run, split, points}) => [`${run}|${split}`, points]))));
   }
 }
 
