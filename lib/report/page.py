@@ -20,6 +20,7 @@ _SHOWN = ["text/html", "text/markdown", "image/png", "image/jpeg", "text/plain"]
 _LEARNED, _METHOD, _FRONT = "What we learned", "Method", "front"
 _BLOCKS = ["p", "li", "figure", "table", "pre", "img"]
 _LONG = 12  # rows of a table that is not folded
+_BUSY = 0.2  # share of unusable measurements above which a page says that the machine was busy
 _GAP = "\N{EMPTY SET}"  # stands for a number without a usable row; no sentence with one is shown
 
 
@@ -103,7 +104,7 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
 
 
 def _unusable(numbers: summary.Numbers) -> list[str]:
-    """Return what was measured and is unusable, such as 2 of 7 training runs."""
+    """Return what was measured and is unusable in too large a part (_BUSY), such as 2 of 7 training runs."""
     def total(ending: str) -> int:
         return int(sum(value for _, value in summary.series(numbers, ending)))
 
@@ -111,7 +112,7 @@ def _unusable(numbers: summary.Numbers) -> list[str]:
     operators = total(" configurations") - usable  # both names end so
     counts = {"training runs": (verdicts.count(summary.UNUSABLE), len(verdicts)),
               "ceilings": (total("unusable rows"), total("ceiling rows")), "operators": (operators - usable, operators)}
-    return [f"{count} of {every} {what}" for what, (count, every) in counts.items() if count]
+    return [f"{count} of {every} {what}" for what, (count, every) in counts.items() if count > _BUSY * every]
 
 
 def _banners(path: Path) -> str:
