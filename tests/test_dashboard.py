@@ -531,12 +531,16 @@ def test_an_executed_notebook_is_shown_without_what_a_browser_would_run(site):
     run = site.run()
     folder, at = paths.DATA / run.folder, f"/web/runs/{run.id}"
     output = v4.new_output("display_data", {"text/html": "<em>two</em><script>bad()</script>"})
+    widget = v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "x"},
+                                            "text/plain": "10 of 10"})
+    error = v4.new_output("error", ename="ValueError", evalue="odd", traceback=["ValueError: odd"])
     write(v4.new_notebook(cells=[v4.new_markdown_cell("# A title <img src=x onerror=bad()>"),
-                                 v4.new_code_cell("1 + 1", outputs=[output])]), folder / "executed.ipynb")
+                                 v4.new_code_cell("1 + 1", outputs=[output, widget, error])]), folder / "executed.ipynb")
     (folder / "broken.ipynb").write_text("{")
     assert f"{at}/notebook/executed.ipynb" in site.page.get(at).text
     text = site.page.get(f"{at}/notebook/executed.ipynb").text
-    assert "A title" in text and "<em>two</em>" in text and not re.search("<script>bad|onerror", text)
+    assert "A title" in text and "<em>two</em>" in text and "10 of 10" in text and "ValueError: odd" in text
+    assert not re.search("<script>bad|onerror|model_id", text)
     assert site.page.get(f"{at}/notebook/broken.ipynb").status_code == 422
 
 

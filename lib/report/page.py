@@ -154,7 +154,7 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     problems += [f"{outcome.stem}: wrote to stderr: {output['text'].splitlines()[0]}" for output in runner.outputs(path)
                  if output.get("name") == "stderr" and output["text"]]
     drop = ({"once"} if not first else set()) | ({"last"} if not last else set()) | {"papermill-error-cell-tag", _FRONT}
-    body = _exported(notebook, [cell for cell in notebook.cells if not drop & _tags(cell)])
+    body = exported(notebook, [cell for cell in notebook.cells if not drop & _tags(cell)])
     return part | _parts(body, anchor)
 
 
@@ -162,16 +162,23 @@ def _tags(cell: Any) -> set[str]:
     return set(cell.metadata.get("tags", []))
 
 
-def _exported(notebook: Any, cells: list[Any]) -> str:
-    """Return the HTML of the prose and results of some cells of an executed notebook."""
+def exported(notebook: Any, cells: list[Any], code: bool = False) -> str:
+    """Return the HTML of the prose and results of some cells of an executed notebook, without widgets.
+
+    With ``code`` also their code, what they wrote to stderr, and their errors.
+    """
+    def is_shown(output: Any) -> bool:
+        return output.get("name") == "stdout" or bool(set(_SHOWN) & set(output.get("data", ()))) or (
+            code and output["output_type"] in ("stream", "error"))
+
     from nbconvert import HTMLExporter
     from traitlets.config import Config
 
     notebook.cells = cells
     for cell in cells:
-        if outputs := cell.get("outputs", []):
-            cell.outputs = [output for output in outputs if output.get("name") == "stdout" or set(_SHOWN) & set(output.get("data", ()))]
-    exporter = HTMLExporter(template_name="basic", exclude_input=True, exclude_output_prompt=True,
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if is_shown(output)]
+    exporter = HTMLExporter(template_name="basic", exclude_input=not code, exclude_output_prompt=True,
                             config=Config(NbConvertBase={"display_data_priority": _SHOWN}))
     return exporter.from_notebook_node(notebook)[0]
 
@@ -180,7 +187,7 @@ def _front(paths_: Iterable[Path]) -> str:
     """Return what the first page shows of executed notebooks: the results of cells tagged ``front``."""
     notebooks = map(runner.read, paths_)
     chosen = ((notebook, [cell for cell in notebook.cells if _FRONT in _tags(cell)]) for notebook in notebooks)
-    return "".join(_exported(notebook, cells) for notebook, cells in chosen if cells)
+    return "".join(exported(notebook, cells) for notebook, cells in chosen if cells)
 
 
 def _parts(body: str, anchor: str) -> dict[str, Any]:

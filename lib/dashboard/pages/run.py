@@ -119,8 +119,7 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
 
 def _notebook(path: Path) -> str:
     """Return an executed notebook as HTML that runs no code in a browser; InputError for a damaged file."""
-    from nbconvert import HTMLExporter
+    from lib.report import markup, page, runner
 
-    from lib.report import markup, runner
-
-    return markup.clean(HTMLExporter(template_name="basic").from_notebook_node(runner.read(path))[0])
+    notebook = runner.read(path)
+    return markup.clean(page.exported(notebook, notebook.cells, code=True))
