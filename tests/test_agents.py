@@ -541,6 +541,20 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     unwanted.assert_called_once_with("nobody")
 
 
+@pytest.mark.parametrize(("mode", "best"), [("max", 0.75), ("min", 0.25)])
+def test_the_best_value_so_far_is_known_while_a_run_goes_on(tmp_path, mode, best):
+    database, _ = dispatcher_in(tmp_path)
+    run_id, = add_runs(database, [SLEEP], monitor_metric="val_x", monitor_mode=mode)
+    records = RunRecords(database, Mock())
+    records.start()
+    records.state(run_id, db.RUNNING, attempt=1)
+    for step, value in enumerate((0.5, 0.75, None, 0.25, 0.5)):
+        records.reported(f"{run_id}#1", {"metrics": {"step": step, "val_x": value, "loss": 9.0}})
+    records.close()
+    with database.reading() as session:
+        assert db.get(session, db.Run, run_id).best_value == best
+
+
 def test_a_token_that_is_no_attempt_of_a_job_is_refused():
     assert attempt_of("a#b#12") == ("a#b", 12)
     for token in ("a", "a#", "a#x", "a#-1", "a#1234567890"):

@@ -15,7 +15,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from lib import __main__ as cli
-from lib import files, paths, store
+from lib import files, paths, progress, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
@@ -98,6 +98,16 @@ def test_the_page_answers_first_and_folds_the_rest(home):
     assert "The answer." in first and "4,321" in first and "1 of 2 training runs are unusable" in first and "77" not in first
     assert "The question." in section and "The ceilings" in section and section.count("A finding.") == 1
     assert section.index("What we learned") < section.index("The ceilings")
+
+
+def test_what_goes_on_is_said_in_a_terminal_and_nowhere_else(capsys, monkeypatch):
+    for name in ("CI", "LIB_BATCH"):
+        monkeypatch.delenv(name, raising=False)
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda answer=is_terminal: answer, raising=False)
+        with progress.doing("loading"):
+            pass
+        assert capsys.readouterr() == ("", "loading ...\r\033[K" * is_terminal)
 
 
 def test_numbers_that_move_are_named(home, monkeypatch):

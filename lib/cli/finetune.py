@@ -5,12 +5,14 @@ import sys
 
 from lib.cli.options import a_path
 from lib.errors import InputError, choices, printable
+from lib.progress import doing
 
 
 def _finetune(options: argparse.Namespace) -> int:
-    from lib.config.base import load
-    from lib.finetune.config import TrainConfig, load_configs
-    from lib.finetune.finetune import finetune
+    with doing("loading torch and transformers"):
+        from lib.config.base import load
+        from lib.finetune.config import TrainConfig, load_configs
+        from lib.finetune.finetune import finetune
 
     if (options.name is None) == (options.config is None):
         raise InputError("name a config of params/training.yaml, or all of them by all, or a file by --config FILE.json")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lib.cli.options import a_path, new_file, number, whole
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, printable
+from lib.progress import doing
 
 _BUDGET_S = 120.0  # of calibrate
 
@@ -47,12 +48,18 @@ def _advise(options: argparse.Namespace) -> int:
     if not options.model or options.out:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
-    from lib.measure import load
-    from lib.predict.advice import advise, advise_text, suggestions
+    with doing("loading torch"):
+        from lib.measure import load
+        from lib.predict.advice import advise, advise_text, suggestions
+
+    in_full = not options.json and (options.explain or options.verify)
+
+    def ask() -> advise.Advice:
+        with doing(f"capturing {printable(options.model)} and predicting"):
+            return advise.advise(_query(options), options.device, crossovers=in_full)
 
     with load.LoadWatch() as watch:
-        in_full = not options.json and (options.explain or options.verify)
-        advice = _with_ceilings(options, lambda: advise.advise(_query(options), options.device, crossovers=in_full))
+        advice = _with_ceilings(options, ask)
         reading = watch.reading()
     note = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
     if options.json:

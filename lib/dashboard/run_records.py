@@ -129,8 +129,18 @@ def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[di
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}
     if position:
+        best = _best(session.get(db.Run, run_id), reports)
         session.execute(update(db.Run).where(db.Run.id == run_id, db.Run.attempt == attempt)
-                        .values(**position, updated_at=db.now()).execution_options(synchronize_session=False))
+                        .values(**position, **best, updated_at=db.now()).execution_options(synchronize_session=False))
+
+
+def _best(run: db.Run | None, reports: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the best value of a run's monitored metric so far, as a column; nothing where none was reported."""
+    values = [value for report in reports if run and type(value := report.get(run.monitor_metric)) in (int, float)]
+    if not values:
+        return {}
+    known = [] if run.best_value is None else [run.best_value]
+    return {"best_value": (max if run.monitor_mode == "max" else min)([*values, *known])}
 
 
 _WRITERS = {"state": _write_states, "log": db.add_logs, "metrics": _write_metrics}
