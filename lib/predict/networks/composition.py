@@ -127,20 +127,21 @@ def lookup(table: pd.DataFrame) -> dict[tuple, float]:
 
 def kinds_of(operators: pd.DataFrame) -> np.ndarray:
     """Return the kind (of KINDS) of each operator, rows of a ``sweep`` table."""
-    kinds, convolves = operators["op"].map(_KIND).fillna("copies"), operators["op"].isin(("conv2d", "conv3d"))
-    if convolves.any():
-        own = operators[convolves]
-        window, groups = own.filter(like="kernel_").astype(float).prod(axis=1), own["groups"].astype(float)
-        depthwise = groups == own["in_channels"].astype(float)
-        kinds[convolves] = np.select([(groups > 1) & depthwise, groups > 1, window == 1],
+    names = operators["op"].tolist()
+    kinds, convolves = np.array([_KIND.get(name, "copies") for name in names], object), np.isin(names, ("conv2d", "conv3d"))
+    if convolves.any():  # in numpy: it is asked for in every question of a table
+        columns = [name for name in operators if "kernel_" in name]
+        window = np.nanprod(operators[columns].to_numpy(float)[convolves], axis=1)
+        groups, channels = operators[["groups", "in_channels"]].to_numpy(float)[convolves].T
+        kinds[convolves] = np.select([(groups > 1) & (groups == channels), groups > 1, window == 1],
                                      ["conv_depthwise", "conv_grouped", "conv_1x1"], "conv")
-    return kinds.to_numpy(str)
+    return kinds.astype(str)
 
 
 def kinds_ms(operators: pd.DataFrame) -> dict[str, float]:
     """Return the ms of each kind of predicted operators."""
-    cost = operators["cost_ms"].groupby(kinds_of(operators)).sum()
-    return {kind: float(cost.get(kind, 0.0)) for kind in KINDS}
+    kinds, cost_ms = kinds_of(operators), operators["cost_ms"].to_numpy()
+    return {kind: float(cost_ms[kinds == kind].sum()) for kind in KINDS}
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
