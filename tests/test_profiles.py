@@ -233,4 +233,4 @@ def test_an_unusable_run_has_no_facts_and_two_steps_no_course():
     (line,) = profile.facts(pd.Series({"verdict": "unusable", "reason": "others took 1.2 cores"}), pd.DataFrame())
     assert "The run is unusable, and its times are no facts: others took 1.2 cores." in line
     few = pd.DataFrame({"task_type": "train", "global_step": [0, 1]})
-    assert "it has 2 profiled training steps, 3 are the least" in profile.phases_over_time(few)
+    assert "2 steps were profiled, 3 are the least" in profile.phases_over_time(few)

@@ -356,10 +356,10 @@ class _Models:
 
         Each thread count counts as its own machine, nearest to the same CPU at another count.
         """
-        of_this_cpu = [load(path) for path in _files_of_this_cpu(self.dtype, self.files)]
-        model, origin = next((model for model in of_this_cpu if model.is_of(**transfer_cpu.identity())), None), ""
+        files = _files_of_this_cpu(self.dtype, self.files)  # read as far as needed: a later one may be damaged
+        model, origin = next((model for model in map(load, files) if model.is_of(**transfer_cpu.identity())), None), ""
         if not model:
-            references = of_this_cpu or reference_cpus(self.dtype)
+            references = [load(path) for path in files] or reference_cpus(self.dtype)
             if not references:
                 return None
             model = transfer_cpu.nearest(references, transfer_cpu.host())

@@ -65,7 +65,7 @@ def phase_stack(table: pd.DataFrame, labels: str, shares: bool = False):
 @needs("profiled steps")
 def throughput_and_memory(rows: pd.DataFrame):
     """Return throughput and memory (of the GPU where one was used) over the steps of every pass, warm-up steps faint."""
-    _enough(rows[rows["task_type"] == "train"])
+    _enough(rows)
     memory = "cuda_mem_alloc_mb" if (rows["device_type"] == "cuda").any() else "peak_rss_mb"
     figure, (left, right) = axes(2, 9, 3.2)
     for name, part, options in groups(rows, "task_type"):
@@ -94,10 +94,10 @@ def throughput_by_workload(table: pd.DataFrame):
     return figure
 
 
-def _enough(train: pd.DataFrame) -> pd.DataFrame:
-    if len(train) < _LEAST:
-        raise MissingError(f"course of a pass: it has {len(train)} profiled training steps, {_LEAST} are the least")
-    return train
+def _enough(steps: pd.DataFrame) -> pd.DataFrame:
+    if len(steps) < _LEAST:
+        raise MissingError(f"course of a pass: {len(steps)} steps were profiled, {_LEAST} are the least")
+    return steps
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -222,7 +222,7 @@ def comparison(table: pd.DataFrame, rows: pd.DataFrame) -> Numbers:
             "stable": int((table["verdict"] == "stable").sum()),
             "ratio": table["step_median_ms"].max() / table["step_median_ms"].min(),
             "backward_over_forward": (table["backward"] / table["forward"]).median(),
-            "unexplained_pct": max(unexplained, default=np.nan)}
+            "unexplained_pct": pd.Series(unexplained, dtype=float).max()}
 
 
 def key_numbers(run: pd.Series, rows: pd.DataFrame) -> KeyNumbers:

@@ -105,7 +105,8 @@ class Fitted:
 
         ``half`` is half the interval of networks of its kind (default: of all).
         """
-        return interval(math.exp(predict(terms, self.weights)[0]), (half or self.half) * (1 + self.outside(batch_size)))
+        half = self.half if half is None else half
+        return interval(math.exp(predict(terms, self.weights)[0]), half * (1 + self.outside(batch_size)))
 
     def outside(self, batch_size: int) -> bool:
         """Return whether a batch size is none that was learned from."""

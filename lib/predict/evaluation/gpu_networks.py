@@ -23,7 +23,7 @@ def table() -> pd.DataFrame:
     rows, swept = [], {device for device, _ in registry.model_files(shipped=True)}
     for dtype in DTYPES:
         gpus = [predictor for predictor in registry.for_devices([], dtype) if predictor.device in swept]
-        for network, batch in product(track(NETWORKS, dtype), BATCHES):
+        for network, batch in track(list(product(NETWORKS, BATCHES)), dtype):
             work = CapturedQuery(Query(network, batch, dtype=dtype)).work(device_type="cuda")
             for gpu in gpus:
                 estimate = gpu.estimate(work)

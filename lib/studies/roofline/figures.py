@@ -37,7 +37,7 @@ def _lines(axis, table: pd.DataFrame) -> None:
     for (dtype, peak), lower, colour in zip(peaks.items(), [*peaks[1:], 0.0], cycle(colours), strict=False):
         start = table.loc[table["dtype"] == dtype, "ridge_point"].min()
         axis.plot([start, high], [peak, peak], color=colour, linewidth=1.6, zorder=2)
-        names.append(f"{dtype}  {peak:,.3g} GFLOP/s")
+        names.append(f"{dtype}  {peak:,.{0 if peak >= 10 else 1}f} GFLOP/s")
         if peak > _APART * lower:
             axis.annotate(", ".join(names), (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right", color=colour,
                           fontsize=9)

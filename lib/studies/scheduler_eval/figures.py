@@ -1,5 +1,7 @@
 """The figures of the scheduler: policies against the bound, load, wrong predictions, trade-offs, contention, a real run."""
 
+from itertools import cycle
+
 import pandas as pd
 
 from lib.missing import MissingError, needs
@@ -36,7 +38,7 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
     import seaborn as sns
 
     names = table[by].unique()
-    colours = dict(zip(names, _OTHERS, strict=False)) | ({"hybrid": _OURS} if "hybrid" in names else {})
+    colours = dict(zip(names, cycle(_OTHERS), strict=False)) | ({"hybrid": _OURS} if "hybrid" in names else {})
     figure, (axis,) = axes(width=7.5, height=3.4)
     sns.lineplot(table, x=x, y=y, hue=by, palette=colours, errorbar=("pi", 100), marker="o", markersize=4, markeredgewidth=0,
                  err_kws={"alpha": 0.15, "linewidth": 0}, ax=axis)
