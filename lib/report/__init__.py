@@ -1,1 +1,1 @@
-"""How results are shown: what every notebook stands on, how notebooks are run, and the page. Stands on the ground and on config."""
+"""How results are shown: what every notebook stands on, how notebooks are run, and the page. It needs config alone."""

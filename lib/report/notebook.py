@@ -96,7 +96,7 @@ class Notebook:
         display(HTML(style.as_html(style.save(figure, self.name, name), caption)))
 
     def by_environment(self, draw: Callable, table, stem: str) -> None:
-        """Save what ``draw`` makes of the rows of each environment (column ``env``) as ``figures/<stem>_<env>.svg`` and ``.png``."""
+        """Save what ``draw`` makes of each environment's rows (column ``env``) as ``figures/<stem>_<env>.svg`` and ``.png``."""
         drawn = {f"{stem}_{env}": draw(rows) for env, rows in table.groupby("env")}
         drawn = {name: figure for name, figure in drawn.items() if not isinstance(figure, Missing)}
         for name, figure in drawn.items():
@@ -118,9 +118,9 @@ class Notebook:
         A replay must find a number again within its relative tolerance; numbers without one, and all that were measured
         now, are reported and never compared. NaN could not be measured, and is recorded as such.
         """
-        for name, (value, unit, tolerance) in numbers.items():
-            if not isinstance(value, str) and math.isnan(value):
-                value, unit, tolerance = UNKNOWN, "", None
+        for name, number in numbers.items():
+            is_missing = not isinstance(number[0], str) and math.isnan(number[0])
+            value, unit, tolerance = (UNKNOWN, "", None) if is_missing else number
             self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit,
                                 "tolerance": tolerance if self.p.source == "replay" else None}
 

@@ -50,12 +50,14 @@ def assemble(folder: Path) -> Report:
     problems = [line for section in sections for line in section["problems"]]
     facts = {"plan": plan, "problems": problems, "sections": sections, "outcomes": outcomes, "key": _lookup(numbers),
              "series": lambda suffix: list(summary.series(numbers, suffix)), "git": store.git_state(),
-             "built_utc": store.utc_now(), "front": _front(executed.values()), "unusable": choices(_unusable(numbers)), "synthetic": sum("SYNTHETIC" in text for text in banners),
+             "built_utc": store.utc_now(), "front": _front(executed.values()), "unusable": choices(_unusable(numbers)),
+             "synthetic": sum("SYNTHETIC" in text for text in banners),
              "replayed": sum("REPLAY" in text for text in banners)}
     style.use_style()
     description = summary.description(numbers)
     figure = style.svg(summary.draw(numbers), description)
-    shown = style.as_html(figure, "The report in one figure, from the key numbers that the notebooks below recorded.", description)
+    caption = "The report in one figure, from the key numbers that the notebooks below recorded."
+    shown = style.as_html(figure, caption, description)
     return Report(_rendered(facts | {"summary": shown}).encode(), figure, problems)
 
 
@@ -79,7 +81,7 @@ def _markdown(text: str) -> str:
 
 
 def _measured(line: str) -> str:
-    """Return a line without the sentences whose numbers have no usable row; its subject stays, and that something is missing."""
+    """Return a line without the sentences whose numbers have no usable row: its subject, the rest, and that some are missing."""
     if _GAP not in line:
         return line
     lead = _LEAD.match(line)
@@ -89,8 +91,10 @@ def _measured(line: str) -> str:
 
 
 def _lookup(numbers: dict[str, dict[str, Any]]):
-    """Return a function that gives a key number as text with its unit, or None; a name that starts with a space or colon is
-    the end of one."""
+    """Return a function that gives a key number as text with its unit, or None.
+
+    A name that starts with a space or colon is the end of one.
+    """
     def find(wanted: str) -> str | None:
         for name, item in ((name, item) for recorded in reversed(numbers.values()) for name, item in recorded.items()):
             if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
@@ -146,7 +150,8 @@ def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: 
     path = folder / f"{outcome.stem}.ipynb"
     problems = [f"{outcome.stem}: {outcome.error}"] if outcome.status != "ok" else []
     part = {"outcome": outcome, "anchor": anchor, "title": "", "lead": "", "parts": [], "problems": problems,
-            "heading": "", "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
+            "heading": "",
+            "label": " on ".join(str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values)}
     if not path.is_file():
         problems.append(f"{outcome.stem}: the executed notebook is missing")
         return part
@@ -167,12 +172,12 @@ def exported(notebook: Any, cells: list[Any], code: bool = False) -> str:
 
     With ``code`` also their code, what they wrote to stderr, and their errors.
     """
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
     def is_shown(output: Any) -> bool:
         return output.get("name") == "stdout" or bool(set(_SHOWN) & set(output.get("data", ()))) or (
             code and output["output_type"] in ("stream", "error"))
-
-    from nbconvert import HTMLExporter
-    from traitlets.config import Config
 
     notebook.cells = cells
     for cell in cells:
@@ -183,15 +188,15 @@ def exported(notebook: Any, cells: list[Any], code: bool = False) -> str:
     return exporter.from_notebook_node(notebook)[0]
 
 
-def _front(paths_: Iterable[Path]) -> str:
+def _front(executed: Iterable[Path]) -> str:
     """Return what the first page shows of executed notebooks: the results of cells tagged ``front``."""
-    notebooks = map(runner.read, paths_)
+    notebooks = map(runner.read, executed)
     chosen = ((notebook, [cell for cell in notebook.cells if _FRONT in _tags(cell)]) for notebook in notebooks)
     return "".join(exported(notebook, cells) for notebook, cells in chosen if cells)
 
 
 def _parts(body: str, anchor: str) -> dict[str, Any]:
-    """Cut a body at its second-level headings: the title, the first paragraph, and a part for each heading with a unique anchor.
+    """Cut a body at its second-level headings: the title, the first paragraph, and a part with its anchor for each heading.
 
     Headings go one level lower, and long tables are folded.
     """

@@ -58,14 +58,15 @@ def groups(table: pd.DataFrame, by: Any, colours: Mapping[Any, str] | None = Non
         yield name, part, {"label": name, "color": colour, "marker": _MARKERS[number % len(_MARKERS)]}
 
 
-def points(axis, table: pd.DataFrame, x: str, y: str, by: Any, colours: Mapping[Any, str] | None = None, **options: Any) -> None:
+def points(axis, table: pd.DataFrame, x: str, y: str, by: Any, colours: Mapping[Any, str] | None = None,
+           **options: Any) -> None:
     """Draw a point a row of a table, a colour and marker each group."""
     for _, part, style in groups(table, by, colours):
         axis.scatter(part[x], part[y], **(style | options))
 
 
-def interval_rows(table: pd.DataFrame, label: str, xlabel: str, low: str = "low_ms", high: str = "high_ms", span: str | None = None,
-                  **marks: Mapping[str, Any]):
+def interval_rows(table: pd.DataFrame, label: str, xlabel: str, low: str = "low_ms", high: str = "high_ms",
+                  span: str | None = None, **marks: Mapping[str, Any]):
     """Return a row each row of a table, logarithmic: a pale bar from low to high, named ``span``, and a mark a column."""
     figure, (axis,) = axes(width=9, height=1.3 + 0.34 * len(table))
     rows = range(len(table))

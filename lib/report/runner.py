@@ -122,7 +122,8 @@ def execute(job: Job, folder: Path, output: Path | None = None, threads: int = 0
     except (InputError, execution.ExecutionError) as error:
         reason = str(error)
     return Outcome(notebook=job.notebook, stem=job.stem, command=job.command, values=job.values, error=reason,
-                   status="failed" if reason else "ok", seconds=round(time.monotonic() - begin, 1), finished_utc=store.utc_now())
+                   status="failed" if reason else "ok", seconds=round(time.monotonic() - begin, 1),
+                   finished_utc=store.utc_now())
 
 
 def read(executed: Path) -> Any:
@@ -177,7 +178,8 @@ def _side_by_side(jobs: list[Job]) -> Iterator[list[list[Job]]]:
 def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int = 1, cores: int = 0) -> list[Outcome]:
     """Run jobs, show progress, and update the folder's manifest: ``parallel`` at once for replays; else the GPUs alone.
 
-    Several GPUs share ``cores`` (0: each has as many threads as torch chooses). A failing job does not stop the others. Returns this run's outcomes.
+    Several GPUs share ``cores`` (0: each has as many threads as torch chooses). A failing job does not stop the others. Returns
+    this run's outcomes.
     """
     from tqdm import tqdm
 
@@ -260,5 +262,6 @@ def _differs(now: float, then: dict[str, Any]) -> bool:
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:
     """Write the key numbers of replayed notebooks as the committed ones; those of notebooks that were not replayed stay."""
     path = paths.REFERENCE / "keys.json"
-    replayed = {outcome.stem: _comparable(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes if outcome.status == "ok"}
+    replayed = {outcome.stem: _comparable(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes
+                if outcome.status == "ok"}
     return store.write_json({**(store.read_json(path) if path.is_file() else {}), **replayed}, path)

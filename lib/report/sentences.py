@@ -26,9 +26,9 @@ class _Template(Formatter):
 def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: Any) -> str:
     """Return the sentences, a line each, with ``numbers`` put into their templates (those of ``str.format``, see ``lookup``).
 
-    A sentence is left out where a number in it is missing: None, not finite, or a table without rows. A dict of templates is a choice:
-    the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of one row
-    of a table among the numbers (a DataFrame, or dicts); its rows are joined by semicolons, or stand on lines of their own
+    A sentence is left out where a number in it is missing: None, not finite, or a table without rows. A dict of templates is a
+    choice: the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of a row of
+    a table among the numbers (a DataFrame, or dicts); its rows are joined by semicolons, or stand on lines of their own
     where they are bullets. Raises KeyError for a name that the numbers do not have.
     """
     for name, template in rows.items():
@@ -41,7 +41,7 @@ def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: An
 
 
 def lookup(numbers: Mapping[str, Any], name: str) -> Any:
-    """Return the number of a dotted name: of a table its size, a column's statistic, or a row's value; else an item or attribute.
+    """Return the number of a dotted name: of a table its size, a column's statistic, or a row's value; else item or attribute.
 
     ``runs.size``, ``runs.step_ms.median``, ``runs.first.arch``, ``runs.most_step_ms.arch`` (of the row with the most ms; also
     ``last`` and ``least_``). None where the table has no rows.

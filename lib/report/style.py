@@ -34,7 +34,7 @@ def use_style() -> None:
 
 
 def save(figure, notebook: str, name: str) -> bytes:
-    """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG; ``name`` becomes that of a file."""
+    """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG; ``name`` may be any text."""
     stem, drawn = paths.FIGURES / notebook / _NO_NAME.sub("-", name)[:_LONGEST], png(figure)
     files.replace(stem.with_name(f"{stem.name}.png"), drawn)
     drawn = svg(figure)

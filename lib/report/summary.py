@@ -57,7 +57,7 @@ def _short(case: str) -> str:
 def panels(numbers: Numbers) -> tuple[Panel, ...]:
     """Return the four answers: measured, explained, predicted, placed."""
     rates = {name.replace("_cpu_fp32", "").replace("_", " "): value for name, value in series(numbers, " throughput")}
-    shares = {name: value for name, value in series(numbers, ": share of attainable performance")}
+    shares = dict(series(numbers, ": share of attainable performance"))
     errors = {_short(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
