@@ -68,6 +68,7 @@ def test_what_a_step_notes(site):
     started = now(site, run).started_at
     assert started.utcoffset().total_seconds() == 0
     site.move(run, "queued", "the agent is gone")
+    assert now(site, run).started_at is None, "waiting is no time of a run, also where it is cancelled meanwhile"
     site.move(run, "running", device="cpu[1]", attempt=2)
     site.move(run, "finished", best_value=float("nan"))
     run = now(site, run)

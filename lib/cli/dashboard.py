@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from urllib.parse import quote
 
 from lib.cli.options import a_path, whole
@@ -51,7 +52,7 @@ def _dashboard(options: argparse.Namespace) -> int:
         print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
         if sys.stdout.isatty():  # for a person, and in no log
             print(f"log in: {url}/login?token={quote(token, safe='')}", flush=True)
-        threading.Thread(target=_load_what_runs_need, daemon=True).start()
+        threading.Thread(target=import_module, args=("lib.finetune.finetune",), daemon=True).start()  # for the first queued run
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end
@@ -79,13 +80,6 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
         raise InputError(f"port {port} of {host} {why}; name another port with --port or address with --host") from None
-
-
-def _load_what_runs_need() -> None:
-    """Import what the first run to be queued would otherwise wait for: torch, some seconds."""
-    from lib.finetune import finetune
-
-    del finetune
 
 
 @contextlib.contextmanager

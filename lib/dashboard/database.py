@@ -297,7 +297,7 @@ def get(session: Session, table: type[Base], row_id: str) -> Any:
 def transition(session: Session, run_id: str, state: str, reason: str = "", **facts: Any) -> bool:
     """Move a run to ``state`` and set ``facts`` (columns of Run); return False where it is in that state already.
 
-    Sets started_at (of this attempt), finished_at and dequeued_at; back to queued counts a retry with its reason.
+    Sets started_at (of this attempt, if any), finished_at and dequeued_at; back to queued counts a retry with its reason.
     Raises NotFoundError, and ConflictError for a step that is not in TRANSITIONS.
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
@@ -305,6 +305,8 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
     values = {"state": state, "reason": reason, "updated_at": at, **facts}
     if state == RUNNING:
         values.setdefault("started_at", at)  # of this attempt: waiting and lost attempts are no time of a run
+    if state == QUEUED:
+        values["started_at"] = None
     if state in ENDS:
         values["finished_at"] = at
     changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)

@@ -81,7 +81,7 @@ def _markdown(text: str) -> str:
 
 
 def _measured(line: str) -> str:
-    """Return a line without the sentences whose numbers have no usable row: its subject, the rest, and that some are missing."""
+    """Return a line without the sentences whose numbers have no usable row: its subject, the rest, and that some are gone."""
     if _GAP not in line:
         return line
     lead = _LEAD.match(line)

@@ -27,8 +27,8 @@ def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: An
     """Return the sentences, a line each, with ``numbers`` put into their templates (those of ``str.format``, see ``lookup``).
 
     A sentence is left out where a number in it is missing: None, not finite, or a table without rows. A dict of templates is a
-    choice: the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of a row of
-    a table among the numbers (a DataFrame, or dicts); its rows are joined by semicolons, or stand on lines of their own
+    choice: the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of a
+    row of a table among the numbers (a DataFrame, or dicts); its rows are joined by semicolons, or stand on lines of their own
     where they are bullets. Raises KeyError for a name that the numbers do not have.
     """
     for name, template in rows.items():

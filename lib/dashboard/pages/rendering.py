@@ -27,9 +27,7 @@ def _seconds(value: float | None) -> str:
 
 def _taken(run: db.Run) -> float | None:
     """Return the seconds of a run's last attempt, until now while it runs; None while it waits."""
-    if not run.started_at or run.state == db.QUEUED:
-        return None
-    return ((run.finished_at or db.now()) - run.started_at).total_seconds()
+    return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
 
 
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined, autoescape=True,

@@ -159,7 +159,7 @@ function addLines(lines) {
 let run = null, ahead = 0;  // seconds by which the server's clock is ahead of this one
 
 function showTime() {
-  if (run && run.started_at !== null && run.state !== "queued") put("took", seconds((run.finished_at ?? Date.now() / 1000 + ahead) - run.started_at));
+  if (run) put("took", run.started_at === null ? "" : seconds((run.finished_at ?? Date.now() / 1000 + ahead) - run.started_at));
 }
 
 function showState(state) {

@@ -22,8 +22,9 @@ GRADES = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the pr
 _TRUSTED = ("A", "B")
 _CHANGES, _SHORT = 3, 5  # changes and devices that are shown
 _WORTH = 1.02  # a smaller gain is no reason to change anything
-_EXPLAIN = ("Confidence: the 90 % interval reaches 1.25 (A), 1.5 (B), 2.5 (C) times the prediction or more (D); C at best for "
-            "what was learned from other devices or lies out of the training range. --explain: where each number comes from.")
+CONFIDENCE = ("Confidence: the 90 % interval reaches 1.25 (A), 1.5 (B), 2.5 (C) times the prediction or more (D); C at best "
+              "for what was learned from other devices or lies out of the training range.")
+_EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
 NUMBER = "{:,.4g}".format
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
           "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
@@ -63,7 +64,7 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     lines = [heading(advice), *verdicts(advice), *([note] if note else []), "", *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
-    worth = [f"  {gain:.2f}  {what}" for what, gain in worthwhile(suggested)]
+    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in _worthwhile(suggested)]
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
@@ -75,16 +76,14 @@ def _graded(advice: Advice) -> list[Row]:
     return [{**row, "grade": grade(row)} for row in advice.table.to_dict("records")]
 
 
-def worthwhile(suggested: Sequence[Change]) -> list[tuple[str, float]]:
-    """Return the best changes in a few words, each with the predicted factor of images a second."""
-    return [(change.what.partition(" (")[0], change.predicted_gain) for change in suggested
-            if change.predicted_gain >= _WORTH][:_CHANGES]
+def _worthwhile(suggested: Sequence[Change]) -> list[Change]:
+    return [change for change in suggested if change.predicted_gain >= _WORTH][:_CHANGES]
 
 
 def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
-    """Return what was asked, the verdicts, and the best change with its factor; None without one."""
-    best, gain = next(iter(worthwhile(suggested)), (None, None))
-    return {"heading": heading(advice), "verdicts": " ".join(verdicts(advice)), "best": best, "gain": gain}
+    """Return what was asked, the verdicts, and the best ``change``; None without one that is worth it."""
+    return {"heading": heading(advice), "verdicts": " ".join(verdicts(advice)),
+            "change": next(iter(_worthwhile(suggested)), None)}
 
 
 def shortlist(advice: Advice) -> pd.DataFrame:
