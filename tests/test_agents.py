@@ -14,6 +14,8 @@ from unittest.mock import Mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from fastapi import Depends, FastAPI, Header, HTTPException
@@ -24,7 +26,7 @@ from sqlalchemy.exc import OperationalError
 
 from lib import locks, paths
 from lib.cli import main
-from lib.dashboard import advice, predictions
+from lib.dashboard import advice, predictions, run_records
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, fleet
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
@@ -553,6 +555,23 @@ def test_the_best_value_so_far_is_known_while_a_run_goes_on(tmp_path, mode, best
     records.close()
     with database.reading() as session:
         assert db.get(session, db.Run, run_id).best_value == best
+
+
+def test_the_end_of_a_run_follows_its_progress_in_this_attempt_and_is_never_past(tmp_path, monkeypatch):
+    database, dispatcher = dispatcher_in(tmp_path)
+    now_s = iter([0.0, 10.0, 30.0, 35.0, 35.0, 40.0])  # two reports, two plans of two runs, a report of the next attempt
+    monkeypatch.setattr(run_records, "time", Mock(monotonic=lambda: next(now_s)))
+    plan = pd.DataFrame({"job_id": ["late", "halfway", "waits"], "start_s": [0.0, 0.0, np.nan], "end_s": [30.0, 30.0, np.nan],
+                         "status": ["running", "running", "waiting"], "reason": "large"})
+    dispatcher._service = Mock(plan=lambda: plan, now=lambda: 30.4)
+    for share in (0.25, 0.5):
+        dispatcher._records.reported("halfway#1", {"metrics": {"step": 1, "progress": share}})
+    rows = dispatcher.plan()
+    assert rows["end_s"].fillna(-1).tolist() == [-1, 0.0, -1] and rows["reason"].tolist() == [
+        "takes longer than predicted; large", "end by its progress; large", "large"]
+    dispatcher._records.state("halfway", db.QUEUED)
+    dispatcher._records.reported("halfway#2", {"metrics": {"progress": 0.5}})
+    assert dispatcher.plan()["end_s"].isna().sum() == 3  # one report is no rate
 
 
 def test_a_token_that_is_no_attempt_of_a_job_is_refused():

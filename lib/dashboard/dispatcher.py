@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from sqlalchemy import select
 
@@ -114,10 +115,18 @@ class Dispatcher:
         return self._service.reorder(run_id, priority)
 
     def plan(self) -> pd.DataFrame:
-        """Return job_id, device, start_s, end_s (from now), status and reason of running and planned jobs."""
+        """Return job_id, device, start_s, end_s (from now), status and reason of running and planned jobs.
+
+        What reports its progress ends as that says; what takes longer than predicted has no end.
+        """
         planned = self._service.plan()
         now_s = self._service.now()  # the later one: what starts at once does so by now
-        return planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
+        planned = planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
+        runs = planned["status"] == "running"
+        left_s = planned["job_id"].map(self._records.remaining_s).where(runs)
+        late = runs & left_s.isna() & (planned["end_s"] <= 0)
+        said = np.select([left_s.notna(), late], ["end by its progress; ", "takes longer than predicted; "], "")
+        return planned.assign(end_s=left_s.fillna(planned["end_s"].mask(late)), reason=said + planned["reason"])
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""

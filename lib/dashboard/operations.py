@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Query
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
 from lib import files, paths
@@ -129,18 +129,20 @@ class Operations:
         folder = _new_folder(config, checked)
         run = self.add(db.Run, {
             "project_id": config.project_id, "config_id": config.id, "folder": str(folder.relative_to(paths.DATA)),
-            "name": f"{config.name} {self._runs_of(config) + 1}", "only_agent_id": body.agent_id,
+            "name": self._next_name(config), "only_agent_id": body.agent_id,
             "job": db.Job(priority=body.priority) if body.enqueue else None, **checked.facts,
             **body.model_dump(include={"gpu_indices", "docker_image", "env", "tags"})})
         if body.enqueue:
             self.dispatcher.submit(run.id)
         return run
 
-    def _runs_of(self, config: db.TrainConfig) -> int:
-        """Return how many runs the configurations of this name have."""
+    def _next_name(self, config: db.TrainConfig) -> str:
+        """Return the configuration's name and the number after the last one that a run of that name has."""
         with self.database.reading() as session:
-            return session.scalar(select(func.count(db.Run.id)).join(db.TrainConfig).where(
+            names = session.scalars(select(db.Run.name).join(db.TrainConfig).where(
                 db.Run.project_id == config.project_id, db.TrainConfig.name == config.name))
+            numbers = [int(end) for name in names if (end := name.rpartition(" ")[2]).isdecimal()]
+        return f"{config.name} {max(numbers, default=0) + 1}"
 
     def describe(self, run_id: RowId, body: schemas.NotesIn):
         """Set the notes and tags of a run."""
@@ -218,24 +220,9 @@ class Operations:
         return gpu
 
     def schedule(self) -> list[dict[str, Any]]:
-        """Return what runs and what is planned, by seconds from now; unknown times are None.
-
-        What reports its epochs ends as its own progress says; what takes longer than predicted has no end.
-        """
+        """Return what runs and what is planned, by seconds from now; unknown times are None."""
         plan = self.dispatcher.plan()[list(schemas.PlannedOut.model_fields)]
-        rows = plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
-        running = {run.id: run for run in self.page(db.Run, len(rows), state=db.RUNNING)} if rows else {}
-        return [_revised(row, running.get(row["job_id"])) for row in rows]
-
-
-def _revised(row: dict[str, Any], run: db.Run | None) -> dict[str, Any]:
-    if row["status"] != "running" or row["start_s"] is None:
-        return row
-    if run and run.epoch and run.epochs:
-        left_s = -row["start_s"] * (run.epochs / run.epoch - 1)
-        return row | {"end_s": left_s, "reason": f"{row['reason']}; end by its progress"}
-    late = row["end_s"] is not None and row["end_s"] <= 0
-    return row | {"end_s": None, "reason": f"takes longer than predicted; {row['reason']}"} if late else row
+        return plan.astype(object).where(plan.ne(math.inf) & plan.notna(), None).to_dict("records")
 
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:

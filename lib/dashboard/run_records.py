@@ -20,6 +20,7 @@ from lib.schedule.runtime.engine.slots import attempt_of
 _BATCH, _MOST = 1000, 20_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GATHER_S = 0.1, 5.0, 0.05
 _POSITION = ("step", "epoch", "epochs")
+_NO_VALUES = (*_POSITION, "progress")
 
 
 class _Event(NamedTuple):
@@ -38,10 +39,12 @@ class RunRecords:
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._noted, self._order = 0, threading.Lock()
         self.written = 0  # events, of those that were noted
+        self._progress: dict[str, list[tuple[float, float]]] = {}  # of attempts that run: first and last second and share
         self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
 
     def state(self, run_id: str, state: str, reason: str = "", **facts: Any) -> None:
         """Note a new state of a run, and columns of it."""
+        self._progress.pop(run_id, None)  # of an earlier attempt
         self._note(_Event(run_id, 0, "state", (state, reason, facts)))
 
     def reported(self, token: str, content: dict[str, Any]) -> int:
@@ -49,7 +52,16 @@ class RunRecords:
         run_id, attempt = attempt_of(token)
         for kind in content.keys() & {"log", "metrics"}:
             self._note(_Event(run_id, attempt, kind, content[kind]))
+            if isinstance(content[kind], dict) and type(share := content[kind].get("progress")) in (int, float):
+                self._progress[run_id] = [*self._progress.get(run_id, [])[:1], (time.monotonic(), share)]
         return self._noted
+
+    def remaining_s(self, run_id: str) -> float:
+        """Return the seconds that a run still takes at the rate of this attempt; NaN before it has a rate."""
+        (first_s, first), (last_s, share) = [*self._progress.get(run_id, []), *[(0.0, 0.0)] * 2][:2]
+        if share <= first:
+            return math.nan
+        return max(0.0, (1 - share) * (last_s - first_s) / (share - first) - (time.monotonic() - last_s))
 
     def _note(self, event: _Event) -> None:
         with self._order:
@@ -124,7 +136,7 @@ def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str,
 def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
         values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
-                  if name not in _POSITION and (value is None or type(value) in (int, float))}
+                  if name not in _NO_VALUES and (value is None or type(value) in (int, float))}
         step = int(report.get("step") or 0)
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}

@@ -150,7 +150,9 @@ class _Watch:
                 shown["images_per_sec"] = self._images / (now - self._rate_since_s)
                 run.log.scalars({"throughput/images_per_sec": shown["images_per_sec"]}, step.number, position.epoch)
                 self._rate_since_s, self._images = now, 0
-            run.report({"step": step.number, "epoch": position.epoch, "epochs": run.config.epochs, "loss": loss, **shown})
+            done = (step.number + 1) / (run.batches.batches * run.config.epochs)
+            run.report({"step": step.number, "epoch": position.epoch, "epochs": run.config.epochs, "progress": done,
+                        "loss": loss, **shown})
 
 
 def _right(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

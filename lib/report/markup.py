@@ -9,6 +9,7 @@ _TAGS = frozenset("a blockquote br code dd del details div dl dt em figcaption f
 _VALUES = {"class": re.compile(r"[\w -]*"), "id": re.compile(r"s\d+(-\d+)*"), "alt": re.compile(r".*", re.S),
            "href": re.compile(r"#[\w-]*"), "colspan": re.compile(r"\d+"), "rowspan": re.compile(r"\d+"),
            "src": re.compile(r"data:image/(png|jpeg|svg\+xml);base64,[\w+/=\s]*")}
+_UNSEEN = re.compile(r"<(script|style)\b.*?</\1\s*>", re.S | re.I)  # their content is no text
 _LINK = re.compile(r"\](?=[(:\[])")
 
 
@@ -24,7 +25,7 @@ def clean(html: str) -> str:
     def allowed(_tag: str, name: str, value: str) -> bool:
         return name in _VALUES and _VALUES[name].fullmatch(value) is not None
 
-    return bleach.clean(html, tags=_TAGS, attributes=allowed, protocols={"data"}, strip=True)
+    return bleach.clean(_UNSEEN.sub("", html), tags=_TAGS, attributes=allowed, protocols={"data"}, strip=True)
 
 
 def policy(style: str) -> str:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing import Pipe
 from typing import Any
 
@@ -321,12 +322,13 @@ class Fleet:
 
     def _write_loads(self) -> None:
         """Write the load of agents, and which have gone; read which cards are reserved."""
-        loads = {session.agent_id: session.load for session in self._open()}
+        loads = {session.agent_id: (session.seen_s, session.load) for session in self._open()}
         with self._database.writing() as session:
             for row in session.scalars(select(db.Agent).where(db.Agent.connected | db.Agent.id.in_(loads))):
                 row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
                 if row.id in loads:
-                    row.last_heartbeat_at, row.load = db.now(), _flat(loads[row.id])
+                    seen_s, load = loads[row.id]
+                    row.last_heartbeat_at, row.load = db.now() - timedelta(seconds=time.monotonic() - seen_s), _flat(load)
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
 

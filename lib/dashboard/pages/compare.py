@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import Field
 from sqlalchemy import select
 
 from lib.dashboard import database as db
@@ -14,16 +13,19 @@ from lib.dashboard.engine import Database
 from lib.dashboard.fields import RowId
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages.rendering import add_page
+from lib.errors import InputError
 
 _LEAST, _MOST, _MOST_POINTS = 2, 8, 500  # runs, and points of a line
 _SPLITS = ("", "train_", "val_", "test_")
-Chosen = Annotated[list[RowId], Query(), Field(min_length=_LEAST, max_length=_MOST)]
 
 
 def add_compare(pages: APIRouter, operations: Operations) -> None:
     """Add the page."""
-    def facts(run: Chosen) -> dict[str, Any]:
-        runs = [operations.get(db.Run, run_id) for run_id in dict.fromkeys(run)]
+    def facts(run: Annotated[list[RowId], Query()] = ()) -> dict[str, Any]:
+        chosen = dict.fromkeys(run)
+        if not _LEAST <= len(chosen) <= _MOST:
+            raise InputError(f"{_LEAST} to {_MOST} runs can be compared; chosen: {len(chosen)}. Go back and tick others.")
+        runs = [operations.get(db.Run, run_id) for run_id in chosen]
         differing, same = differences(runs)
         return {"runs": runs, "differing": differing, "same": same, "curves": curves(operations.database, runs)}
 

@@ -17,6 +17,7 @@ from lib.dashboard.fields import FieldsError
 from lib.errors import InputError
 
 FOLDER = Path(__file__).parent.parent
+_LATE = datetime.timedelta(seconds=6)  # an agent says something each second
 
 
 def _seconds(value: float | None) -> str:
@@ -33,7 +34,8 @@ def _taken(run: db.Run) -> float | None:
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined, autoescape=True,
                            trim_blocks=True, lstrip_blocks=True)
 _environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "seconds": _seconds,
-                         "taken": _taken, "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
+                         "taken": _taken, "is_late": lambda at: at and db.now() - at > _LATE,
+                         "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
 _templates = Jinja2Templates(env=_environment)
 
 

@@ -40,7 +40,10 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
         return {"run": run, "planned": planned, "project": operations.get(db.Project, run.project_id), "files": _files_of(run),
                 "after": f"{before}.0", "ended": run.state in db.ENDS}
 
-    add_page(pages, _RUN, "run.html", facts)
+    def describe(form: Form, run_id: str) -> str:
+        return _ADDRESS.format(run=operations.describe(run_id, checked(schemas.NotesIn, form)))
+
+    add_page(pages, _RUN, "run.html", facts, (f"{_RUN}/notes", describe, "notes"))
     events.add_stream(pages, f"{_RUN}/events", operations.database)
 
     def changed(address: str, operation: Callable[..., db.Run], wanted: type | None, run_id: RowId, form: Form):
@@ -49,7 +52,6 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
 
     for name, *change in (("cancel", _ADDRESS, operations.cancel, None), ("start", _ADDRESS, operations.start, None),
                           ("finish", _ADDRESS, operations.finish, schemas.EndIn), ("delete", _LIST, operations.delete, None),
-                          ("notes", _ADDRESS, operations.describe, schemas.NotesIn),
                           ("archive", _ADDRESS, partial(operations.archive, True), None),
                           ("restore", _ADDRESS, partial(operations.archive, False), None),
                           ("priority", _LIST, operations.reorder, schemas.PriorityIn)):
