@@ -68,7 +68,8 @@ def _rendered(facts: dict[str, Any]) -> str:
 
     environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=True,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"clean": lambda html: Markup(markup.clean(html)),
+    environment.filters |= {"fleet": summary.fleet, "workload": summary.workload,
+                            "clean": lambda html: Markup(markup.clean(html)),
                             "markdown": lambda text: Markup(markup.clean(_markdown(str(text))))}
     css = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(**facts, style=Markup(css), policy=markup.policy(css))

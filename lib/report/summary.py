@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lib.config import definitions
 from lib.report.plots import axes, label_rows
 from lib.report.style import SERIES
 
@@ -49,24 +50,35 @@ def verdicts(numbers: Numbers) -> dict[str, str]:
             if name.endswith(_VERDICT)}
 
 
-def _short(case: str) -> str:
-    """Return a case of whole networks without the words that all share."""
-    return case.removeprefix("network, ").replace("batch ", "b").replace(" allocator", "").replace(" heap", "")
+def fleet(scenario: str) -> str:
+    """Return what the note of a scenario calls its fleet, such as "a lab"; the scenario's name where it has no note."""
+    known = definitions.load_scenarios()[1].get(scenario)
+    return known.note.partition(":")[0] if known else scenario
+
+
+def workload(run: str) -> str:
+    """Return a run such as W1_pathmnist_simple_cnn_cpu_fp32 as its workload, dataset and network."""
+    return run.replace("_cpu_fp32", "").replace("_", " ")
+
+
+def _in_words(case: str) -> str:
+    """Return a case of whole networks as "inference, batch 8, retained heap"."""
+    return case.removeprefix("network, ").replace("infer,", "inference,").replace("train,", "training,")
 
 
 def panels(numbers: Numbers) -> tuple[Panel, ...]:
     """Return the four answers: measured, explained, predicted, placed."""
-    rates = {name.replace("_cpu_fp32", "").replace("_", " "): value for name, value in series(numbers, " throughput")}
+    rates = {workload(name): value for name, value in series(numbers, " throughput")}
     shares = dict(series(numbers, ": share of attainable performance"))
-    errors = {_short(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
+    errors = {_in_words(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
     for mix, saved in series(numbers, ": could be saved"):
-        placed |= {f"{mix}, best single device": 1 / (1 - saved / 100), f"{mix}, hybrid": hybrid[mix]}
-    return (Panel("Measured: training throughput", "images/s", rates, ",.4g", logarithmic=True),
-            Panel("Explained: share of attainable performance", "% of the roofline", shares, ".0f", 100.0),
-            Panel("Predicted: mean error on unseen networks", "MAPE, %", errors, ".1f"),
-            Panel("Placed: makespan over its lower bound", "1 = nothing can be faster", placed, ".2f", 1.0))
+        placed |= {f"{fleet(mix)}: best single-type rule": 1 / (1 - saved / 100), f"{fleet(mix)}: hybrid": hybrid[mix]}
+    return (Panel("Measured: training speed", "images/s, logarithmic", rates, ",.4g", logarithmic=True),
+            Panel("Explained: training speed over what the peak rates allow", "% of the roofline", shares, ".0f", 100.0),
+            Panel("Predicted: mean error on unseen networks, this CPU", "% of the measured time", errors, ".1f"),
+            Panel("Placed: time until all jobs are done", "over the lower bound; 1 = nothing can be faster", placed, ".2f", 1.0))
 
 
 def description(numbers: Numbers) -> str:

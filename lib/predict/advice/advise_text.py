@@ -105,12 +105,12 @@ def verdicts(advice: Advice) -> list[str]:
     lines = [f"Fastest: {_time(fastest)}{doubt}."]
     if len(fitting) > 1 and trusted is not fastest:
         lines.append(f"Best that can be trusted: {_time(trusted)}." if trusted else
-                     "None of these predictions can be trusted (A or B): measure before you decide.")
+                     "None of these predictions has confidence A or B: measure before you decide.")
     return lines
 
 
 def _time(row: Row) -> str:
-    return f"{row['device']}, {_figures(row['predicted_ms'])} ms ({_range(row)}, {row['grade']})"
+    return f"{row['device']}, {_figures(row['predicted_ms'])} ms ({_range(row)}, confidence {row['grade']})"
 
 
 def _range(row: Row) -> str:
