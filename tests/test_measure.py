@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks import paired
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
@@ -70,7 +71,7 @@ def test_measure_takes_few_samples_where_they_cost_too_much(clock):
 def test_compare_finds_a_ratio_through_drift():
     drift = iter(np.linspace(1, 3, 400))
     noise = np.random.default_rng(0)
-    result = timing.compare(lambda: 1.2 * next(drift) * noise.lognormal(0, 0.02),
+    result = paired.compare(lambda: 1.2 * next(drift) * noise.lognormal(0, 0.02),
                             lambda: next(drift) * noise.lognormal(0, 0.02), pairs=100)
     assert result.low <= 1.2 <= result.high
     assert result.high - result.low < 0.03
