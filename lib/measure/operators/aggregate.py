@@ -13,7 +13,7 @@ from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
-from lib.measure.archive import folders
+from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export
 from lib.measure.operators.points import timings
@@ -211,7 +211,7 @@ def replay(p: SweepParams) -> Sweep:
     wanted = {"op": p.ops, **{name: {way[name] for way in ways} for name in ways[0]}}
     wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
     if p.device != "all":
-        wanted["device"] = {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
+        wanted["device"] = replayed_device(p.device).split(",")
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
             sweep = read(path.parent)

@@ -14,14 +14,13 @@ from torch.utils._pytree import tree_map
 
 from lib import locks, paths, store
 from lib.measure import load, machine
-from lib.measure.archive import folders, recorded
-from lib.measure.budget import Budget, sampled
+from lib.measure.archive import folders, newest
+from lib.measure.budget import ROUNDS, Budget, sampled
 from lib.measure.statistics import Timing, worst
 from lib.measure.timing import measure
 from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
-ROUNDS = 3
 OPERATORS = 20
 _NETWORKS_SHARE = 0.4  # of the budget
 _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose which operators are worth timing
@@ -142,7 +141,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
             failed[index] = f"{fails}: {str(error).splitlines()[0]}"
             return None
 
-    return sampled(len(items), ROUNDS, budget, visit, "timing"), list(failed.values())
+    return sampled(len(items), budget, visit, "timing"), list(failed.values())
 
 
 def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
@@ -197,8 +196,7 @@ def stored_points(device: str, precision: str, hardware_id: str,
     """
     stem = f"points_{device.replace(':', '-')}_{precision}"
     for folder in folders("replay", reference):
-        of_machine = [table for table in recorded(folder / "points", stem) if table[0]["hardware_id"] == hardware_id]
-        if of_machine:
-            facts, path = of_machine[-1]
+        if last := newest(folder / "points", stem, hardware_id=hardware_id):
+            facts, path = last
             return store.read(path, "points"), f"Points of {path.name}, measured {facts['started_utc']}."
     return store.read_all([], "points"), f"The reference has no points of networks and operators on {device} in {precision}."
