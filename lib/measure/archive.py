@@ -149,9 +149,9 @@ def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame
     return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")
 
 
-def folder_of(run: Mapping[str, Any], source: str, reference: str = "") -> Path:
+def folder_of(run: Mapping[str, Any], source: str) -> Path:
     """Return the folder that holds a run, a row of ``runs``; InputError where none does any more."""
-    table = _runs(source, reference)
+    table = _runs(source)
     own = table[(table["run_id"] == run["run_id"]) & (table["hardware_id"] == run["hardware_id"])]
     if own.empty:
         raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")

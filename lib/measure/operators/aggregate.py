@@ -19,7 +19,7 @@ from lib.measure.operators import export
 from lib.measure.operators.points import timings
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, spread_verdict, worst
+from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
 
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
@@ -80,11 +80,11 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"), *_neighbours(used)]
         if len(used) < LEAST_ROUNDS:
             findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+        verdict, why = judged(findings)
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["cores"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
-                     "why": "; ".join([*(why for verdict, why in findings if verdict != VERDICTS[0]),
-                                       *used.loc[_filled(used["reason"]), "reason"].unique()])})
+                     "other_cores": used["cores"].median(), "verdict": verdict,
+                     "why": "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 

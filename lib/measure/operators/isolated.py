@@ -85,13 +85,10 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
         return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
 
     ranked = sorted(first.values(), key=cost, reverse=True)
-    taken: Counter = Counter()
-    beyond_two = []
-    for op in ranked:
-        taken[_named(op)[0]] += 1
-        beyond_two.append(taken[_named(op)[0]] > 2)
-    chosen = sorted(range(len(ranked)), key=beyond_two.__getitem__)[:OPERATORS]
-    return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
+    places = pd.Series([_named(op)[0] for op in ranked], dtype=str)
+    beyond_two = places.groupby(places).cumcount() > 1
+    chosen = beyond_two.sort_values(kind="stable").index[:OPERATORS].sort_values()
+    return [(ranked[index], seen[ranked[index]]) for index in chosen]
 
 
 def footprint(op: ops.Op) -> int:
