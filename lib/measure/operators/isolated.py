@@ -166,9 +166,9 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
             samples, failed = _timed(items, device, budget)
             seen = watch.reading()
     crowded = seen.verdict(threads)
-    timed = [(_launched(item.row, timing.graphed), timing) for item, timing in zip(items, samples, strict=True) if timing.n]
-    frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
-                          for row, timing in timed])
+    frame = pd.DataFrame([{**_launched(item.row, timing.graphed), "elapsed_sec": timing.median_ms / 1e3,
+                           "verdict": worst(timing.verdict, crowded)}
+                          for item, timing in zip(items, samples, strict=True) if timing.n])
     facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
              "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
