@@ -267,6 +267,6 @@ def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_
 def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):
     monkeypatch.setattr(machine, "cache_bytes", lambda: {"L1": 2**15, "L2": 2**20, "L3": 2**25})
     probes = ceilings._triad_probes(MachineParams(triad_max_mb=300), CPU, 4)
-    sizes = {level: [p.bytes for p in probes if p.row["level"] == level] for level in ("L2", "L3", "RAM")}
+    sizes = {level: [p.bytes for p in probes if p.level == level] for level in ("L2", "L3", "RAM")}
     assert max(sizes["L2"]) <= 2**22 < min(sizes["L3"])
     assert max(sizes["L3"]) <= 2**25 < 4 * 2**25 * 0.999 <= min(sizes["RAM"])
