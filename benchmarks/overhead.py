@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks import training_epoch
-from lib.measure import statistics, timing
+from benchmarks import paired, training_epoch
+from lib.measure import statistics
 from lib.measure.training import profiler
 from lib.work import workloads
 from lib.work.training import Options, Trainer
@@ -25,8 +25,8 @@ def main() -> None:
           profiler.profiler(Path(folder) / "rows.csv", constants, epoch.device) as observer):
         for _ in range(5):
             epoch(), epoch(observer)
-        result = timing.compare(lambda: epoch(observer), epoch, PAIRS)
-        control = timing.compare(epoch, epoch, PAIRS)
+        result = paired.compare(lambda: epoch(observer), epoch, PAIRS)
+        control = paired.compare(epoch, epoch, PAIRS)
         extra_us, low_us, high_us = _extra(epoch.task, epoch.device, observer)
     step_ms = epoch() / BATCHES * 1e3
     print(f"   profiled / bare on {epoch.device}: {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] at 95 %, "

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks import paired
 from lib.measure import ceilings, machine, timing
 
 C_TRIAD = r"""
@@ -78,7 +79,7 @@ def _pairs(what: str, own, theirs, work: float, unit: str, peer: str) -> None:
         samples[name].append(take())
         return samples[name][-1]
 
-    result = timing.compare(lambda: keep("peer", theirs), lambda: keep("own", own), PAIRS)
+    result = paired.compare(lambda: keep("peer", theirs), lambda: keep("own", own), PAIRS)
     mine, other = (work / np.percentile(samples[name], 10) for name in ("own", "peer"))
     print(f"   {what}: ours {mine:,.1f} {unit}, {peer} {other:,.1f}; ratio of the ceilings {mine / other:.3f}, pair by pair "
           f"{result.ratio:.3f} [{result.low:.3f}, {result.high:.3f}]")

@@ -6,8 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks import training_epoch
-from lib.measure import timing
+from benchmarks import paired, training_epoch
 from lib.measure.energy import meters
 from lib.measure.energy.windows import Recorder
 
@@ -68,10 +67,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for meter in (*_files(Path(folder)), _driver()):
             shares.clear()
-            result = timing.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
+            result = paired.compare(lambda meter=meter: sampled(meter), epoch, PAIRS)
             cpu = sorted(share for share, _ in shares)[len(shares) // 2]
             print(f"   {meter.name}: sampled / bare on {epoch.device} {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}] "
                   f"at 95 %, {result.pairs} pairs of {BATCHES} steps; its thread took {cpu:.2%} of that time on a core "
                   f"({sum(samples for _, samples in shares) / len(shares):.0f} samples each)", flush=True)
-    control = timing.compare(epoch, epoch, PAIRS)
+    control = paired.compare(epoch, epoch, PAIRS)
     print(f"   bare / bare, as a control: {control.ratio:.4f} [{control.low:.4f}, {control.high:.4f}]")

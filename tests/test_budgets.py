@@ -68,7 +68,7 @@ def probes(clock, home, monkeypatch):
         return pd.DataFrame([row], columns=columns("overheads"))
 
     def use(*builds):
-        made = [ceilings.Probe({"dtype": "fp32", "level": "RAM" if number % 2 else "compute", "method": f"torch.mm {number}"},
+        made = [ceilings.Probe("fp32", "RAM" if number % 2 else "compute", f"torch.mm {number}",
                                1e9 * (1 - number % 2), 1e6, build) for number, build in enumerate(builds)]
         monkeypatch.setattr(ceilings, "_compute_probes", lambda p, device: made)
         monkeypatch.setattr(ceilings, "_triad_probes", lambda p, device, threads: [])

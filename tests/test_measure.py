@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from benchmarks import paired
 from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
@@ -70,7 +71,7 @@ def test_measure_takes_few_samples_where_they_cost_too_much(clock):
 def test_compare_finds_a_ratio_through_drift():
     drift = iter(np.linspace(1, 3, 400))
     noise = np.random.default_rng(0)
-    result = timing.compare(lambda: 1.2 * next(drift) * noise.lognormal(0, 0.02),
+    result = paired.compare(lambda: 1.2 * next(drift) * noise.lognormal(0, 0.02),
                             lambda: next(drift) * noise.lognormal(0, 0.02), pairs=100)
     assert result.low <= 1.2 <= result.high
     assert result.high - result.low < 0.03
@@ -266,6 +267,6 @@ def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_
 def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):
     monkeypatch.setattr(machine, "cache_bytes", lambda: {"L1": 2**15, "L2": 2**20, "L3": 2**25})
     probes = ceilings._triad_probes(MachineParams(triad_max_mb=300), CPU, 4)
-    sizes = {level: [p.bytes for p in probes if p.row["level"] == level] for level in ("L2", "L3", "RAM")}
+    sizes = {level: [p.bytes for p in probes if p.level == level] for level in ("L2", "L3", "RAM")}
     assert max(sizes["L2"]) <= 2**22 < min(sizes["L3"])
     assert max(sizes["L3"]) <= 2**25 < 4 * 2**25 * 0.999 <= min(sizes["RAM"])

@@ -76,11 +76,20 @@ def hardware(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def recorded(folder: Path, stem: str) -> list[tuple[dict[str, Any], Path]]:
-    """Return the CSVs in ``folder`` whose names begin with ``stem``, each with its provenance, in the order of measuring."""
+def newest(folder: Path, stem: str, **wanted: str) -> tuple[dict[str, Any], Path] | None:
+    """Return the CSV of the last measurement in ``folder`` whose name begins with ``stem``, after its provenance.
+
+    Only those count whose provenance has the facts ``wanted``; None where there is none.
+    """
     tables = [(store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv")))
               for meta in folder.glob(f"{stem}*.meta.json")]
-    return sorted(tables, key=lambda table: table[0]["started_utc"])
+    return max((table for table in tables if wanted.items() <= table[0].items()), key=lambda table: table[0]["started_utc"],
+               default=None)
+
+
+def replayed_device(wanted: str) -> str:
+    """Return the id of a device of a reference machine: ``auto`` is the CPU, ``cuda`` the first GPU."""
+    return {"auto": "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
 
 
 def networks_files(folder: Path) -> list[Path]:
@@ -140,9 +149,9 @@ def rows(chosen: pd.DataFrame, source: str, reference: str = "") -> pd.DataFrame
     return pd.concat(tables, ignore_index=True) if tables else store.read_all([], "profile")
 
 
-def folder_of(run: Mapping[str, Any], source: str, reference: str = "") -> Path:
+def folder_of(run: Mapping[str, Any], source: str) -> Path:
     """Return the folder that holds a run, a row of ``runs``; InputError where none does any more."""
-    table = _runs(source, reference)
+    table = _runs(source)
     own = table[(table["run_id"] == run["run_id"]) & (table["hardware_id"] == run["hardware_id"])]
     if own.empty:
         raise InputError(f"no folder holds the run {run['run_id']} of {run['hardware_id']}")

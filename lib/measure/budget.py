@@ -11,6 +11,7 @@ from lib.measure.statistics import Timing, joined
 from lib.progress import track
 
 Item = TypeVar("Item")
+ROUNDS = 3  # of what is timed in memory
 _PATIENCE_SHARE, _PATIENCE_S = 0.15, 10.0
 
 
@@ -45,16 +46,16 @@ def interleaved(items: Sequence[Item], rounds: int) -> Iterator[tuple[int, Item]
             yield number, items[index]
 
 
-def sampled(count: int, rounds: int, budget: Budget, sample: Callable[[int, float], Timing | None], what: str) -> list[Timing]:
-    """Return the samples of ``count`` items over several rounds, each in a random order; none of an item that never ran.
+def sampled(count: int, budget: Budget, sample: Callable[[int, float], Timing | None], what: str) -> list[Timing]:
+    """Return the samples of ``count`` items over ROUNDS rounds, each in a random order; none of an item that never ran.
 
     ``sample`` takes an item's number and an equal share of what is left of the budget, in seconds, and returns None where the
     item does not run. Once the budget is spent, only items without samples are visited.
     """
     parts: list[list[Timing]] = [[] for _ in range(count)]
-    for number, (_, index) in enumerate(track(list(interleaved(range(count), rounds)), what)):
+    for number, (_, index) in enumerate(track(list(interleaved(range(count), ROUNDS)), what)):
         if parts[index] and budget.spent:
             continue
-        timing = sample(index, budget.left_s / (count * rounds - number))
+        timing = sample(index, budget.left_s / (count * ROUNDS - number))
         parts[index] += [timing] if timing else []
     return [joined(timings) for timings in parts]

@@ -58,19 +58,19 @@ def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool
     return names
 
 
-def machine_of(here: str, folder: Path | None = None, readers: Readers = NO_READERS) -> str:
+def machine_of(here: str, readers: Readers = NO_READERS) -> str:
     """Return the machine that measured what ``pack`` would pack: ``here`` where it did, or nothing says so, else the only one.
 
     Raises InputError where several others did.
     """
-    folder = folder or paths.DATA
-    metas = [folder / name for name in _finished(folder, readers) if name.endswith(META)]
+    metas = [paths.DATA / name for name in _finished(paths.DATA, readers) if name.endswith(META)]
     machines = set().union(*(bundle_contents.machines_in(path) for path in metas))
     if here in machines or not machines:
         return here
     if len(machines) > 1:
-        raise InputError(f"{folder} holds what several machines measured, and this one did not: {choices(sorted(machines))}; a "
-                         "bundle is of one machine: pack each where its own lies alone (LIB_OUTPUT names the folder)")
+        raise InputError(f"{paths.DATA} holds what several machines measured, and this one did not: "
+                         f"{choices(sorted(machines))}; a bundle is of one machine: pack each where its own lies alone "
+                         "(LIB_OUTPUT names the folder)")
     return machines.pop()
 
 

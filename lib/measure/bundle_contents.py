@@ -3,40 +3,21 @@
 import filecmp
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import AllowInfNan, ConfigDict, JsonValue
 
-from lib import csv_files, files, store
-from lib.config.base import Strict, build, mapping
+from lib import csv_files, store
+from lib.config.base import Strict, mapping, parse
 from lib.errors import InputError, choices
+from lib.files import NAME
+from lib.measure.load import Load
 from lib.tables import SCHEMA_VERSION
 
 META = ".meta.json"
 FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "contention", "matrix", "schedule")
-_KINDS = tuple((re.compile(pattern.replace("NAME", files.NAME)), kind) for pattern, kind in (
-    (r"profiles/(NAME)_(train|eval|test)\.csv", "profile"), (r"runs/(NAME)\.csv", "runs"),
-    (r"ceilings/ceilings_NAME\.csv", "ceilings"), (r"ceilings/overheads_NAME\.csv", "overheads"),
-    (r"points/points_NAME\.csv", "points"), (r"sweeps/NAME/sweep\.parquet", "sweep"),
-    (r"sweeps/(NAME)/NAME/configs\.csv", "configs"), (r"sweeps/(NAME)/NAME/repeats\.csv", "repeats"),
-    (r"sweeps/(NAME)/NAME/energies\.csv", "energies"), (r"networks/(?:NAME/)?networks\.parquet", "networks"),
-    (r"contention/NAME\.csv", "contention"), (r"matrix/cells\.csv", "cells"), (r"models/NAME\.json\.gz", "model"),
-    (r"schedule/(?:(NAME)/)?(?:schedule|simulated)\.csv", "schedule"), (r"schedule/(?:NAME/)?ran\.json", "record")))
-_NO_TABLES = ("model", "record")  # which readers of other rooms check
-_ENTRANCES = ("runs", "sweep", "record")  # by which others read the rest: written last
-_RUN_FACTS = ("run_id", "data_note", "started_utc", "hardware_id")
-_FACTS = {"profile": _RUN_FACTS, "runs": _RUN_FACTS, "points": ("started_utc", "hardware_id"),
-          "ceilings": ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end"),  # that replays read
-          "sweep": ("started_utc", "devices")}
-_KEYS = {"profile": ["split", "epoch", "global_step"], "runs": ["run_id"], "repeats": ["config", "round"],  # what a row is of
-         "sweep": ["config", "device"],
-         "networks": ["network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads",
-                      "compiled"]}
-_NAMED = {"profile": (("run_id", "run"), ("task_type", "pass")), "runs": (("run_id", "run"),)}  # what a file's name says
-_GROWING = ("configs", "repeats", "energies", "cells")  # append-only
-_WRITTEN_ANEW = ("networks", "sweep", "model")  # as a whole each time
-_MAY_REPEAT = ("configs", "energies", "cells", "networks")  # of which the last row of a case counts
 _WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
 _UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
@@ -47,7 +28,7 @@ Readers = Mapping[str, Callable[[Path], Any]]
 class _Typed(Strict):
     """Base of what JSON holds: a text is no number, and a number no text."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=True)  # a metric may be unknown
+    model_config = ConfigDict(strict=True)
 
 
 class Index(_Typed):
@@ -57,26 +38,6 @@ class Index(_Typed):
     machine: str
     files: dict[str, str]
     schema_version: str = "1"
-
-
-class GpuUse(_Typed):
-    """What happened on a GPU meanwhile, see ``watch.GpuUse``."""
-
-    others: float | None = None
-    clock_mhz: float | None = None
-    throttled: str = ""
-    unknown: str = ""
-
-
-class Load(_Typed):
-    """What else ran on the machine, see ``load.Load``."""
-
-    seconds: float
-    own_cores: float
-    other_cores: float
-    stolen_cores: float
-    involuntary_per_s: float
-    gpu: GpuUse | None = None
 
 
 class Provenance(_Typed):
@@ -99,7 +60,7 @@ class Provenance(_Typed):
     parameters: dict[str, JsonValue] = {}
     load_at_start: Load | None = None
     load_at_end: Load | None = None
-    metrics: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, Annotated[float, AllowInfNan()]]] = {}  # one may be unknown
     failed: list[str] = []
     threads: int = 0
     tf32: bool = False
@@ -112,52 +73,90 @@ class Provenance(_Typed):
     bf16_instructions: list[str] = []
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files in a bundle: ``pattern`` is that of their names, ``table`` what they hold.
+
+    ``facts`` must be in the provenance. ``keys`` are the columns that tell rows apart (empty: all), unless a row may
+    ``repeat``: then the last one counts. ``named`` are columns, with words for them, whose value the file's name says. A file
+    means nothing without the file that it ``needs``, named by the groups of the pattern, for a reason. It ``grows`` by rows, is
+    written ``anew`` as a whole, or neither. Other files are read by way of an ``entrance``, which is written last. What is
+    ``foreign`` is no table: readers of other rooms check it.
+    """
+
+    table: str
+    pattern: str
+    facts: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, str] = ("", "")
+    repeat: bool = False
+    grows: bool = False
+    anew: bool = False
+    entrance: bool = False
+    foreign: bool = False
+
+
+_RUN = ("run_id", "data_note", "started_utc", "hardware_id")
+_CEILINGS = ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end")  # that replays read
+_NETWORK = ("network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads", "compiled")
+_OF_RUN = ("runs/{0}.csv", "is of a run that was cut short: its line in runs/ is missing")
+_OF_SWEEP = ("sweeps/{0}/sweep.parquet", "is of a sweep that was cut short: its sweep.parquet is missing")
+_OF_JOBS = ("{0}ran.json", "is of a run of jobs that was cut short: its ran.json is missing")
+_KINDS = (
+    Kind("profile", rf"profiles/({NAME})_(train|eval|test)\.csv", _RUN, ("split", "epoch", "global_step"),
+         (("run_id", "run"), ("task_type", "pass")), _OF_RUN),
+    Kind("runs", rf"runs/({NAME})\.csv", _RUN, ("run_id",), (("run_id", "run"),), entrance=True),
+    Kind("ceilings", rf"ceilings/ceilings_{NAME}\.csv", _CEILINGS),
+    Kind("overheads", rf"ceilings/overheads_{NAME}\.csv"),
+    Kind("points", rf"points/points_{NAME}\.csv", ("started_utc", "hardware_id")),
+    Kind("sweep", rf"sweeps/({NAME})/sweep\.parquet", ("started_utc", "devices"), ("config", "device"),
+         needs=("sweeps/{0}/sweep.meta.json", "comes without its provenance"), anew=True, entrance=True),
+    Kind("configs", rf"sweeps/({NAME})/{NAME}/configs\.csv", needs=_OF_SWEEP, repeat=True, grows=True),
+    Kind("repeats", rf"sweeps/({NAME})/{NAME}/repeats\.csv", keys=("config", "round"), needs=_OF_SWEEP, grows=True),
+    Kind("energies", rf"sweeps/({NAME})/{NAME}/energies\.csv", needs=_OF_SWEEP, repeat=True, grows=True),
+    Kind("networks", rf"networks/(?:{NAME}/)?networks\.parquet", keys=_NETWORK, repeat=True, anew=True),
+    Kind("contention", rf"contention/{NAME}\.csv"),
+    Kind("cells", r"matrix/cells\.csv", repeat=True, grows=True),
+    Kind("model", rf"models/{NAME}\.json\.gz", anew=True, foreign=True),
+    Kind("schedule", rf"(schedule/(?:{NAME}/)?)(?:schedule|simulated)\.csv", needs=_OF_JOBS),
+    Kind("record", rf"schedule/(?:{NAME}/)?ran\.json", entrance=True, foreign=True))
+
+
 def table_of(name: str) -> str:
     """Return the table that a file of a bundle holds, or has the provenance of; InputError for a name that none has."""
-    return _parts(name)[0]
+    return _kind(name)[0].table
 
 
-def _parts(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the table of a file, and what its name says of it."""
+def _kind(name: str) -> tuple[Kind, tuple[str, ...]]:
+    """Return the kind of a file, and what its name says of it."""
     names = [name.removesuffix(META) + suffix for suffix in (".csv", ".parquet")] if name.endswith(META) else [name]
-    for pattern, table in _KINDS:
-        for match in filter(None, map(pattern.fullmatch, names)):
-            return table, match.groups()
+    for kind in _KINDS:
+        for match in (re.fullmatch(kind.pattern, candidate) for candidate in names):
+            if match:
+                return kind, match.groups()
     raise InputError(f"{name!r} lies outside of what a bundle holds: tables and models, with {META}, of {choices(FOLDERS)}")
-
-
-def meta_of(name: str) -> str:
-    """Return the name of the provenance of a table's file."""
-    return name.removesuffix(".csv").removesuffix(".parquet") + META
 
 
 def is_read(name: str, readers: Readers) -> bool:
     """Return whether a file is a table, or of what ``readers`` read; InputError for a name that no bundle holds."""
-    table = table_of(name)
-    return table not in _NO_TABLES or table in readers
+    kind, _ = _kind(name)
+    return not kind.foreign or kind.table in readers
 
 
 def lacking(name: str, names: Collection[str]) -> str:
     """Return why a file means nothing without others that are not among ``names``; empty where it has what it needs."""
-    table, parts = _parts(name)
+    kind, parts = _kind(name)
     if name.endswith(META):
         stem = name.removesuffix(META)
         return "" if {f"{stem}.csv", f"{stem}.parquet"} & set(names) else "comes without its table"
-    folder = name.rpartition("/")[0]
-    run = f"runs/{parts[0]}.csv" if table == "profile" else ""
-    needs = {"profile": (run, "is of a run that was cut short: its line in runs/ is missing"),
-             "sweep": (meta_of(name), "comes without its provenance"),
-             "schedule": (f"{folder}/ran.json", "is of a run of jobs that was cut short: its ran.json is missing"),
-             **dict.fromkeys(("configs", "repeats", "energies"), (
-                 f"{folder.rpartition('/')[0]}/sweep.parquet",
-                 "is of a sweep that was cut short: its sweep.parquet is missing"))}
-    needed, why = needs.get(table, (name, ""))
-    return why if needed not in names else ""
+    needed, why = kind.needs
+    return why if needed and needed.format(*parts) not in names else ""
 
 
 def written_order(names: Iterable[str]) -> list[str]:
     """Return files so that whoever reads meanwhile, or after a full disk, sees whole runs and sweeps: provenance first."""
-    return sorted(names, key=lambda name: (table_of(name) in _ENTRANCES, not name.endswith(META), name))
+    return sorted(names, key=lambda name: (_kind(name)[0].entrance, not name.endswith(META), name))
 
 
 def check(path: Path, name: str, readers: Readers) -> set[str]:
@@ -165,32 +164,32 @@ def check(path: Path, name: str, readers: Readers) -> set[str]:
 
     ``readers`` read, by kind, what is no table. Raises InputError for anything else.
     """
-    table, parts = _parts(name)
+    kind, parts = _kind(name)
     if name.endswith(META):
-        return _check_meta(path, table, parts)
-    if table in _NO_TABLES:
-        if table not in readers:
-            raise InputError(f"it is a {table}, which nobody here reads")
-        readers[table](path)
+        return _check_meta(path, kind, parts)
+    if kind.foreign:
+        if kind.table not in readers:
+            raise InputError(f"it is a {kind.table}, which nobody here reads")
+        readers[kind.table](path)
         return set()
-    frame = store.read(path, table)
+    frame = store.read(path, kind.table)
     if path.suffix == ".csv" and not path.read_bytes().endswith(b"\n"):
         raise InputError("its last line is cut short")
-    for (column, what), part in zip(_NAMED.get(table, ()), parts, strict=False):
+    for (column, what), part in zip(kind.named, parts, strict=False):
         if not (frame[column] == part).all():
             raise InputError(f"it holds rows of another {what} than {part!r}")
-    doubled = frame.duplicated(_KEYS.get(table, list(frame)))
-    if doubled.any() and table not in _MAY_REPEAT:
+    doubled = frame.duplicated(list(kind.keys) or None)
+    if doubled.any() and not kind.repeat:
         raise InputError(f"row {int(doubled.idxmax()) + 1} is there twice")
     return set(frame["hardware_id"]) if "hardware_id" in frame else set()
 
 
-def _check_meta(path: Path, table: str, parts: tuple[str, ...]) -> set[str]:
-    meta = build(Provenance, mapping(store.read_json(path), path), str(path))
+def _check_meta(path: Path, kind: Kind, parts: tuple[str, ...]) -> set[str]:
+    meta = parse(Provenance, store.encoded_json(_facts(path)), str(path))
     check_schema(meta.schema_version)
-    missing = [fact for fact in _FACTS.get(table, ()) if not getattr(meta, fact)]
-    run_id = parts[0] if table in ("profile", "runs") else ""
-    if missing or meta.table != table or (meta.run_id and meta.run_id != run_id):
+    missing = [fact for fact in kind.facts if not getattr(meta, fact)]
+    run_id = parts[0] if kind.named else ""
+    if missing or meta.table != kind.table or (meta.run_id and meta.run_id != run_id):
         raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(missing)}]")
     return {meta.hardware_id} - {""}
 
@@ -211,17 +210,17 @@ def succession(there: Path, new: Path, name: str, names: Collection[str], reader
     """
     if filecmp.cmp(there / name, new / name, shallow=False):
         return "same"
-    table = table_of(name)
-    if table in _GROWING:
+    kind, _ = _kind(name)
+    if kind.grows:
         before, after = (there / name).read_bytes(), (new / name).read_bytes()
         return "grown" if after.startswith(before) else "older" if before.startswith(after) else "other"
     folder = name.rpartition("/")[0]
-    raw = [raw_name for raw_name in names if table == "sweep" and raw_name.startswith(f"{folder}/")
-           and table_of(raw_name) in _GROWING and (there / raw_name).is_file()]
+    raw = [raw_name for raw_name in names if kind.table == "sweep" and raw_name.startswith(f"{folder}/")
+           and _kind(raw_name)[0].grows and (there / raw_name).is_file()]
     outcomes = {succession(there, new, raw_name, names, readers) for raw_name in raw} - {"same"}
     if outcomes:
         return outcomes.pop() if len(outcomes) == 1 else "other"
-    return _later(there, new, name, readers) if table in _WRITTEN_ANEW else "other"
+    return _later(there, new, name, readers) if kind.anew else "other"
 
 
 def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
@@ -237,8 +236,8 @@ def _later(there: Path, new: Path, name: str, readers: Readers) -> str:
 
 def _cases(folder: Path, name: str) -> set[tuple[Any, ...]]:
     """Return the keys of a table's rows, by its name or that of its provenance; empty for other files."""
-    table, path = table_of(name), folder / f"{name.removesuffix(META).removesuffix('.parquet')}.parquet"
-    return set() if table in _NO_TABLES else set(store.read(path, table)[_KEYS[table]].itertuples(index=False, name=None))
+    (kind, _), path = _kind(name), folder / f"{name.removesuffix(META).removesuffix('.parquet')}.parquet"
+    return set() if kind.foreign else set(store.read(path, kind.table)[list(kind.keys)].itertuples(index=False, name=None))
 
 
 def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
@@ -246,20 +245,24 @@ def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
     if table_of(name) == "model":
         facts = readers["model"](folder / name).facts
         return {facts.get("hardware_id", "")} - {""}, facts.get("calibrated_utc", "")
-    path = folder / meta_of(name.removesuffix(META))
-    facts = mapping(store.read_json(path), path) if path.is_file() else {}
+    path = folder / (name.removesuffix(META).removesuffix(".parquet") + META)
+    facts = _facts(path) if path.is_file() else {}
     return _hardware_in(facts, path), str(facts.get("written_utc", ""))
 
 
 def hardware_of(folder: Path) -> set[str]:
     """Return the hardware ids that a machine's folder says by its provenance; of a published device, its name."""
-    return set().union(*(_hardware_in(mapping(store.read_json(path), path), path) for path in folder.glob("**/*" + META)))
+    return set().union(*(_hardware_in(_facts(path), path) for path in folder.glob("**/*" + META)))
 
 
 def machines_in(meta: Path) -> set[str]:
     """Return the names of the machines that a provenance says."""
-    facts = mapping(store.read_json(meta), meta)
+    facts = _facts(meta)
     return {str(entry["machine"]) for entry in (facts, *_devices(facts, meta)) if entry.get("machine")}
+
+
+def _facts(meta: Path) -> dict[str, Any]:
+    return mapping(store.read_json(meta), meta)
 
 
 def _devices(facts: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:

@@ -1,8 +1,9 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,13 @@ from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
-from lib.measure.archive import folders, recorded
+from lib.measure.archive import folders, newest, replayed_device
 from lib.measure.budget import Budget, sampled
 from lib.measure.statistics import VERDICTS, Timing, worst
 from lib.measure.timing import measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
 
-ROUNDS = 3
 _LEAST, _OVERRUN = 3, 2.0  # samples of a visit, unless they take more than so many times its share of the budget
 _CHANNELS, _SIDE = 256, 32
 _GEMM_BYTES = 32.0  # of memory an element: three matrices of fp64, and what one is made from
@@ -33,9 +33,11 @@ DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to time: its row without the times, the work of one call, and how to build the call."""
+    """One thing to time: what its row says without the times, the work of one call, and how to build the call."""
 
-    row: dict
+    dtype: str
+    level: str
+    method: str
     flops: float
     bytes: float
     build: Callable[[], Callable[[], object]]
@@ -81,16 +83,14 @@ def _compute_probes(p: MachineParams, device: torch.device) -> list[Probe]:
     for dtype in DTYPES:
         rate = _first_rate(dtype, device)
         fit = [n for n in sizes if rate and 2.0 * n**3 / rate < most_s and _GEMM_BYTES * n**2 < free / 2][-3:]
-        probes += [Probe({"dtype": dtype, "level": "compute", "method": f"torch.mm {n}x{n}x{n}"}, 2.0 * n**3,
-                         3.0 * n * n * torch_dtype(dtype).itemsize, lambda dtype=dtype, n=n: _gemm(dtype, n, device))
-                   for n in fit]
+        probes += [Probe(dtype, "compute", f"torch.mm {n}x{n}x{n}", 2.0 * n**3, 3.0 * n * n * torch_dtype(dtype).itemsize,
+                         partial(_gemm, dtype, n, device)) for n in fit]
         batch = 8 if device.type == "cpu" else 256
         work = 2.0 * 9 * _CHANNELS**2 * _SIDE**2 * batch
         images = 2.0 * batch * _CHANNELS * _SIDE**2 * torch_dtype(dtype).itemsize
         if rate > _VECTOR_RATE and work / rate < _LARGEST_SHARE * p.budget_s and 2.0 * images < free / 2:
             method = f"conv2d 3x3, {_CHANNELS} channels, batch {batch}"
-            probes.append(Probe({"dtype": dtype, "level": "compute", "method": method}, work, images,
-                                lambda dtype=dtype, batch=batch: _convolution(dtype, batch, device)))
+            probes.append(Probe(dtype, "compute", method, work, images, partial(_convolution, dtype, batch, device)))
     return probes
 
 
@@ -118,12 +118,12 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
         level = next((name for name, size in caches.items() if touched <= size), beyond)
         if level == beyond and touched < 4 * last:
             continue  # partly in cache: no level's own rate
-        first = level not in [probe.row["level"] for probe in probes]
+        first = level not in [probe.level for probe in probes]
         if not first and touched * pace_s > _LARGEST_SHARE * p.budget_s:
             continue  # of a level that has one already
         elements = int(touched) // (3 * width)
-        probes.append(Probe({"dtype": "fp64" if width == 8 else "fp32", "level": level, "method": "triad a = b + s*c"}, 0.0,
-                            3.0 * width * elements, lambda elements=elements: _triad(elements, device)))
+        probes.append(Probe("fp64" if width == 8 else "fp32", level, "triad a = b + s*c", 0.0, 3.0 * width * elements,
+                            partial(_triad, elements, device)))
     return probes
 
 
@@ -155,8 +155,8 @@ def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
 
 def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
     fast_ms = float(np.percentile(timing.samples_ms, 10))
-    method = probe.row["method"] + (", as a CUDA graph" if timing.graphed else "")
-    return {**constants, **probe.row, "method": method, "source": "measured",
+    return {**constants, "dtype": probe.dtype, "level": probe.level, "source": "measured",
+            "method": probe.method + ", as a CUDA graph" * timing.graphed,
             "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
             "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
             "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
@@ -248,7 +248,7 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             with load.LoadWatch(str(device)) as watch:
                 small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
-                timings = sampled(len(probes), ROUNDS, budget, lambda index, share_s: _visit(probes[index], device, share_s),
+                timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s),
                                   "ceilings")
                 seen = watch.reading()
         constants, crowded = {"device": str(device), "threads": threads, **ids}, seen.verdict(threads)
@@ -285,7 +285,7 @@ def _left_out(table: pd.DataFrame, p: MachineParams, without: list[Probe]) -> It
     if p.gemm_max and not table["method"].str.startswith(f"torch.mm {p.gemm_max}x").any():
         yield f"No GEMM of gemm_max = {p.gemm_max} was measured: memory or budget_s = {p.budget_s:g} do not allow it."
     if without:
-        names = [f"{probe.row['method']} in {probe.row['dtype']}" for probe in without]
+        names = [f"{probe.method} in {probe.dtype}" for probe in without]
         yield f"Memory ran out for {choices(names)}."
 
 
@@ -294,17 +294,19 @@ def _overheads_of(path: Path) -> Path:
     return path.with_name(path.name.replace("ceilings", "overheads", 1))
 
 
-def _stored(folder: Path, device: str, note: str) -> list[Ceilings]:
-    """Read the ceilings of a device in a folder, the newest last; ``note`` has places for a file's name and its time."""
-    return [Ceilings(store.read(path, "ceilings"), store.read(_overheads_of(path), "overheads"), facts,
-                     note.format(path.name, facts["started_utc"]), (path, _overheads_of(path)))
-            for facts, path in recorded(folder, f"ceilings_{device.replace(':', '-')}")]
+def _stored(folder: Path, device: str, note: str, **wanted: str) -> Ceilings | None:
+    """Read the newest ceilings of a device in a folder, see ``newest``; ``note`` has places for a file's name and its time."""
+    if not (last := newest(folder, f"ceilings_{device.replace(':', '-')}", **wanted)):
+        return None
+    facts, path = last
+    files = path, _overheads_of(path)
+    return Ceilings(store.read(path, "ceilings"), store.read(files[1], "overheads"), facts,
+                    note.format(path.name, facts["started_utc"]), files)
 
 
-def saved(device: str, wanted: Mapping[str, object]) -> list[Ceilings]:
-    """Return the ceilings of a device that were measured here, the newest last, of rows with the values of ``wanted``."""
-    return [result for result in _stored(paths.CEILINGS, device, "Ceilings of {}, measured here {}.")
-            if len(result.table) and all((result.table[name] == value).all() for name, value in wanted.items())]
+def saved(device: str) -> Ceilings | None:
+    """Return the newest ceilings of a device that were measured here with this hardware and software; None without any."""
+    return _stored(paths.CEILINGS, device, "Ceilings of {}, measured here {}.", **machine.ids())
 
 
 def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
@@ -330,10 +332,10 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
 
     Raises InputError when the reference has none for that device.
     """
-    wanted = "cpu" if p.device == "auto" else {"cuda": "cuda:0"}.get(p.device, p.device)
+    wanted = replayed_device(p.device)
     for folder in folders("replay", p.reference):
         if stored := _stored(folder / "ceilings", wanted, f"REPLAY of {{}}, measured {{}} on {folder.name}."):
-            return stored[-1]
+            return stored
     raise InputError(f"the reference has no ceilings of {wanted}; measure them with source=measure")
 
 

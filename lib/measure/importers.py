@@ -16,7 +16,7 @@ import pandas as pd
 from lib import csv_files, files, paths, store
 from lib.config import definitions
 from lib.config.base import mapping
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure.energy.trace import Energy
 from lib.tables import PARAMETERS, columns
 from lib.work.graph import counts
@@ -42,25 +42,25 @@ class Source:
 def _table(op: str, values: Mapping[str, Any], flops: np.ndarray, moved: np.ndarray, latency_ms: pd.Series,
            source: Source) -> pd.DataFrame:
     """Complete the parameters of one operator family to a ``sweep`` table; rows without a positive time are failed ones."""
-    absent = {column.name: "" if column.kind == "text" else np.nan for column in PARAMETERS}
+    absent = {column.name: "" for column in PARAMETERS if column.kind == "text"}
     latency_ms = latency_ms.to_numpy(float, copy=True)
     good = (latency_ms > _LEAST_MS) & (latency_ms < _MOST_MS)
     latency_ms[~good] = np.nan
     frame = pd.DataFrame({**absent, **values, "op": op, "dtype": source.dtype, "pass": "forward", "device": "cuda:0",
-                          "latency_ms": latency_ms, "latency_iqr_ms": np.nan, "n": np.where(good, 1, 0),
+                          "latency_ms": latency_ms, "n": np.where(good, 1, 0),
                           "latency_type": source.latency_type, "cache": "warm", "flops": flops, "bytes": moved,
                           "gflops": flops / latency_ms / 1e6, "gbps": moved / latency_ms / 1e6,
-                          "energy_j": np.nan, "status": np.where(good, "ok", "failed"),
+                          "status": np.where(good, "ok", "failed"),
                           "reason": np.where(good, _ONE_VALUE, "the original has no time here that could be one"),
                           "verdict": np.where(good, "noisy", "unusable"), "hardware_id": f"published:{source.device}",
                           "software_id": source.software, "threads": 1, "low_ms": latency_ms, "high_ms": latency_ms,
-                          "other_cores": np.nan, "tf32": False,
+                          "tf32": False,
                           **Energy(np.nan, reason="the original gives no energy").columns})
     named = [name for name in values if name not in ("layout", "kind")]
     keys = frame[named].astype(str).agg(" ".join, axis=1) + f" {op} {source.dtype} {source.latency_type}"
     numbers = keys.groupby(keys).cumcount().astype(str)
     frame["config"] = [store.digest([key, number, source.device]) for key, number in zip(keys, numbers, strict=True)]
-    return frame[columns("sweep")]
+    return frame.reindex(columns=columns("sweep"))
 
 
 def _output(v: Mapping[str, np.ndarray], size: np.ndarray) -> np.ndarray:
@@ -131,13 +131,17 @@ def _rowwise(frame: pd.DataFrame, source: Source, op: str) -> pd.DataFrame:
 
 def _read_csv(path: Path, counts: Iterable[str], numbers: tuple[str, ...] = ("Latency",)) -> pd.DataFrame:
     """Read a CSV with these columns, whole numbers and others; InputError names what is missing or no such number."""
-    frame = csv_files.frame(path)
-    missing = {*counts, *numbers} - set(frame.columns)
-    if missing:
-        raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame.columns)}")
+    frame = require(csv_files.frame(path), path, {*counts, *numbers})
     if not len(frame):
         raise InputError(f"{path} has no row")
     return checked(frame, path, counts, numbers)
+
+
+def require(frame: pd.DataFrame, path: Path, names: set[str]) -> pd.DataFrame:
+    """Return an original's rows; InputError where it lacks columns."""
+    if missing := names - set(frame):
+        raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame)}")
+    return frame
 
 
 def checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tuple[str, ...]) -> pd.DataFrame:
@@ -198,11 +202,10 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     tables: dict[str, list[pd.DataFrame]] = {}
     known = {device.name: device.id for device in definitions.load_devices().values()}
     for path, op in neusight_files(folder).items():
-        if path.stem not in known:
-            raise InputError(f"no device {path.stem!r} in params/devices.yaml, add it there; there are: {choices(known)}")
-        source = Source(known[path.stem], "neusight torch-2.1 fp32 tf32-off", "end_to_end")
+        device = entry(known, path.stem, "device", "in params/devices.yaml, add it there")
+        source = Source(device, "neusight torch-2.1 fp32 tf32-off", "end_to_end")
         counted, reader = _NEUSIGHT[op]
-        tables.setdefault(source.device, []).append(reader(_read_csv(path, counted), source))
+        tables.setdefault(device, []).append(reader(_read_csv(path, counted), source))
     if not tables:
         raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(_NEUSIGHT)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")

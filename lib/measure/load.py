@@ -16,14 +16,10 @@ import psutil
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
+from lib.measure.worker import own_cores
 
 _STAT = Path("/proc/stat")  # of Linux
 _BUSY = ("user", "nice", "system", "irq", "softirq")
-
-
-def own_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def spare_cores(threads: int) -> int:
@@ -52,11 +48,9 @@ class Load:
 
     def verdict(self, threads: int) -> str:
         """Return the verdict on what was measured meanwhile, on a GPU or by ``threads`` threads of ours."""
-        return self.gpu.verdict() if self.gpu else crowd_verdict(self.crowding(threads))
-
-    def crowding(self, threads: int) -> float:
-        """Return how many cores' worth of others stood in our way: half of the cores that we leave idle are free to them."""
-        return float(in_the_way(self.other_cores, self.stolen_cores, spare_cores(threads)))
+        if self.gpu:
+            return self.gpu.verdict()
+        return crowd_verdict(in_the_way(self.other_cores, self.stolen_cores, spare_cores(threads)))
 
     def words(self) -> str:
         """Return the load as words."""

@@ -1,6 +1,6 @@
 """Median, spread, bootstrap interval and verdict of samples: the only definitions of these."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,13 @@ def crowd_verdict(cores: float) -> str:
 def worst(*verdicts: str) -> str:
     """Return the worst of several verdicts."""
     return VERDICTS[max(VERDICTS.index(verdict) for verdict in verdicts)]
+
+
+def judged(findings: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Return the worst verdict of some findings, which are verdicts with reasons, and the reasons of those not stable."""
+    findings = list(findings)
+    reasons = dict.fromkeys(why for verdict, why in findings if why and verdict != VERDICTS[0])
+    return worst(*(verdict for verdict, _ in findings)), "; ".join(reasons)
 
 
 def block_length(samples: np.ndarray) -> int:
@@ -90,9 +97,9 @@ class Timing:
         """Return the interquartile range over the median; inf for a median of 0."""
         return self.iqr_ms / self.median_ms if self.median_ms > 0 else np.inf
 
-    def interval_ms(self, level: float = 0.95, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+    def interval_ms(self) -> tuple[float, float]:
         """Return the bootstrap interval of the median, in ms."""
-        return bootstrap(self.samples_ms, level=level, draws=draws, seed=seed)
+        return bootstrap(self.samples_ms)
 
     @property
     def verdict(self) -> str:

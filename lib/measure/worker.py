@@ -22,12 +22,15 @@ _CORES = "LIB_USABLE_CORES"  # those of the whole run, for a process that has a 
 GPUS = "LIB_GPUS"  # those of the whole run as JSON, for a process that is shown one of them
 
 
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def usable_cores() -> int:
     """Return how many cores this run may use: those that it was started with, whatever share of them this worker has."""
     given = os.environ.get(_CORES, "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(given) if given.isdecimal() and int(given) else len(own_cores())
 
 
 def pin(cores: tuple[int, ...]) -> None:

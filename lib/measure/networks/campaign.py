@@ -19,7 +19,7 @@ from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LEAST, in_a_process
 from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import VERDICTS, Timing, worst
+from lib.measure.statistics import VERDICTS, Timing, judged
 from lib.progress import track
 from lib.tables import NO_ENERGY, columns
 from lib.work import networks
@@ -126,14 +126,12 @@ def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
     good = [result for result in results if not result.reason]
     timing = Timing(passes.loc[passes["counts"], "samples_ms"].to_numpy())
     slow = (VERDICTS[1], "fewer than five passes on a processor as fast as usual")
-    findings = [slow] if passes["usual"].sum() < LEAST else []
-    findings += [(result.gpu.verdict(), result.gpu.words()) for result in good
-                 if result.gpu and result.gpu.verdict() != VERDICTS[0]]
+    verdict, reason = judged([(timing.verdict, ""), *([slow] if passes["usual"].sum() < LEAST else []),
+                              *((gpu.verdict(), gpu.words()) for result in good if (gpu := result.gpu))])
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n,
             "usual_share": passes["usual"].mean(),
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
-            "status": "ok", "reason": "; ".join(dict.fromkeys(why for _, why in findings)),
-            "verdict": worst(timing.verdict, *(verdict for verdict, _ in findings)),
+            "status": "ok", "reason": reason, "verdict": verdict,
             **_energy([result.energy.model_dump() for result in good if result.energy])}
 
 

@@ -43,11 +43,6 @@ def _status_mb(field: str) -> float:
         return float("nan")
 
 
-def _reset_peak() -> None:
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
     """Return the most that a pass allocates for tensors at once beyond what it started with, in 10^6 bytes.
 
@@ -71,7 +66,8 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
 
 def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel, meter: Meter,
                   idle_w: float) -> Result:
-    _reset_peak()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins anew
     before_mb = _status_mb("VmRSS")
     run = program(case, device)
     for _ in range(_WARMUP):

@@ -13,13 +13,13 @@ from lib import store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError, choices
 from lib.measure import load
-from lib.measure.archive import folders
+from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export
 from lib.measure.operators.points import timings
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, spread_verdict, worst
+from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
 
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
@@ -80,11 +80,11 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"), *_neighbours(used)]
         if len(used) < LEAST_ROUNDS:
             findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+        verdict, why = judged(findings)
         rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
                      "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["cores"].median(), "verdict": worst(*(verdict for verdict, _ in findings)),
-                     "why": "; ".join([*(why for verdict, why in findings if verdict != VERDICTS[0]),
-                                       *used.loc[_filled(used["reason"]), "reason"].unique()])})
+                     "other_cores": used["cores"].median(), "verdict": verdict,
+                     "why": "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))})
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
@@ -211,7 +211,7 @@ def replay(p: SweepParams) -> Sweep:
     wanted = {"op": p.ops, **{name: {way[name] for way in ways} for name in ways[0]}}
     wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
     if p.device != "all":
-        wanted["device"] = {"auto": ["cpu"], "cuda": ["cuda:0"]}.get(p.device, p.device.split(","))
+        wanted["device"] = replayed_device(p.device).split(",")
     for folder in folders("replay", p.reference):
         for path in sorted((folder / "sweeps").glob("*/sweep.parquet"), reverse=True):
             sweep = read(path.parent)

@@ -4,7 +4,7 @@ Writing a buffer as large as the caches before each call, the usual way, disturb
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 
 import torch
@@ -53,13 +53,6 @@ class Rings:
         return self._rings[key].cut(spec)
 
 
-def clocked_ms(call: Callable[[], object]) -> tuple[float, object]:
-    """Return how long ``call`` took on the host's clock, in ms, and what it returned."""
-    begin = perf_counter_ns()
-    output = call()
-    return (perf_counter_ns() - begin) / 1e6, output
-
-
 class ColdCalls:
     """Runs operators on tensors that were last used long ago, their outputs in other memory each time."""
 
@@ -81,13 +74,11 @@ class ColdCalls:
     def one(self) -> tuple[float, bool]:
         """Return how long the operators took, in ms, and whether the process had to grow for them meanwhile."""
         given = [(op.overload, *rebuild.arguments(op, self._device, self._make)) for op in self._ops]
-
-        def call() -> list[object]:
-            return [function(*positional, **named) for function, positional, named in given]
-
         self._awake.add_(1.0)  # the other threads are awake too, as in a network
         faults = allocator.page_faults()
-        taken_ms, output = clocked_ms(call)
+        begin = perf_counter_ns()
+        output = [function(*positional, **named) for function, positional, named in given]
+        taken_ms = (perf_counter_ns() - begin) / 1e6
         grew = allocator.page_faults() - faults > FEW_FAULTS
         self._outputs.append(output)
         return taken_ms, grew

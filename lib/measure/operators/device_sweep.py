@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from lib.config.notebooks import SweepParams
@@ -43,18 +44,14 @@ class DeviceSweep:
 
     def ready(self) -> None:
         """Open the files, then wait for the worker; raises what stopped it, and InputError for files of another device."""
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.visitor.shut_down)
             self.files = RawFiles(self._folder, self.device)
-            try:
-                self.identity = self.visitor.ready()
-                self.files.claim({**machine.own_hardware(self.device, self.identity["hardware"]),
-                                  **{name: self.identity[name] for name in ("software_id", "threads")}})
-            except BaseException:
-                self.files.close()
-                raise
-        except BaseException:
-            self.visitor.shut_down()
-            raise
+            failed.callback(self.files.close)
+            self.identity = self.visitor.ready()
+            self.files.claim({**machine.own_hardware(self.device, self.identity["hardware"]),
+                              **{name: self.identity[name] for name in ("software_id", "threads")}})
+            failed.pop_all()
         self.room = self.identity["free_bytes"] * self.p.memory_share  # asked in the worker: this process is on no GPU
 
     def run(self, points: Points) -> None:

@@ -8,12 +8,11 @@ from lib import files
 from lib.measure.statistics import VERDICTS
 from lib.work import dtypes
 
-ORIGINAL = ("Batch size", "In Channels", "Out Channels", "Kernel Size", "Stride", "Width", "Height", "Flops", "Latency",
-            "Latency Type")
 STEM = "results_convolution"
 _NAMES = {"batch": "Batch size", "in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size",
           "stride_h": "Stride", "width": "Width", "height": "Height", "flops": "Flops", "latency_ms": "Latency",
           "latency_type": "Latency Type"}
+ORIGINAL = tuple(_NAMES.values())
 _WHERE = {"device": "Device", "dtype": "Datatype"}
 _OTHERS = {"pass": "Pass", "cache": "Cache", "kernel_w": "Kernel Width", "stride_w": "Stride Width", "padding_h": "Padding",
             "padding_w": "Padding Width", "dilation_h": "Dilation", "dilation_w": "Dilation Width", "groups": "Groups",
@@ -31,10 +30,8 @@ def representable(rows: pd.DataFrame) -> pd.Series:
     half = rows["kernel_h"] // 2
     same = {"pass": "forward", "cache": "warm", "kernel_w": rows["kernel_h"], "stride_w": rows["stride_h"], "padding_h": half,
             "padding_w": half, "dilation_h": 1, "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous"}
-    fits = rows["verdict"] != VERDICTS[-1]
-    for name, value in same.items():
-        fits &= rows[name] == value
-    return fits
+    as_always = rows[[*same]].eq(pd.DataFrame(same, index=rows.index)).all(axis=1)
+    return as_always & (rows["verdict"] != VERDICTS[-1])
 
 
 def write(table: pd.DataFrame, folder: Path) -> list[Path]:

@@ -14,14 +14,13 @@ from torch.utils._pytree import tree_map
 
 from lib import locks, paths, store
 from lib.measure import load, machine
-from lib.measure.archive import folders, recorded
-from lib.measure.budget import Budget, sampled
+from lib.measure.archive import folders, newest
+from lib.measure.budget import ROUNDS, Budget, sampled
 from lib.measure.statistics import Timing, worst
 from lib.measure.timing import measure
 from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
-ROUNDS = 3
 OPERATORS = 20
 _NETWORKS_SHARE = 0.4  # of the budget
 _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose which operators are worth timing
@@ -86,13 +85,10 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
         return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
 
     ranked = sorted(first.values(), key=cost, reverse=True)
-    taken: Counter = Counter()
-    beyond_two = []
-    for op in ranked:
-        taken[_named(op)[0]] += 1
-        beyond_two.append(taken[_named(op)[0]] > 2)
-    chosen = sorted(range(len(ranked)), key=beyond_two.__getitem__)[:OPERATORS]
-    return [(ranked[index], seen[ranked[index]]) for index in sorted(chosen)]
+    places = pd.Series([_named(op)[0] for op in ranked], dtype=str)
+    beyond_two = places.groupby(places).cumcount() > 1
+    chosen = beyond_two.sort_values(kind="stable").index[:OPERATORS].sort_values()
+    return [(ranked[index], seen[ranked[index]]) for index in chosen]
 
 
 def footprint(op: ops.Op) -> int:
@@ -142,7 +138,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
             failed[index] = f"{fails}: {str(error).splitlines()[0]}"
             return None
 
-    return sampled(len(items), ROUNDS, budget, visit, "timing"), list(failed.values())
+    return sampled(len(items), budget, visit, "timing"), list(failed.values())
 
 
 def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
@@ -170,9 +166,9 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
             samples, failed = _timed(items, device, budget)
             seen = watch.reading()
     crowded = seen.verdict(threads)
-    timed = [(_launched(item.row, timing.graphed), timing) for item, timing in zip(items, samples, strict=True) if timing.n]
-    frame = pd.DataFrame([{**row, "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)}
-                          for row, timing in timed])
+    frame = pd.DataFrame([{**_launched(item.row, timing.graphed), "elapsed_sec": timing.median_ms / 1e3,
+                           "verdict": worst(timing.verdict, crowded)}
+                          for item, timing in zip(items, samples, strict=True) if timing.n])
     facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
              "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
@@ -197,8 +193,7 @@ def stored_points(device: str, precision: str, hardware_id: str,
     """
     stem = f"points_{device.replace(':', '-')}_{precision}"
     for folder in folders("replay", reference):
-        of_machine = [table for table in recorded(folder / "points", stem) if table[0]["hardware_id"] == hardware_id]
-        if of_machine:
-            facts, path = of_machine[-1]
+        if last := newest(folder / "points", stem, hardware_id=hardware_id):
+            facts, path = last
             return store.read(path, "points"), f"Points of {path.name}, measured {facts['started_utc']}."
     return store.read_all([], "points"), f"The reference has no points of networks and operators on {device} in {precision}."

@@ -77,13 +77,12 @@ class Points:
             self.returned += [point] if others else []
         return not others
 
-    def leave(self, device: str, points: Iterable[Point] = ()) -> None:
+    def leave(self, device: str, points: Sequence[Point] = ()) -> None:
         """Count a device that is lost no more, and take back the points that it could not visit before."""
         with self._lock:
             self.rooms.pop(device, None)
-            for point in points:
-                self.assigned.discard(point[0].key)
-                self.returned.append(point)
+            self.assigned -= {config.key for config, _ in points}
+            self.returned += points
 
     def _all(self) -> Iterator[Point | None]:
         """Give the points in each way of timing them, and None for a place of a grid without a valid point."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from lib import locks, paths, store
 from lib.config import base
 from lib.config.notebooks import SweepParams
-from lib.errors import InputError, choices, is_broken_device, one_line
+from lib.errors import InputError, choices, entry, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.device_sweep import DeviceSweep
@@ -28,14 +28,14 @@ _TICK_S = 0.2  # of the progress bar
 
 def _check(p: SweepParams) -> None:
     sweeps = spaces.load_sweeps()
-    if p.grid and p.grid not in sweeps.grids:
-        raise InputError(f"no grid {p.grid!r}; there are: {choices(sweeps.grids)} (add yours to params/sweeps.yaml)")
+    advice = " (add yours to params/sweeps.yaml)"
+    if p.grid:
+        entry(sweeps.grids, p.grid, "grid", advice=advice)
     for op in p.ops:
         families.family(op)
-        if not p.grid and op not in sweeps.spaces:
-            raise InputError(f"no space for {op!r}; there are: {choices(sweeps.spaces)} (add yours to params/sweeps.yaml)")
-    if p.dtype not in dtypes.NAMES:
-        raise InputError(f"no element type {p.dtype!r}; there are: {choices(dtypes.NAMES)}")
+        if not p.grid:
+            entry(sweeps.spaces, op, "space for", advice=advice)
+    entry(dtypes.NAMES, p.dtype, "element type")
     if p.budget_s or p.count:
         return
     if not p.grid:

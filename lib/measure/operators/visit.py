@@ -1,7 +1,7 @@
 """One visit of a sweep: build a configuration, check it, time it for a moment. Runs in a worker process of its own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -157,9 +157,7 @@ class Bench:
     def _kernel_samples(self, call: Call) -> tuple[list[float], int, str]:
         """Time calls back to back, as many in a sample as fill SAMPLE_MS; return times, calls, and what is in them too."""
         repeat, once_ms = self._back_to_back(call)
-        samples, end = [once_ms] if once_ms > _WARM_MS else [], time.perf_counter() + self.visit_ms / 1e3
-        while len(samples) < _LEAST_WARM or time.perf_counter() < end:
-            samples.append(repeat.ms(self.device))
+        samples = self._sampled(lambda: repeat.ms(self.device), _LEAST_WARM, [once_ms] if once_ms > _WARM_MS else [])
         return samples, repeat.calls, LAUNCHED if self.device.type == "cuda" and not repeat.graphed else ""
 
     def _lone_samples(self, call: Call, cold: bool, host: bool) -> list[float]:
@@ -180,9 +178,13 @@ class Bench:
         one()
         if flush and not host and self.device.type == "cuda":
             flush = self._lasting(call)
-        samples, end = [], time.perf_counter() + self.visit_ms / 1e3
-        while len(samples) < _LEAST or time.perf_counter() < end:
-            samples.append(one())
+        return self._sampled(one, _LEAST)
+
+    def _sampled(self, sample: Callable[[], float], least: int, before: Sequence[float] = ()) -> list[float]:
+        """Take samples, beyond those taken ``before``, until the visit is over and there are ``least`` of them."""
+        samples, end = [*before], time.perf_counter() + self.visit_ms / 1e3
+        while len(samples) < least or time.perf_counter() < end:
+            samples.append(sample())
         return samples
 
     def _lasting(self, call: Call) -> Call:

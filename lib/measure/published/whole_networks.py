@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files
-from lib.errors import InputError, choices
+from lib.errors import InputError
 from lib.measure import importers
 from lib.tables import columns
 
@@ -30,12 +30,11 @@ def read(path: Path) -> pd.DataFrame:
     if not named or named["precision"] not in _PRECISIONS:
         raise InputError(f"{path} is not named as timm's results are, benchmark-<infer or train>-<{' or '.join(_PRECISIONS)}>-"
                          "<nchw or nhwc>-pt<torch>-cu<CUDA>-<device>[-dynamo].csv")
-    frame, mode = csv_files.frame(path, dtype={"model": str, "module": str}), named["mode"]
+    mode = named["mode"]
     given = {**{name: f"{mode}_{old}" for name, old in _COUNTS.items()}, "images_per_sec": f"{mode}_samples_per_sec",
              "step_ms": f"{mode}_step_time"}
-    missing = {"model", "module", "param_count", *given.values()} - set(frame)
-    if missing:
-        raise InputError(f"{path} has no columns {choices(sorted(missing))}; it has: {choices(frame.columns)}")
+    frame = importers.require(csv_files.frame(path, dtype={"model": str, "module": str}), path,
+                              {"model", "module", "param_count", *given.values()})
     rate = frame[given["images_per_sec"]]
     failed = rate.isna() | (pd.to_numeric(rate, errors="coerce") == 0)
     counted = [given[name] for name in _COUNTS]

@@ -26,8 +26,6 @@ from lib.tables import columns
 from lib.work import datasets, workloads
 from lib.work.training import Options, Trainer, adam, seed_everything, sgd
 
-_SWITCHES = ("optimizer", "lr", "resolution", "channels_last", "grad_accum_steps", "num_workers", "pin_memory",
-             "prefetch_factor", "augment", "random_crop", "deterministic", "cudnn_benchmark", "seed")
 _IDLE_SHARE = 0.1  # of the budget, for the idle power before work
 
 
@@ -84,18 +82,18 @@ def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
 
 
 def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> dict:
+    """Return the row of ``runs``: parameters, which it may have besides its columns, and what was measured with them."""
     p, workload, pipelined, seen = run.p, run.task.workload, outcome.pipelined, outcome.seen
     train = summary.steady(rows[rows["task_type"] == "train"])["step_time_ms"].to_numpy()
     timing = Timing(train) if len(train) else None
     low, high = timing.interval_ms() if timing else (None, None)
     energy, images = run.recorder.energy(*pipelined.window_s), pipelined.batches * workload.batch_size
-    row = {"run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
+    row = {**p.model_dump(), "run_id": run.run_id, "label": p.label or f"{workload.id}_{run.device.type}_{p.precision}",
            "timestamp": started, "hostname": socket.gethostname(), "arch": workload.model, "backend": run.device.type,
            "device_name": machine.device_name(run.device), "batch_size": workload.batch_size,
-           "warmup_iters": p.warmup_iters, "measured_iters": pipelined.batches, "precision": p.precision,
-           "elapsed_sec": pipelined.seconds, "images_per_sec": images / pipelined.seconds,
+           "measured_iters": pipelined.batches, "elapsed_sec": pipelined.seconds, "images_per_sec": images / pipelined.seconds,
            "images_processed": images, "workload_id": workload.id, "dataset": workload.dataset,
-           "data_source": run.opened.data_source, **{name: getattr(p, name) for name in _SWITCHES},
+           "data_source": run.opened.data_source,
            "data_root": workload.folder or "medmnist", "torch_version": torch.__version__, "tf32": machine.tf32(run.device),
            "threads": torch.get_num_threads(), "cpu_percent": seen.own_cores * 100, "peak_rss_mb": machine.peak_rss_mb(),
            "other_cpu_cores": seen.other_cores, "involuntary_switches_per_s": seen.involuntary_per_s,
@@ -103,7 +101,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            "step_iqr_ms": timing and timing.iqr_ms, "step_low_ms": low, "step_high_ms": high, "step_n": len(train),
            **machine.ids(), "image_j": energy.energy_j / images, **energy.columns}
     pipelined_ms = pipelined.step_s * 1000 if run.device.type == "cpu" else None
-    row |= {"momentum": p.momentum, "weight_decay": p.weight_decay} if p.optimizer == "sgd" else {}
+    row |= {} if p.optimizer == "sgd" else {"momentum": None, "weight_decay": None}
     earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
     return row

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure import load
-from lib.measure.statistics import VERDICTS, Timing, worst
+from lib.measure.statistics import VERDICTS, Timing, judged
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 LEAST_STEPS = 5  # fewer say little of their spread
@@ -50,8 +50,7 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: floa
         if earlier_ms:
             usual = float(np.median(earlier_ms))
             findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
-    findings.append((seen.verdict(threads), seen.words()))
-    return worst(*(verdict for verdict, _ in findings)), "; ".join(why for verdict, why in findings if verdict != "stable")
+    return judged([*findings, (seen.verdict(threads), seen.words())])
 
 
 def _apart(median_ms: float, other_ms: float, allowed: float, what: str) -> tuple[str, str]:

@@ -145,8 +145,7 @@ def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     parameters = MachineParams(source=p.source, reference=p.reference, device=device, budget_s=CEILINGS_S)
     if p.source == "replay":
         return ceilings.replay_ceilings(parameters)
-    saved = ceilings.saved(device, machine.ids())
-    return saved[-1] if saved else ceilings.measure_ceilings(parameters)
+    return ceilings.saved(device) or ceilings.measure_ceilings(parameters)
 
 
 def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:
@@ -192,8 +191,7 @@ def study(p: RooflineParams) -> Study:
 
     Raises InputError for a device, model, vendor's device or file that is not there.
     """
-    device = str(machine.device(p.device)) if p.source == "measure" else \
-        {"auto": "cpu", "cuda": "cuda:0"}.get(p.device, p.device)
+    device = str(machine.device(p.device)) if p.source == "measure" else archive.replayed_device(p.device)
     vendor = roofline.roofs(roofline.vendor_ceilings(definitions.vendor_device(p.vendor))) if p.vendor else []
     limits = _ceilings(p, device)
     roofs = roofline.roofs(limits.table, limits.overheads)
