@@ -214,4 +214,4 @@ def test_without_a_place_for_the_cache_functions_are_compiled_all_the_same(monke
         return njit(**options)
 
     monkeypatch.setattr(numba, "njit", refusing)
-    assert compiled()(lambda number: number + 1)(1) == 2
+    assert compiled(lambda number: number + 1)(1) == 2

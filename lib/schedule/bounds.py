@@ -17,7 +17,7 @@ _CUTS, _NEAR, _UNCLEAR, _EXACT = 100, 1e-5, 1e-3, 1e-9
 
 def able_times(problem: Problem) -> np.ndarray:
     """Return the actual times (jobs, types), with set-up, inf where a job cannot run."""
-    return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s[None], np.inf)
+    return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s, np.inf)
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,10 @@ class Host:
     taken: np.ndarray
     cores: float
 
-    def subset(self, jobs: np.ndarray) -> "Host":
-        """Return the same for some of the jobs."""
-        return Host(self.taken[jobs], self.cores)
 
-
-def host_of(jobs: Jobs, fleet: Fleet) -> Host | None:
-    """Return the cores that jobs share on a fleet; None if they are not limited."""
-    if np.isinf(fleet.host_cores):
-        return None
-    return Host(cores_taken(jobs, fleet), fleet.host_cores)
+def host_of(jobs: Jobs, fleet: Fleet, chosen: np.ndarray | slice = slice(None)) -> Host | None:
+    """Return the cores that all jobs, or the chosen ones, share on a fleet; None if they are not limited."""
+    return None if np.isinf(fleet.host_cores) else Host(cores_taken(jobs, fleet)[chosen], fleet.host_cores)
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.nda
     price = (counts > 0) / counts.sum()
     best, most, cuts = price, -np.inf, []
     for _ in range(_CUTS):
-        cheapest = (times * np.maximum(price, 1e-9 * price.max())[None]).argmin(axis=1)
+        cheapest = (times * np.maximum(price, 1e-9 * price.max())).argmin(axis=1)
         cuts.append(np.bincount(cheapest, times[rows, cheapest], minlength=width) + busy_s)
         bound = float((cuts[-1] * price).sum())
         if bound > most:
@@ -112,7 +106,7 @@ def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.nda
 
 
 def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
-    return np.multiply(times, price[None], out=np.full(times.shape, np.inf), where=np.isfinite(times))
+    return np.multiply(times, price, out=np.full(times.shape, np.inf), where=np.isfinite(times))
 
 
 def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, least_s: float, host: Host | None = None,
@@ -151,13 +145,13 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
 
 def makespan_bound(problem: Problem) -> float:
     """Return a lower bound of the makespan in s: the latest end of a single job, and cut jobs after some arrivals."""
-    times, arrival, host = able_times(problem), problem.jobs.arrival_s, host_of(problem.jobs, problem.fleet)
+    times, arrival, fleet = able_times(problem), problem.jobs.arrival_s, problem.fleet
     bound = float((arrival + times.min(axis=1)).max())
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few starts give a good bound
         later = arrival >= start
-        part = None if host is None else host.subset(later)
-        bound = max(bound, float(start) + relaxation(times[later], problem.fleet.counts, host=part).makespan_s)
+        relaxed = relaxation(times[later], fleet.counts, host=host_of(problem.jobs, fleet, later))
+        bound = max(bound, float(start) + relaxed.makespan_s)
     return bound
 
 
@@ -188,12 +182,10 @@ def matching(times: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, 
     count = len(times)
     if count > _MOST_MATCHED:
         raise InputError(f"a matching of {count} jobs is too large; at most {_MOST_MATCHED}")
-    places = np.concatenate([np.repeat(np.arange(1, -(-count // devices) + 1), devices)[:count] if devices else np.zeros(0, int)
-                             for devices in counts])
-    types = np.concatenate([np.full(min(count, devices * -(-count // devices)) if devices else 0, device_type)
-                            for device_type, devices in enumerate(counts)])
+    present = np.flatnonzero(counts)
+    types = np.repeat(present, count)
+    places = np.tile(np.arange(count), len(present)) // counts[types] + 1
     far = np.where(np.isfinite(times), times, 1e6 * times[np.isfinite(times)].max())
-    cost = far[:, types] * places[None]
-    rows, columns = linear_sum_assignment(cost)
-    order = columns[np.argsort(rows, kind="stable")]
+    cost = far[:, types] * places
+    _, order = linear_sum_assignment(cost)
     return float(cost[np.arange(count), order].sum()), types[order], places[order]

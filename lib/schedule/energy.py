@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.schedule.problem import Problem
+from lib.schedule.problem import Fleet, Problem
 
 SOURCES = ("measured", "modelled", "assumed")  # the most reliable first; watts of a devices table are assumed
 
@@ -14,10 +14,16 @@ def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarra
 
     ``joules`` (jobs, types) come from a table, without set-up, during which a device idles; NaN: use watts.
     """
-    by_watts = times * (busy_w - idle_w)[None]
+    by_watts = times * (busy_w - idle_w)
     if joules is None:
         return by_watts
-    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(idle_w)[None] * (times - setup_s[None]))
+    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(idle_w) * (times - setup_s))
+
+
+def busy_s(fleet: Fleet, schedule: pd.DataFrame) -> np.ndarray:
+    """Return the seconds for which the devices of each type were in use, lost attempts included."""
+    seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
+    return np.bincount(fleet.type_of[schedule["device_index"].to_numpy(int)], seconds, minlength=len(fleet.types))
 
 
 def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tuple[float | None, str | None]:
@@ -27,12 +33,12 @@ def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tupl
     The joules of an attempt scale with its actual time. Beside a table, unknown idle watts count as 0, and the source says so.
     """
     fleet = problem.fleet
+    if problem.energy is None:
+        used_s = busy_s(fleet, schedule)
+        joules = float((used_s * fleet.busy_w + (fleet.counts * span_s - used_s) * fleet.idle_w).sum())
+        return (None, None) if np.isnan(joules) else (joules, "assumed")
     of_type = fleet.type_of[schedule["device_index"].to_numpy(int)]
     seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
-    busy_s = np.bincount(of_type, seconds, minlength=len(fleet.types))
-    if problem.energy is None:
-        joules = float((busy_s * fleet.busy_w + (fleet.counts * span_s - busy_s) * fleet.idle_w).sum())
-        return (None, None) if np.isnan(joules) else (joules, "assumed")
     job = schedule["job"].to_numpy(int)
     table = problem.energy.joules[job, of_type]
     stated = ~np.isnan(table)

@@ -16,16 +16,14 @@ _PER_LN2 = 1.4426950408889634
 _LEAST, _MOST = -745.0, 709.78  # beyond: 0 and infinity
 
 
-def compiled(**options: bool) -> Callable[[Callable], Callable]:
-    """Return the decorator that compiles a function with numba; the result is cached on disk if some folder is writable."""
+def compiled(function: Callable) -> Callable:
+    """Compile a function with numba (a decorator); the result is cached on disk if some folder is writable."""
     from numba import njit
 
-    def decorate(function: Callable) -> Callable:
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # neither the source's folder nor the home folder can hold the cache
-            return njit(**options)(function)
-    return decorate
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError:  # neither the source's folder nor the home folder can hold the cache
+        return njit()(function)
 
 
 def log_of_ratio(ratio, exponent):

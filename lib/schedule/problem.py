@@ -1,6 +1,6 @@
 """A scheduling problem: jobs, devices, and the predicted and actual times of each job on each device type."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -59,7 +59,11 @@ class Fleet:
     @property
     def counts(self) -> np.ndarray:
         """Return the number of devices of each type."""
-        return np.bincount(self.type_of, minlength=len(self.types))
+        return self.by_type()
+
+    def by_type(self, values: np.ndarray | None = None) -> np.ndarray:
+        """Return the sum over the devices of each type: of values (devices), or of ones."""
+        return np.bincount(self.type_of, values, minlength=len(self.types))
 
     @cached_property
     def cpu(self) -> np.ndarray:
@@ -70,10 +74,14 @@ class Fleet:
     def from_counts(cls, counts: dict[str, int], **numbers: Sequence[float]) -> "Fleet":
         """Return a fleet of ``{type: count}``; ``numbers`` are per type, in that order."""
         types, type_of = tuple(counts), np.repeat(np.arange(len(counts)), list(counts.values()))
-        names = tuple(f"{name}[{number}]" if count > 1 else name for name, count in counts.items() for number in range(count))
         columns = {name: np.asarray(numbers.get(name, np.full(len(types), 0.0 if name == "setup_s" else np.nan)), float)
                    for name in PER_TYPE}
-        return cls(names, type_of, types, **columns)
+        return cls(device_names(counts.items()), type_of, types, **columns)
+
+
+def device_names(groups: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Return the names of the devices of named groups with their counts; in a group of several, devices are numbered."""
+    return tuple(f"{name}[{number}]" if count > 1 else name for name, count in groups for number in range(count))
 
 
 @dataclass(frozen=True)
@@ -117,14 +125,14 @@ class Problem:
 
 def cores_taken(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return the host cores (jobs, types) that a job takes while it runs: on a CPU those of the slot, else what it asks for."""
-    return np.where(fleet.cpu[None], np.nan_to_num(fleet.cpu_cores)[None], jobs.cpu_cores[:, None])
+    return np.where(fleet.cpu, np.nan_to_num(fleet.cpu_cores), jobs.cpu_cores[:, None])
 
 
 def able(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return (jobs, types): whether a job fits the memory of a type, the host has its cores, and there is a device."""
     memory_mb = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
-    fits = (jobs.memory_mb[:, None] <= memory_mb[None]) & (cores_taken(jobs, fleet) <= fleet.host_cores)
-    return fits & (fleet.counts > 0)[None]
+    fits = (jobs.memory_mb[:, None] <= memory_mb) & (cores_taken(jobs, fleet) <= fleet.host_cores)
+    return fits & (fleet.counts > 0)
 
 
 def feasible(problem: Problem) -> np.ndarray:

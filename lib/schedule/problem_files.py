@@ -11,7 +11,7 @@ import pandas as pd
 from lib import input_tables
 from lib.errors import InputError, choices
 from lib.schedule.energy import SOURCES
-from lib.schedule.problem import PER_JOB, PER_TYPE, Fleet, JobEnergy, Jobs, Problem
+from lib.schedule.problem import PER_JOB, PER_TYPE, Fleet, JobEnergy, Jobs, Problem, device_names
 from lib.tables import TABLES, Column
 
 _MOST_DEVICES = 1_000_000
@@ -53,9 +53,8 @@ def read_energy(path: Path, types: Sequence[str], ids: Sequence[str], of: Path |
     """
     if "source" in types:
         raise InputError(f"{path}: source is the column that says how energy is known; no device type can have that name")
-    joules = tuple(Column(name, "float", "joules on this device type; empty: not known", 0, empty=True) for name in types)
     source = Column("source", "text", "how the joules are known", of=SOURCES, default=SOURCES[0])
-    table = input_tables.read(path, (TABLES["jobs"][0], *joules, source), others=True).set_index("job_id")
+    table = _read_by_type(path, types, "joules on this device type; empty: not known", 0, source)
     table["source"] = table["source"].replace("", SOURCES[0])
     for name, word in table["source"][~table["source"].isin(SOURCES)].items():
         raise InputError(f"{path}: source of {name!r} is {word!r}: it is one of {choices(SOURCES)}")
@@ -92,20 +91,23 @@ def read_fleet(path: Path) -> Fleet:
         if (values > 1).any():
             raise InputError(f"{path}: devices of type {values.idxmax()!r} differ in {name}; what differs is another type")
     types, counts = tuple(dict.fromkeys(table["type"])), groups["count"].sum().to_numpy()
-    names = [f"{device}[{number}]" if count > 1 else device
-             for device, count in zip(table["device"], table["count"], strict=True) for number in range(count)]
+    names = device_names(zip(table["device"], table["count"], strict=True))
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
         raise InputError(f"{path}: two devices would be called {name!r}; give the groups other names")
     type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
-    fleet = Fleet(tuple(names), type_of, types, **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
+    fleet = Fleet(names, type_of, types, **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
     cpu_cores = (counts * fleet.cpu_cores)[fleet.cpu]
     return replace(fleet, host_cores=float(cpu_cores.sum())) if len(cpu_cores) and np.isfinite(cpu_cores).all() else fleet
 
 
 def _read_times(path: Path, fleet: Fleet) -> pd.DataFrame:
     """Return the times by job and device type, inf where a cell is empty."""
-    seconds = tuple(Column(name, "float", "seconds on this device type; empty: cannot run", _SHORTEST_S, empty=True)
-                    for name in fleet.types)
-    table = input_tables.read(path, (TABLES["jobs"][0], *seconds), others=True)
-    return table.set_index("job_id")[list(fleet.types)].fillna(np.inf)
+    table = _read_by_type(path, fleet.types, "seconds on this device type; empty: cannot run", _SHORTEST_S)
+    return table[list(fleet.types)].fillna(np.inf)
+
+
+def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float, *more: Column) -> pd.DataFrame:
+    """Return by job one number per device type, at least ``least``, NaN where a cell is empty, and ``more`` columns."""
+    numbers = tuple(Column(name, "float", meaning, least, empty=True) for name in types)
+    return input_tables.read(path, (TABLES["jobs"][0], *numbers, *more), others=True).set_index("job_id")

@@ -73,10 +73,6 @@ class Predict:
         """Return the seconds of one job on one device type; inf where it cannot run."""
         return self._rows[job][device_type]
 
-    def row(self, job: int) -> list[float]:
-        """Return the seconds of one job on every type."""
-        return self._rows[job]
-
 
 @dataclass
 class State:
@@ -139,6 +135,10 @@ class State:
     def cores(self, job: int, device_type: int) -> float:
         """Return the host cores that a job takes on a device type (``problem.cores_taken``)."""
         return self._cores.item(job, device_type)
+
+    def worked_s(self, ran: Running) -> float:
+        """Return for how long a running job has worked, without its set-up, during which this is negative."""
+        return self.now_s - ran.start_s - self.setup_s[self.type_of[ran.device]]
 
     # ------------------------------------------------------------------------------------------ for engines
 

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from lib.schedule import bounds
-from lib.schedule.policies.greedy import NOTHING_STARTS, Greedy, Key
+from lib.schedule.policies.greedy import Greedy, Key
 from lib.schedule.policies.queues import Queues
 from lib.schedule.problem import Fleet
 from lib.schedule.state import Action, CoreBudget, Policy, Predict, Start, State, refining
@@ -110,7 +110,7 @@ class Bind:
         if self.turn and new:
             new = np.array(new)[np.argsort(self.turn(new, predict.table[new]), kind="stable")].tolist()
         for job in new:
-            row = [time + setup for time, setup in zip(predict.row(job), state.setup_s, strict=True)]
+            row = (predict.table[job] + state.fleet.setup_s).tolist()
             end_s, device_type, device = queues.earliest(state, row)
             queues.put(job, device, row[device_type], end_s)
             devices.add(device)
@@ -124,7 +124,7 @@ class Bind:
                 actions.append(Start(queues.pop(device, predict(job, device_type) + state.setup_s[device_type]), device))
             else:
                 queues.blocked.add(device)
-        return actions or (NOTHING_STARTS if state.waiting else [])
+        return actions
 
 
 # ------------------------------------------------------------------------------------------ a matching
@@ -142,19 +142,16 @@ def matching(state: State, predict: Predict) -> list[Action]:
 
     It is solved again when jobs arrive.
     """
-    if MatchingPlan not in state.memory or state.arrived:
-        state.memory[MatchingPlan] = _solved(state, predict)
-    queues = state.memory[MatchingPlan].queues
+    plan = state.memory.get(MatchingPlan)
+    if not plan or state.arrived or state.waiting and not any(plan.queues):  # empty: it had no room for those that wait
+        plan = state.memory[MatchingPlan] = _solved(state, predict)
     actions, budget = [], CoreBudget(state)
-    for device_type, queue in enumerate(queues):
+    for device_type, queue in enumerate(plan.queues):
         for device in state.idle(device_type, len(queue)):
             if not budget.take(queue[0], device_type):
                 break
             actions.append(Start(queue.popleft(), device))
-    if not actions and state.waiting and not any(queues):  # the last plan had no room for those that wait
-        plan = state.memory[MatchingPlan] = _solved(state, predict)
-        return matching(state, predict) if any(plan.queues) and any(state.free) else NOTHING_STARTS
-    return actions or (NOTHING_STARTS if state.waiting else [])
+    return actions
 
 
 def _solved(state: State, predict: Predict) -> MatchingPlan:
@@ -163,7 +160,7 @@ def _solved(state: State, predict: Predict) -> MatchingPlan:
     if not len(jobs):
         return plan
     with refining(state):
-        times = predict.table[jobs] + state.fleet.setup_s[None]
+        times = predict.table[jobs] + state.fleet.setup_s
         if len(jobs) > MATCHED:
             shortest = np.argsort(times.min(axis=1), kind="stable")[:MATCHED]
             jobs, times = jobs[shortest], times[shortest]

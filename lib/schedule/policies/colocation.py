@@ -30,11 +30,11 @@ def blocked_s(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.nda
     This follows from the LP relaxation with the host's cores; the last CPU slots are those that wait.
     """
     blocked = np.zeros(len(ready_s))
-    host = bounds.host_of(state.jobs, state.fleet)
+    fleet = state.fleet
+    host = bounds.host_of(state.jobs, fleet, jobs)
     if host is None:
         return blocked
-    host, fleet = host.subset(jobs), state.fleet
-    relaxed = bounds.relaxation(times, fleet.counts, np.bincount(fleet.type_of, ready_s, minlength=len(fleet.types)), host)
+    relaxed = bounds.relaxation(times, fleet.counts, fleet.by_type(ready_s), host)
     spent = np.where(relaxed.share > 0, relaxed.share * np.where(np.isfinite(times), times, 0.0), 0.0)
     for device_type in np.flatnonzero(fleet.cpu & (fleet.cpu_cores > 0)):
         cores = fleet.cpu_cores[device_type]

@@ -8,11 +8,10 @@ import numpy as np
 
 from lib.schedule.policies.queues import Entry, LazyHeap
 from lib.schedule.problem import Fleet
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State, Wait
+from lib.schedule.state import Action, CoreBudget, Predict, Start, State
 
 Key = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers of jobs, their times (jobs, types) -> keys (jobs, types)
 Allowed = Callable[[Fleet, np.ndarray], np.ndarray]  # fleet, times (jobs, types) -> the types that each job may take
-NOTHING_STARTS = [Wait("every job waits for a device that it was given")]
 
 
 class _Ready:
@@ -87,4 +86,4 @@ class Greedy:
             actions.append(Start(job, idle[device_type].pop()))
         for device_type, entry in aside:
             ready.heaps[device_type].push(entry)
-        return actions or (NOTHING_STARTS if waiting else [])
+        return actions

@@ -74,7 +74,6 @@ class Entry:
     attempt: int = 0  # the latest
     seconds: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
-    number: int = -1  # in the view
 
     @property
     def job_id(self) -> str:

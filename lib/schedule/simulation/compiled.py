@@ -39,9 +39,7 @@ class _Run(NamedTuple):
     runs: np.ndarray  # (devices) the job, -1: none
     since_s: np.ndarray  # (devices)
     fails: np.ndarray  # (devices)
-    first: np.ndarray  # (devices) bound: first job of the queue, -1: none
-    last: np.ndarray
-    after: np.ndarray  # (jobs) bound: the next job of the queue, -1: none
+    taken: np.ndarray  # (devices) bound: how many jobs of the queue started
     load_s: np.ndarray  # (devices) bound: expected seconds of the queue
     end_s: np.ndarray  # (devices) bound: when the queue is expected to end
 
@@ -72,9 +70,8 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
         np.array(fleet.type_of, np.int64), np.ascontiguousarray(fleet.setup_s + problem.actual_s),
         np.array(predicted_s, order="C"), key, turn, float(faults.chance), np.random.default_rng(faults.seed),
         *np.zeros((2, 1), np.int64), waits=np.zeros(jobs, np.int64), tried=np.zeros(jobs, np.int64), runs=np.full(devices, -1),
-        since_s=np.zeros(devices), fails=np.zeros(devices, bool), first=np.full(devices, -1),
-        last=np.full(devices, -1), after=np.full(jobs, -1), load_s=np.zeros(devices),
-        end_s=np.full(devices, arrival_s.min()))
+        since_s=np.zeros(devices), fails=np.zeros(devices, bool),
+        taken=np.zeros(devices, np.int64), load_s=np.zeros(devices), end_s=np.full(devices, arrival_s.min()))
     order = np.argsort(arrival_s, kind="stable")
     job, device, start_s, end_s, attempt, status = run_events(run, isinstance(policy, Bind), order, arrival_s, faults.attempts)
     return Outcome(table(problem, job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
@@ -133,7 +130,7 @@ def _expect(run, soonest, device, end_s):
 
 
 @njit
-def _bind(run, ends, soonest, pending, at_s, new):
+def _bind(run, ends, soonest, queues, pending, at_s, new):
     """Put each job into the queue of the device on which it ends first; start the first jobs of free devices, in order."""
     jobs = np.array(new)
     for job in jobs[np.argsort(run.turn[jobs], kind="mergesort")] if run.turn.size else jobs:
@@ -145,24 +142,22 @@ def _bind(run, ends, soonest, pending, at_s, new):
                 end_s = max(heap[0][0], at_s) + run.predicted_s[job, device_type]
                 if chosen < 0 or end_s < best:
                     best, chosen = end_s, heap[0][2]
-        if run.first[chosen] < 0:
-            run.first[chosen] = job
-        else:
-            run.after[run.last[chosen]] = job
-        run.last[chosen], run.after[job] = job, -1
+        queues[chosen].append(job)
         run.load_s[chosen] += run.predicted_s[job, run.type_of[chosen]]
         _expect(run, soonest, chosen, best)
         heappush(pending, chosen)
     while pending:
         device = heappop(pending)
-        job = run.first[device]
-        if job >= 0 and run.runs[device] < 0:
-            after = run.first[device] = run.after[job]
-            run.load_s[device] = run.load_s[device] - run.predicted_s[job, run.type_of[device]] if after >= 0 else 0.0
+        queue, number = queues[device], run.taken[device]
+        if number < len(queue) and run.runs[device] < 0:
+            job = queue[number]
+            run.taken[device] += 1
+            left = number + 1 < len(queue)
+            run.load_s[device] = run.load_s[device] - run.predicted_s[job, run.type_of[device]] if left else 0.0
             _start(run, ends, at_s, job, device)
 
 
-@compiled()
+@compiled
 def run_events(run, bound, order, arrival_s, attempts):
     """Let all events happen; return job, device, start, end, attempt and status of each attempt, in the order of their ends.
 
@@ -172,7 +167,7 @@ def run_events(run, bound, order, arrival_s, attempts):
     types = range(run.work_s.shape[1])
     free = [list(np.flatnonzero(run.type_of == device_type)[::-1]) for device_type in types]
     heaps = [[(run.end_s[device], 0.0, device) for device in free[device_type][::-1]] for device_type in types]
-    ends, new, pending = [(0.0, 0, 0)][1:], [0][1:], [0][1:]
+    ends, new, pending, queues = [(0.0, 0, 0)][1:], [0][1:], [0][1:], [[0][1:] for _ in run.runs]
     if not bound:
         for heap in heaps:
             heap.clear()
@@ -197,7 +192,7 @@ def run_events(run, bound, order, arrival_s, attempts):
             if status == _RETRIED:
                 new.append(job)
         if bound:
-            _bind(run, ends, heaps, pending, at_s, new)
+            _bind(run, ends, heaps, queues, pending, at_s, new)
         else:
             _greedy(run, ends, heaps, free, at_s, new)
     return np.array(log).T

@@ -4,6 +4,7 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -76,11 +77,10 @@ class Simulation:
         self._draw = np.random.default_rng(faults.seed)
         order = [job for job in np.argsort(jobs.arrival_s, kind="stable").tolist() if job not in present]
         self._events = [(float(jobs.arrival_s[job]), number, _ARRIVE, job, 0) for number, job in enumerate(order)]
-        self._number = len(self._events)
+        self._numbers = count(len(order))
         self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
         self._fails = [False] * devices
         self._left_s: dict[int, float] = {}  # of work, by device, under contention
-        self._since = state.now_s
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
             for device, ran in state.running.items():
@@ -138,8 +138,7 @@ class Simulation:
             self._push(action.until_s, _WAKE, 0)
 
     def _push(self, at_s: float, event: int, device: int) -> None:
-        heapq.heappush(self._events, (at_s, self._number, event, device, self._version[device]))
-        self._number += 1
+        heapq.heappush(self._events, (at_s, next(self._numbers), event, device, self._version[device]))
 
     def _work(self, device: int, seconds: float) -> None:
         """Let an attempt need ``seconds`` more."""
@@ -198,10 +197,10 @@ class Simulation:
 
     def _advance(self, now: float) -> None:
         if self.contention and self._left_s:
-            passed, rates = now - self._since, self._rates()
+            passed, rates = now - self.state.now_s, self._rates()
             for device in self._left_s:
                 self._left_s[device] = max(0.0, self._left_s[device] - passed * rates[device])
-        self._since = self.state.now_s = now
+        self.state.now_s = now
 
     def _reschedule(self) -> None:
         """Push again when each running attempt ends, at the rates that hold from now on."""

@@ -25,14 +25,6 @@ def job_table(outcome: Outcome) -> pd.DataFrame:
                        late=done["end_s"].to_numpy() > problem.jobs.deadline_s[jobs])
 
 
-def busy_s(outcome: Outcome) -> np.ndarray:
-    """Return the seconds for which the devices of each type were in use, lost attempts included."""
-    rows = outcome.schedule
-    seconds = (rows["end_s"] - rows["start_s"]).to_numpy(float)
-    return np.bincount(outcome.problem.fleet.type_of[rows["device_index"].to_numpy(int)], seconds,
-                       minlength=len(outcome.problem.fleet.types))
-
-
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
     """Return the figures of one run, from time 0; unknown ones (energy without watts, untimed decisions) are None.
 
@@ -41,7 +33,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     """
     problem, table, rows = outcome.problem, job_table(outcome), outcome.schedule
     fleet, jct_s, slowdown = problem.fleet, table["jct_s"].astype(float), table["slowdown"].astype(float)
-    makespan, used = float(rows["end_s"].max()), busy_s(outcome)
+    makespan, used = float(rows["end_s"].max()), energy.busy_s(fleet, rows)
     joules, source = energy.of_schedule(problem, rows, makespan)
     return {"makespan_s": makespan, "mean_jct_s": float(jct_s.mean()),
             **{f"p{share}_jct_s": float(jct_s.quantile(share / 100)) for share in _SHARES},

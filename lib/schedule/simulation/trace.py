@@ -16,8 +16,7 @@ def encoded(schedule: pd.DataFrame, name: str) -> bytes:
 
     Readers add start and duration, some after cutting each to nanoseconds: whole microseconds never overlap by rounding.
     """
-    devices = list(dict.fromkeys(sorted(schedule["device"])))
-    track = {device: number for number, device in enumerate(devices, _FIRST)}
+    track = {device: number for number, device in enumerate(sorted(set(schedule["device"])), _FIRST)}
     facts = [("process_name", _PROCESS, {"name": name}),
              *(("thread_name", number, {"name": device}) for device, number in track.items()),
              *(("thread_sort_index", number, {"sort_index": number}) for number in track.values())]

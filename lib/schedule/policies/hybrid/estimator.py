@@ -7,7 +7,7 @@ import numpy as np
 
 from lib.schedule import portable
 from lib.schedule.problem import Jobs
-from lib.schedule.state import Finished, Predict
+from lib.schedule.state import Finished, Predict, Running, State
 
 _PRIOR_VARIANCE = 0.5  # of a class's correction in log time, in units of the errors' variance
 _WINDOW = 200  # finished jobs over which the size of errors is judged
@@ -144,6 +144,7 @@ class Estimator:
         moved, self.moved = self.moved > _MOVED, 0.0
         return moved or bool(self._errors) and bool(np.median(list(self._errors)[-_LEAST:]) > _EXACT)
 
-    def left_s(self, job: int, device_type: int, elapsed_s: float) -> float:
+    def left_s(self, state: State, ran: Running) -> float:
         """Return the estimated seconds until a running job ends; the more it is overdue, the longer it is expected to take."""
-        return max(self.seconds(job, device_type) - elapsed_s, self.sigma * elapsed_s, 0.0)
+        worked_s = state.worked_s(ran)
+        return max(self.seconds(ran.job, state.type_of[ran.device]) - worked_s, self.sigma * worked_s, 0.0)

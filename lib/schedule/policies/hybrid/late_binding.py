@@ -50,8 +50,7 @@ class TypeLists:
 
     def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
         """Return the LP relaxation; a job that may take longer somewhere than all jobs together does not go there."""
-        counts = state.fleet.counts
-        busy = np.bincount(state.fleet.type_of, ready_s, minlength=len(counts))
+        counts, busy = state.fleet.counts, state.fleet.by_type(ready_s)
         clear = _distinct(times) if len(times) > bounds.WHOLE else times
         relaxed = bounds.relaxation(clear, counts, busy)
         short = np.where((times * self.margin <= relaxed.makespan_s) | (times == times.min(axis=1, keepdims=True)), times, inf)
@@ -84,8 +83,7 @@ class TypeLists:
         """
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
         if entries := jobs.take(CANDIDATES if self._colocation.active else 1, waits):
-            number = self._colocation.pick(state, [job for _, job in entries], device_type) if len(entries) > 1 else 0
-            chosen = entries.pop(number)
+            chosen = entries.pop(self._colocation.pick(state, [job for _, job in entries], device_type))
             for entry in entries:
                 jobs.push(entry)
             return chosen[1]

@@ -1,7 +1,7 @@
 """A plan for jobs whose times are known: the device of each job, by list scheduling, rounding and annealing.
 
 Compiled (numba). The search ends after a number of steps, not of seconds, and takes its logarithms from ``portable`` (no
-fastmath, no fused products), so the same seed and steps give the same plan on any machine.
+fastmath, no fused products), so the same steps give the same plan on any machine.
 """
 
 from math import frexp
@@ -9,10 +9,10 @@ from math import frexp
 import numpy as np
 from numba import njit
 
-from lib.errors import InputError
 from lib.schedule import bounds, portable
 from lib.schedule.portable import compiled
 
+_SEED = 88172645463325252  # of the generator of all searches
 _POWER = 5  # squarings: the 2^5 = 32nd norm of the devices' loads is nearly their maximum
 _LARGE, _LEAST = 1e30, 1e-300
 _LOST = 1e-6  # of the largest value of a running sum: below, it is summed again
@@ -22,7 +22,7 @@ _HOTTEST, _FEW = 0.03, 10.0  # few jobs start hotter, as each is a large part of
 _MOST_ROUNDED = 20_000  # jobs: beyond, the linear programme takes seconds, and list scheduling is a good start
 
 
-@compiled()
+@compiled
 def _lpt(times, order, type_of, ready, types):
     """Assign each job, in the given order, to the device on which it ends first; return devices and loads."""
     load = ready.copy()
@@ -56,7 +56,7 @@ def _lpt(times, order, type_of, ready, types):
     return assign, load
 
 
-@compiled()
+@compiled
 def _power(x):
     for _ in range(_POWER):
         x *= x
@@ -66,7 +66,7 @@ def _power(x):
 _log_of_ratio = njit(portable.log_of_ratio)
 
 
-@compiled()
+@compiled
 def _log(value):
     """Return the logarithm of a positive number, as ``portable.log_one`` does."""
     mantissa, exponent = frexp(value)
@@ -75,22 +75,22 @@ def _log(value):
     return _log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), float(exponent))
 
 
-@compiled()
+@compiled
 def _log1p(value):
     """Return the logarithm of 1 + value, near 0 without the rounding of that sum."""
     return _log_of_ratio(value / (2.0 + value), 0.0) if -0.25 < value < 0.25 else _log(1.0 + value)
 
 
-@compiled()
+@compiled
 def _random(seed):
     """Return the next state of a xorshift generator (Marsaglia, 2003)."""
-    seed ^= (seed << np.uint64(13)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+    seed ^= seed << np.uint64(13)
     seed ^= seed >> np.uint64(7)
-    seed ^= (seed << np.uint64(17)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+    seed ^= seed << np.uint64(17)
     return seed
 
 
-@compiled()
+@compiled
 def _proposed(times, extra, type_of, assign, load, square, job, partner, there):
     """Return loads and sums of squares of two devices, and the change of ``extra``, after a move or a swap.
 
@@ -112,15 +112,16 @@ def _proposed(times, extra, type_of, assign, load, square, job, partner, there):
     return load_here, load_there, max(0.0, square_here), max(0.0, square_there), change
 
 
-@compiled()
-def _loads(times, type_of, ready, assign):
+@compiled
+def loads(times, type_of, ready, assign):
+    """Return when each device, free at ``ready``, finishes the jobs that ``assign`` gives it."""
     load = ready.copy()
     for job in range(len(assign)):
         load[assign[job]] += times[job, type_of[assign[job]]]
     return load
 
 
-@compiled()
+@compiled
 def _drawn(state, assign, devices):
     """Draw a move or a swap; return the generator's state, the job, its partner or -1, and the device to go to."""
     state = _random(state)
@@ -133,25 +134,25 @@ def _drawn(state, assign, devices):
     return state, job, np.int64(-1), draw // 2 % devices
 
 
-@compiled()
+@compiled
 def _exponential(state):
     """Return an exponential variate: -log of a uniform variate within (0, 1]."""
     return -_log((float(state >> np.uint64(11)) + 1.0) / 9007199254740993.0)
 
 
-@compiled()
-def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling, seed):
+@compiled
+def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, steps, hot, cooling):
     """Anneal ``weight`` x (norm of the loads / scale) + ``extra`` (jobs, types) by moves and swaps; return the best plan.
 
     A load counts with a margin: ``risk`` times the root of the sum of its squared times.
     """
     devices = len(type_of)
-    load, square = _loads(times, type_of, ready, assign), _loads(times * times, type_of, squares, assign)
+    load, square = loads(times, type_of, ready, assign), loads(times * times, type_of, squares, assign)
     power = _power((load + risk * np.sqrt(square)) / scale)
     total, best, next_sum = power.sum(), assign.copy(), 0
     most = total
     cost, best_cost = 0.0, weight * (load + risk * np.sqrt(square)).max() / scale
-    state = np.uint64(seed * 2654435769 + 88172645463325252)
+    state = np.uint64(_SEED)
     temperature, exponent = hot, weight / (1 << _POWER)
     level = load.max() / scale  # of the makespan: what a relative change of the norm is worth
     for step in range(steps):
@@ -191,7 +192,7 @@ def _anneal(times, extra, type_of, ready, squares, risk, assign, scale, weight, 
     return best
 
 
-def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray | None = None) -> np.ndarray:
+def _list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share: np.ndarray | None = None) -> np.ndarray:
     """Return the device of each job if each, the longest on average first, goes where it ends first.
 
     With ``share`` (jobs, types), that of the LP relaxation, each job goes to the type that has most of it.
@@ -199,40 +200,33 @@ def list_plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, share
     if share is not None:
         times = np.where(np.arange(times.shape[1]) == share.argmax(axis=1)[:, None], times, np.inf)
     order = np.argsort(-np.nanmean(np.where(np.isfinite(times), times, np.nan), axis=1), kind="stable")
-    return _lpt(_bounded(times), order, type_of, ready_s.astype(float), times.shape[1])[0]
+    return _lpt(_bounded(times), order, type_of, ready_s, times.shape[1])[0]
 
 
 def _bounded(times: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(times), times, 1e3 * _LARGE)
 
 
-def loads(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, assign: np.ndarray) -> np.ndarray:
-    """Return when each device finishes its jobs."""
-    return _loads(times, type_of, ready_s.astype(float), assign)
-
-
-def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int, seed: int = 0,
+def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int,
          extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0,
          sigma: float = 0.0, running_s: np.ndarray | None = None) -> np.ndarray:
     """Return the device of each job that makes ``weight`` x makespan / first makespan + ``extra`` (jobs, types) small.
 
-    ``times`` (jobs, types) in s, inf where a job cannot run; ``ready_s`` (devices): when each is free. ``start`` is a plan to
-    improve instead of new plans. With times known to ``sigma`` (log), a device has a margin for its long jobs, among them the
-    job that runs, which takes ``running_s`` in all. Raises InputError if a job has no device.
+    ``times`` (jobs, types) in s, inf where a job cannot run; each can run somewhere. ``ready_s`` (devices): when each is free.
+    ``start`` is a plan to improve instead of new plans. With times known to ``sigma`` (log), a device has a margin for its long
+    jobs, among them the job that runs, which takes ``running_s`` in all.
     """
-    if not np.isfinite(times).any(axis=1).all():
-        raise InputError("a job has no device that can run it")
     counts = np.bincount(type_of, minlength=times.shape[1])
     if start is None:
-        starts = [list_plan(times, type_of, ready_s)]
+        starts = [_list_plan(times, type_of, ready_s)]
         if len(times) <= _MOST_ROUNDED:
             solved = bounds.relaxation(times, counts, np.bincount(type_of, ready_s, minlength=times.shape[1]))
-            starts.append(list_plan(times, type_of, ready_s, solved.share))
+            starts.append(_list_plan(times, type_of, ready_s, solved.share))
         start = min(starts, key=lambda start: loads(times, type_of, ready_s, start).max())
     scale = float(loads(times, type_of, ready_s, start).max())
     hot = max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2))
     cooling = portable.exp_one(portable.log_one(_COLD / hot) / steps)
     costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
-    squares = np.zeros(len(type_of)) if running_s is None else running_s.astype(float) ** 2
-    return _anneal(_bounded(times), costs, type_of, ready_s.astype(float), squares, _MARGIN * sigma, start.astype(np.int64),
-                   scale, weight, steps, hot, cooling, seed)
+    squares = np.zeros(len(type_of)) if running_s is None else running_s ** 2
+    return _anneal(_bounded(times), costs, type_of, ready_s, squares, _MARGIN * sigma, start.astype(np.int64),
+                   scale, weight, steps, hot, cooling)

@@ -15,7 +15,7 @@ from lib.schedule.policies.hybrid.late_binding import TypeLists
 from lib.schedule.policies.hybrid.planner import Planner
 from lib.schedule.policies.hybrid.stragglers import Stragglers
 from lib.schedule.policies.queues import Entry
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State, Wait, refining
+from lib.schedule.state import Action, CoreBudget, Predict, Start, State, refining
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
 _WEIGHED = ("makespan", "energy", "price")  # objectives of a plan; the others start jobs in an order
@@ -26,7 +26,6 @@ _GROWN = 0.25  # plan again when so many jobs came since the last plan, as a sha
 _LEAST_WEIGHT = 1e-3  # of the makespan, where another objective is pursued
 _AGING = 2.0
 _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
-_WAITS = [Wait("no waiting job would end earlier on the devices that are free")]
 
 
 @dataclass
@@ -92,13 +91,11 @@ def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray
     in all.
     """
     jobs = np.array(list(state.waiting), int)
-    times = estimator.rows(jobs) + state.fleet.setup_s[None]
+    times = estimator.rows(jobs) + state.fleet.setup_s
     ready_s, running_s = np.zeros((2, len(state.fleet)))
     for device, ran in state.running.items():
-        device_type = state.type_of[device]
-        elapsed_s = state.now_s - ran.start_s - state.setup_s[device_type]
-        ready_s[device] = estimator.left_s(ran.job, device_type, elapsed_s)
-        running_s[device] = max(estimator.seconds(ran.job, device_type), elapsed_s)
+        ready_s[device] = estimator.left_s(state, ran)
+        running_s[device] = max(estimator.seconds(ran.job, state.type_of[device]), state.worked_s(ran))
     return jobs, times, ready_s + colocation.blocked_s(state, jobs, times, ready_s), running_s
 
 
@@ -111,8 +108,7 @@ def _weighted(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.nda
     if set(weights) == {"makespan"}:
         return weights["makespan"], None
     fleet = state.fleet
-    busy_s = np.bincount(fleet.type_of, ready_s, minlength=len(fleet.types))
-    span_s = bounds.relaxation(times, fleet.counts, busy_s).makespan_s
+    span_s = bounds.relaxation(times, fleet.counts, fleet.by_type(ready_s)).makespan_s
     of_span, extra = weights.get("makespan", _LEAST_WEIGHT), np.zeros(times.shape)
     for name, weight in weights.items():
         if name == "makespan" or not weight:
@@ -133,7 +129,7 @@ def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple
     fleet, able = state.fleet, np.isfinite(times)
     times = np.where(able, times, 0.0)
     if name == "price":
-        cost, idle, needed = times * fleet.price_per_hour[None], np.zeros(len(fleet.types)), ("price_per_hour", "")
+        cost, idle, needed = times * fleet.price_per_hour, np.zeros(len(fleet.types)), ("price_per_hour", "")
     else:
         joules = None if state.joules is None else state.joules[jobs]
         cost = energy.above_idle_j(times, joules, fleet.idle_w, fleet.busy_w, fleet.setup_s)
@@ -180,7 +176,7 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
         devices = [device for device in dict.fromkeys([*appended, *state.freed, *idle])
                    if device in state.free[state.type_of[device]]]
     devices = colocation.gpus_first(state, devices, state.type_of.__getitem__)
-    return planner.starts(state, estimator, devices, set(weights) == {"makespan"}) or (_WAITS if state.waiting else [])
+    return planner.starts(state, estimator, devices, set(weights) == {"makespan"})
 
 
 def _late(state: State, memory: HybridMemory) -> list[Action]:
@@ -210,7 +206,7 @@ def _late(state: State, memory: HybridMemory) -> list[Action]:
                 break
             started.add(job)
             actions.append(Start(job, device))
-    return actions or (_WAITS if waiting else [])
+    return actions
 
 
 # ------------------------------------------------------------------------------------------ by an order

@@ -66,7 +66,7 @@ class Stragglers:
         last = self._last
         if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
             return last[4]
-        late = sorted(((_left_s(state, estimator, running[device]), running[device]) for device in devices),
+        late = sorted(((estimator.left_s(state, running[device]), running[device]) for device in devices),
                       key=lambda candidate: -candidate[0])
         actions, until_s = self._chosen(state, estimator, late[:_CANDIDATES], idle)
         moved = bool(actions)
@@ -95,8 +95,7 @@ class Stragglers:
                     actions.append(Restart(ran.job, device))
                     again_s = there_s
                 else:  # when it will be so overdue that moving it pays
-                    passed_s = state.now_s - ran.start_s - state.setup_s[here]
-                    again_s = max(there_s / (_PAYS * max(estimator.sigma, 1e-9)) - passed_s, 0.01 * there_s)
+                    again_s = max(there_s / (_PAYS * max(estimator.sigma, 1e-9)) - state.worked_s(ran), 0.01 * there_s)
                 wait_s = min(wait_s, again_s)
                 break
         until_s = max(state.now_s + wait_s, nextafter(state.now_s, inf))  # the wait may be less than a bit of the clock
@@ -108,13 +107,9 @@ class Stragglers:
         if estimator.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
             return []
         if self._next_s <= state.now_s:
-            left_s = (_left_s(state, estimator, ran) for ran in state.running.values())
+            left_s = (estimator.left_s(state, ran) for ran in state.running.values())
             self._next_s = state.now_s + min(left_s, default=inf)
         first_s = min(estimator.seconds(job, state.type_of[device]) for job, device in starts)
         self._next_s = max(min(self._next_s, state.now_s + first_s), nextafter(state.now_s, inf))
         return [Wait("a job that was started may become a straggler", self._next_s)]
 
-
-def _left_s(state: State, estimator: Estimator, ran: Running) -> float:
-    device_type = state.type_of[ran.device]
-    return estimator.left_s(ran.job, device_type, state.now_s - ran.start_s - state.setup_s[device_type])

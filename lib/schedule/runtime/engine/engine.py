@@ -243,8 +243,7 @@ class Engine:
         while self.upcoming and self.upcoming[0].arrival_s <= now:
             entry = self.upcoming.pop(0)
             self.waiting[entry.job_id] = entry
-            self._arrive(entry)
-            if self.view and entry.number >= 0:
+            if self._arrive(entry):
                 self.view.state.expected -= 1
             news = True
         for event, slot, content in self.slots.events():
@@ -255,10 +254,11 @@ class Engine:
                 news = True
         return news
 
-    def _arrive(self, entry: Entry) -> None:
-        """Let the policy know that a job waits."""
-        if self.view and entry.number >= 0:
-            self.view.state.arrive(entry.number)
+    def _arrive(self, entry: Entry) -> bool:
+        """Let the policy know that a job waits; return whether the view has the job."""
+        if shown := self.view is not None and entry.job_id in self.view.numbers:
+            self.view.state.arrive(self.view.numbers[entry.job_id])
+        return shown
 
     def _handle(self, event: str, slot: SlotState, content: Any) -> None:
         if event == "lost":
@@ -313,11 +313,11 @@ class Engine:
             self._tried[entry.job_id] = self._tried.get(entry.job_id, 0) + 1
         self.waiting[entry.job_id] = entry
         self.observer.stopped(entry.job_id, entry.attempt, status, reason, at_s)
-        self._arrive(entry)
-        here = target and self.slots.by_name.get(target.name) is target
-        if here and self.view and not self.view.state.obstacle(entry.number, target.device, self.view.predict):
-            self.view.state.arrived.remove(entry.number)  # no news to the policy, which moved it
-            self._start(entry, target)
+        if self._arrive(entry) and target and self.slots.by_name.get(target.name) is target:
+            state, number = self.view.state, self.view.numbers[entry.job_id]
+            if not state.obstacle(number, target.device, self.view.predict):
+                state.arrived.remove(number)  # no news to the policy, which moved it
+                self._start(entry, target)
 
     def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
         """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
@@ -359,14 +359,8 @@ class Engine:
                     self._end(entry, 0, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
-        view = view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
+        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
                        self.done)
-        if planning and self.view:  # whose numbers stay; what it does not show has none
-            for entry in view.entries:
-                entry.number = -1
-            for number, entry in enumerate(self.view.entries):
-                entry.number = number
-        return view
 
     def _predict(self, entry: Entry, fleet: Fleet) -> str:
         """Predict the times that an entry lacks; return why that failed, empty if it did not."""
@@ -407,7 +401,8 @@ class Engine:
         view, at_s = self.view, self.now()
         if not view:
             return
-        if obstacle := view.state.obstacle(entry.number, slot.device, view.predict):
+        number = view.numbers[entry.job_id]
+        if obstacle := view.state.obstacle(number, slot.device, view.predict):
             raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: {obstacle}")
         attempt = self.journal.start(entry.job_id, slot.name, at_s)
         if not attempt:
@@ -415,9 +410,9 @@ class Engine:
             return
         entry.attempt = attempt
         self.observer.started(entry.job_id, attempt, slot.name, at_s)
-        slot.start(entry, at_s, view.predict(entry.number, view.state.type_of[slot.device]))
+        slot.start(entry, at_s, view.predict(number, view.state.type_of[slot.device]))
         del self.waiting[entry.job_id]
-        view.state.start(entry.number, slot.device, attempt)
+        view.state.start(number, slot.device, attempt)
 
     def _move(self, entry: Entry, target: SlotState) -> None:
         slot = next(slot for slot in self.slots if slot.runs is entry)

@@ -83,7 +83,7 @@ def plan(view: View, policy: Policy) -> pd.DataFrame:
 
 def _reason(view: View, placed: Any, schedule: pd.DataFrame) -> str:
     """Return what is predicted here and on other device types, and until when those that are faster are busy."""
-    fleet, type_of, row = view.state.fleet, view.state.type_of, view.predict.row(placed.job)
+    fleet, type_of, row = view.state.fleet, view.state.type_of, view.predict.table[placed.job].tolist()
     here = type_of[placed.device_index]
     before = schedule[(schedule["start_s"] <= placed.start_s) & (schedule["job"] != placed.job)]
     busy_until = before.groupby("device_index")["end_s"].max()

@@ -16,12 +16,13 @@ from lib.schedule.state import Predict, Running, State
 class View:
     """A state in which a policy starts without memory, its predictions, and the entries by their numbers.
 
-    ``stranded`` are entries that no slot can run now; the policy does not see them.
+    ``numbers`` are by the names of jobs. ``stranded`` are entries that no slot can run now; the policy does not see them.
     """
 
     state: State
     predict: Predict
     entries: list[Entry]
+    numbers: dict[str, int]
     stranded: list[Entry]
 
 
@@ -41,20 +42,18 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
     nowhere, running = np.isinf(able_s).all(axis=1), np.arange(len(entries)) < len(runs)
     shown = np.flatnonzero(running | ~nowhere)
     waits = np.flatnonzero((shown >= len(runs)) & (shown < len(entries) - len(upcoming))).tolist()
-    for entry in entries:
-        entry.number = -1
-    for number, place in enumerate(shown):
-        entries[place].number = number
-    state = State.at_start(_jobs_of([entries[place] for place in shown]), fleet)
+    seen = [entries[place] for place in shown]
+    numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State.at_start(_jobs_of(seen), fleet)
     state.now_s, state.done, state.contention, state.waiting = now_s, done, contention, dict.fromkeys(waits)
     state.expected = len(shown) - len(waits) - len(runs)
-    for slot, device in zip(slots, range(len(fleet)), strict=True):
+    for device, slot in enumerate(slots):
         slot.device = device
         if slot not in idle:
             state.disable(device)
         if slot.runs:
-            state.running[device] = Running(slot.runs.number, device, slot.start_s, slot.runs.attempt)
-            state.free_cores -= state.cores(slot.runs.number, state.type_of[device])
+            number = numbers[slot.runs.job_id]
+            state.running[device] = Running(number, device, slot.start_s, slot.runs.attempt)
+            state.free_cores -= state.cores(number, state.type_of[device])
     predict = Predict(np.where(nowhere[:, None], 1.0, able_s)[shown])  # a job may run where it could not start now
-    return View(state, predict, [entries[place] for place in shown],
-                [entry for entry, hidden in zip(entries, nowhere & ~running, strict=True) if hidden])
+    stranded = [entries[place] for place in np.flatnonzero(nowhere & ~running)]
+    return View(state, predict, seen, numbers, stranded)
