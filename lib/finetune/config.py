@@ -11,6 +11,7 @@ from lib import files, paths, store
 from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
 from lib.config.definitions import table
 from lib.errors import InputError, choices
+from lib.work import medmnist_files
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 _DTYPE_NAMES = {**{name: name for name in DTYPES}, **{name.removeprefix("torch."): name for name in DTYPES},
@@ -149,6 +150,26 @@ class TrainConfig(Strict):
     def precision(self) -> str:
         """Return the short name of ``autocast_dtype``."""
         return DTYPES[self.autocast_dtype]
+
+    @property
+    def medmnist(self) -> str:
+        """Return the MedMNIST dataset that ``root`` names, empty for a folder; InputError for one that does not exist."""
+        source, _, name = self.root.partition(":")
+        if source not in ("medmnist", "synthetic"):
+            return ""
+        if name not in medmnist_files.info():
+            raise InputError(f"root {self.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
+        return name
+
+    @property
+    def image_folder(self) -> Path:
+        """Return the folder that ``root`` names."""
+        return paths.ROOT / Path(self.root).expanduser()
+
+    @property
+    def dataset(self) -> str:
+        """Return the short name of the dataset, such as pathmnist."""
+        return self.medmnist or self.image_folder.resolve().name
 
     def folders(self, run: Path) -> tuple[Path, Path]:
         """Return the folders of TensorBoard's files and of the checkpoints of a run in the folder ``run``."""

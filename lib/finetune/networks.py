@@ -45,13 +45,6 @@ def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     return resolved
 
 
-def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked."""
-    facts = data.names_and_facts(config)[1] if ":" in config.root else datasets.Facts(3, 2, 2, False, (0, 0, 0))
-    if "/" not in config.model_flavour:
-        network(config, facts)
-
-
 def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:
     """Capture a config's training step (train) and evaluated batch (infer) on a device type, for the cost models.
 
@@ -64,9 +57,8 @@ def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), d
     built = networks.Network(resolved.name, lambda: resolved.build(config.labels or names), (config.batch_size, *sample))
     dtype = dtypes.torch_name(config.precision)
     works = {mode: work.captured(built, mode, dtype, config.channels_last, device_type) for mode in modes}
-    source, _, dataset = config.root.partition(":")
-    resized = source not in ("medmnist", "synthetic") or \
-        medmnist_files.native_size(dataset, resolved.inputs.size, "native") != resolved.inputs.size
+    resized = not config.medmnist or \
+        medmnist_files.native_size(config.medmnist, resolved.inputs.size, "native") != resolved.inputs.size
     return Loop(works, resized, Recipe(config.optimizer, config.num_workers, config.grad_accum_steps))
 
 

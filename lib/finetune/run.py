@@ -19,6 +19,7 @@ from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import ALONE, Prefetched, Processes
+from lib.finetune.folders import stored_config
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
 from lib.finetune.tensorboard import Log, resumed
 from lib.finetune.transforms import gpu_augmentation
@@ -32,7 +33,7 @@ from lib.work import datasets, losses, weights
 from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_everything
 from lib.work.workloads import Task
 
-CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
+SUMMARY, PROFILE = "summary.json", "profile.csv"
 _LOSS = "val_loss"
 _FETCH_S = 0.5  # between two fetches of values from the device
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
@@ -65,17 +66,6 @@ def _task(config: TrainConfig, folder: Path) -> tuple[FinetuneTask, run_data.Dat
     workload = Workload.model_construct(id=folder.name, dataset=data.dataset, size=network.inputs.size, model=network.name,
                                         batch_size=config.batch_size)
     return FinetuneTask(workload, facts, network, data.labels, config.loss_name), data
-
-
-def stored_config(folder: Path, config: TrainConfig) -> None:
-    """Write ``train_config.json`` into a new folder; InputError where it holds a run of another config, and in which fields."""
-    path = folder / CONFIG
-    if not path.exists():
-        store.write_json(config.content(), path)
-    elif (before := store.read_json(path)) != config.content():
-        stored = before if isinstance(before, dict) else {}
-        differing = [name for name, value in config.content().items() if stored.get(name) != value]
-        raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
 
 
 class _Step(NamedTuple):
