@@ -216,7 +216,7 @@ def opened(**changes):
 def test_a_folder_of_images_and_its_labels(folder):
     (folder / "train" / ".ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
-    assert (data.labels, data.dataset, data.data_source) == (("cat", "dog"), "pets", "imagefolder")
+    assert (data.labels, data.data_source, small(root=str(folder)).dataset) == (("cat", "dog"), "imagefolder", "pets")
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
     tensor, label = data.splits["train"][0, 0]
     assert (tuple(tensor.shape), label.tolist()) == ((3, 16, 16), [0])

@@ -32,17 +32,14 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, np.ndarray]:
         epoch, index = key
-        before = torch.get_rng_state() if self._random else None
         try:
-            if self._random:
-                text = f"{self._seed} {epoch} {index}".encode()
-                torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
-            inputs, label = self.pictures[index]
+            with torch.random.fork_rng(devices=(), enabled=self._random):
+                if self._random:
+                    text = f"{self._seed} {epoch} {index}".encode()
+                    torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+                inputs, label = self.pictures[index]
         except (OSError, SyntaxError) as error:  # PIL's, of a damaged picture
             raise InputError(f"{self.pictures.root}: picture {index} cannot be read: {error}") from None
-        finally:
-            if before is not None:
-                torch.set_rng_state(before)
         return inputs, self._ordered(np.atleast_1d(label))
 
     @property
@@ -65,7 +62,6 @@ class Data:
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
     labels: tuple[str, ...]
-    dataset: str
     data_source: str
     note: str
 
@@ -115,7 +111,7 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     splits = {split: Samples(images, config.seed, order) for split, images in pictures.items()}
     indices = {split: capped(samples.labels, len(labels), config.max_datapoints_per_class, config.seed)
                if split in config.capped_splits else list(range(len(samples))) for split, samples in splits.items()}
-    return Data(splits, indices, labels, config.dataset, source, note)
+    return Data(splits, indices, labels, source, note)
 
 
 def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
