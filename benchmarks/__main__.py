@@ -6,33 +6,11 @@
 import argparse
 import sys
 import time
+from importlib import import_module
 
-from benchmarks import (
-    doors,
-    fake_devices,
-    faults,
-    finetune,
-    kernel_sums,
-    learning,
-    machines,
-    overhead,
-    peers,
-    power,
-    prediction,
-    public,
-    questions,
-    queue,
-    queue_placement,
-    repeat,
-    road,
-    schedule,
-    startup,
-    sweep,
-)
-
-BENCHMARKS = {module.__name__.rpartition(".")[2]: module for module in (
-    startup, questions, overhead, power, peers, repeat, sweep, fake_devices, faults, learning, prediction, public,
-    kernel_sums, road, schedule, queue_placement, doors, finetune, queue, machines)}
+BENCHMARKS = ("startup", "questions", "overhead", "power", "peers", "repeat", "sweep", "fake_devices", "faults", "learning",
+              "prediction", "public", "kernel_sums", "road", "schedule", "queue_placement", "doors", "finetune", "queue",
+              "machines")
 BY_NAME_ALONE = {"machines"}  # it takes more than an hour
 
 
@@ -47,11 +25,11 @@ def main(words: list[str]) -> int:
         print(f"error: no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     for name in options.names or [name for name in BENCHMARKS if name not in BY_NAME_ALONE]:
-        begin = time.monotonic()
-        print(f"== {name}: {BENCHMARKS[name].__doc__.splitlines()[0]}", flush=True)
-        for size, value in (BENCHMARKS[name].TOY if options.toy else {}).items():
-            setattr(BENCHMARKS[name], size, value)
-        BENCHMARKS[name].main()
+        benchmark, begin = import_module(f"benchmarks.{name}"), time.monotonic()
+        print(f"== {name}: {benchmark.__doc__.splitlines()[0]}", flush=True)
+        for size, value in (benchmark.TOY if options.toy else {}).items():
+            setattr(benchmark, size, value)
+        benchmark.main()
         print(f"   ({time.monotonic() - begin:.0f} s)\n", flush=True)
     return 0
 

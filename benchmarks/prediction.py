@@ -1,14 +1,12 @@
 """What a prediction costs: one operator, a row of many, a network after capture, the whole of ``advise``."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from benchmarks.processes import python_s
 from lib.predict import registry, training
 from lib.predict.networks import work
 from lib.work import networks
@@ -46,10 +44,5 @@ def main() -> None:
     for name, batch in NETWORKS:
         item = work.captured(networks.network(name, batch), "infer")
         print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), ESTIMATES) / 1e3:.2f} ms")
-    taken = []
-    for _ in range(RUNS):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "lib", "advise", "resnet50", "--batch-size", "16", "--json", "--no-look"],
-                       check=True, capture_output=True, cwd=paths.ROOT)
-        taken.append(time.perf_counter() - begin)
-    print(f"   advise resnet50 --batch-size 16 --json: {np.median(taken):.1f} s from start to answer")
+    wall_s, _ = python_s(["-m", "lib", "advise", "resnet50", "--batch-size", "16", "--json", "--no-look"], RUNS)
+    print(f"   advise resnet50 --batch-size 16 --json: {wall_s:.1f} s from start to answer")

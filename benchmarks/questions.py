@@ -1,17 +1,13 @@
 """A table of 1,000 questions in one process, and the first answer of the command line."""
 
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from lib import paths
+from benchmarks.processes import python_s
 from lib.predict.advice import questions
 
 MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vit_b_16", "convnext_tiny", "simple_cnn",
@@ -45,12 +41,5 @@ def main() -> None:
 
 
 def _timed(words: list[str], times: int) -> None:
-    """Print the medians of wall and user time of a command; beside busy neighbours the latter tells more."""
-    seconds, user = [], []
-    for _ in range(times):
-        begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        subprocess.run([sys.executable, "-m", "lib", *words], check=True, capture_output=True, cwd=paths.ROOT)
-        seconds.append(time.perf_counter() - begin)
-        user.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
-    print(f"   python -m lib {' '.join(words)}: {np.median(seconds):.2f} s, of the processor {np.median(user):.2f} s "
-          f"(median of {times})")
+    wall_s, user_s = python_s(["-m", "lib", *words], times)
+    print(f"   python -m lib {' '.join(words)}: {wall_s:.2f} s, of the processor {user_s:.2f} s (median of {times})")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 
+from benchmarks.processes import busy_neighbour
 from lib.config import definitions
 
 PROGRAM = """
@@ -41,11 +42,7 @@ def main() -> None:
             print(f"   {name}: {one:8.1f} ms {verdict:8} {two:8.1f} ms {again:8} {apart:+6.1%}   unexplained: {shares}   "
                   f"{reason}")
         print(f"   pairs more than 3 % apart that both passed as stable: {silent} of {len(first)}")
-        neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
+        with busy_neighbour():
             for name in CROWDED:
                 median, verdict, _, reason = _run(name, home)
                 print(f"   {name} beside a busy process: {median:.1f} ms, {verdict} ({reason})")
-        finally:
-            neighbour.kill()
-            neighbour.wait()

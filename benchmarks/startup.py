@@ -1,11 +1,8 @@
 """How long the tools take to start, and the notebooks and the page to build."""
 
-import subprocess
-import sys
 import time
 
-import numpy as np
-
+from benchmarks.processes import python_s
 from lib import paths
 from lib.report import page, runner
 
@@ -19,12 +16,7 @@ TOY = {"RUNS": 1}
 def main() -> None:
     """Print medians of whole processes, and what the last runs of the notebooks took."""
     for name, words in COMMANDS.items():
-        seconds = []
-        for _ in range(RUNS):
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=paths.ROOT)
-            seconds.append(time.perf_counter() - begin)
-        print(f"   {name}: {np.median(seconds):.3f} s (median of {RUNS})")
+        print(f"   {name}: {python_s(words, RUNS)[0]:.3f} s (median of {RUNS})")
     outcomes = runner.manifest(paths.EXECUTED)
     if outcomes:
         begin = time.perf_counter()

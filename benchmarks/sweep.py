@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.processes import busy_neighbour
 from lib.measure.operators import aggregate
 
 COUNT, CROWDED, PATIENCE_S = 300, 40, 10
@@ -72,12 +73,8 @@ def main() -> None:
         one, two = _sweep(home, COUNT, "one"), _sweep(home, COUNT, "two")
         _apart(one, two, "two sweeps")
         print(f"   from the start of Python to the first row on disk: {_first_row_s(home):.1f} s")
-        neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
-        try:
+        with busy_neighbour():
             _sweep(home, CROWDED, "crowded")
-        finally:
-            neighbour.kill()
-            neighbour.wait()
 
 
 if __name__ == "__main__":

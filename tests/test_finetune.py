@@ -26,7 +26,7 @@ from lib import locks, paths, store
 from lib.cli import main
 from lib.config.base import build
 from lib.errors import InputError
-from lib.finetune import checkpoints, finetune, networks, optimization, run, task
+from lib.finetune import checkpoints, finetune, folders, networks, optimization, run, task
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
 from lib.finetune.config import TrainConfig
@@ -34,7 +34,7 @@ from lib.finetune.devices import Prefetched, Processes
 from lib.finetune.transforms import Inputs, Prepare
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
-from lib.work import datasets, losses, weights
+from lib.work import datasets, losses, models, weights
 from lib.work.training import Options, Recipe, Trainer
 from tests import cut_training, refused
 from tests.conftest import full_disk, home_paths
@@ -110,14 +110,43 @@ def test_what_does_not_fit_together_is_named(values, words):
 
 def test_names_of_runs_and_their_versions_also_of_those_that_begin_at_the_same_moment(home):
     hub = small(model_flavour="google/vit-base", load_pretrained=True, model_suffix="-long run")
-    assert finetune.run_name(hub) == "google_vit-base__cross_entropy__pretrained-long_run"
-    assert finetune.run_name(small(run_name="../../etc")) == "etc"
+    assert folders.run_name(hub) == "google_vit-base__cross_entropy__pretrained-long_run"
+    assert folders.run_name(small(run_name="../../etc")) == "etc"
     with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(finetune.new_folder, [small()] * 24))
+        made = set(pool.map(folders.new_folder, [small()] * 24))
     names = {f"simple_cnn__cross_entropy__scratch{end}" for end in ("", *(f"-v{number}" for number in range(1, 24)))}
-    assert folders == {paths.TRAINING / "breastmnist" / name for name in names}
-    assert finetune.newest(small()).name.endswith("-v23")
-    assert finetune.newest(small(epochs=9)) is None
+    assert made == {paths.TRAINING / "breastmnist" / name for name in names}
+    assert folders.newest(small()).name.endswith("-v23")
+    assert folders.newest(small(epochs=9)) is None
+
+
+WITHOUT_TORCH = f"""
+import sys
+from lib.dashboard.configurations import check_config
+from lib.finetune import config, folders
+checked = check_config({SMALL})
+check_config({SMALL} | dict(model_flavour="resnet50", load_pretrained=True, root="medmnist:pathmnist"))
+assert folders.new_folder(config.TrainConfig(**checked.values)).is_dir()
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
+    """A server's first request would wait for torch for seconds."""
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, cwd=paths.ROOT,
+                   env={**os.environ, "LIB_OUTPUT": str(tmp_path)})
+    assert {*folders._OURS, *folders._TORCHVISION} <= {*models.names()}
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights"),
+    ({"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}, "but synthetic:organmnist3d holds volumes"),
+    ({"root": "medmnist:none"}, "no dataset 'none'; there are: pathmnist"),
+    ({"root": "other:none"}, "other:none/train is no folder"),
+    ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier")])
+def test_what_exists_nowhere_is_refused_before_there_is_a_folder(changes, words):
+    with refused(words):
+        folders.check(small(**changes))
 
 
 def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_capped(home, capsys):
@@ -128,7 +157,7 @@ def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_ca
     assert list(places[0].glob("events*")) and (places[1] / "best.pt").is_file()
     assert "14 of 546 train samples, 14 of 78 val samples, 156 of 156 test samples" in capsys.readouterr().out
     shutil.rmtree(paths.TRAINING)
-    assert finetune.new_folder(config).name == f"{places[1].name}-v1", "what is left of the first run is not taken up"
+    assert folders.new_folder(config).name == f"{places[1].name}-v1", "what is left of the first run is not taken up"
 
 
 # ------------------------------------------------------------------------------------------------- data
@@ -187,7 +216,7 @@ def opened(**changes):
 def test_a_folder_of_images_and_its_labels(folder):
     (folder / "train" / ".ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
-    assert (data.labels, data.dataset, data.data_source) == (("cat", "dog"), "pets", "imagefolder")
+    assert (data.labels, data.data_source, small(root=str(folder)).dataset) == (("cat", "dog"), "imagefolder", "pets")
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
     tensor, label = data.splits["train"][0, 0]
     assert (tuple(tensor.shape), label.tolist()) == ((3, 16, 16), [0])

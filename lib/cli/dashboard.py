@@ -52,7 +52,7 @@ def _dashboard(options: argparse.Namespace) -> int:
         print(f"{url}  (token: {token_file or 'DASHBOARD_TOKEN'})", flush=True)
         if sys.stdout.isatty():  # for a person, and in no log
             print(f"log in: {url}/login?token={quote(token, safe='')}", flush=True)
-        threading.Thread(target=import_module, args=("lib.finetune.finetune",), daemon=True).start()  # for the first queued run
+        threading.Thread(target=import_module, args=("lib.finetune.finetune",), daemon=True).start()  # for a name not known
         with contextlib.nullcontext() if options.no_agent else _agent(url, token):
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end

@@ -51,7 +51,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     """Check a configuration of a fine-tune or of a notebook; FieldsError names every wrong field."""
     if "notebook" in values:
         return _check_notebook(values)
-    from lib.finetune import networks
+    from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
     secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
@@ -65,7 +65,7 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     if refused := secrets | outside | bounds:
         raise FieldsError(refused)
     try:
-        networks.check(config)
+        folders.check(config)
     except InputError as error:
         raise FieldsError({"config": str(error)}) from None
     facts = config.model_dump(include={"monitor_metric", "monitor_mode", "epochs", "seed"})

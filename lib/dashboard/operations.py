@@ -230,7 +230,7 @@ def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path
     if checked.kind == "notebook":
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.name).strip("._-")[:80] or "run"
         return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
-    from lib.finetune import config as finetune_config
-    from lib.finetune import finetune
+    from lib.finetune import folders
+    from lib.finetune.config import TrainConfig
 
-    return finetune.new_folder(finetune_config.TrainConfig(**checked.values))
+    return folders.new_folder(TrainConfig(**checked.values))

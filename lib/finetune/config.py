@@ -8,17 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 
 from lib import files, paths, store
-from lib.config.base import NUMBER, Count, Positive, Seed, Strict, Threads
+from lib.config.base import Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
 from lib.errors import InputError, choices
+from lib.work import medmnist_files
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-_DTYPE_NAMES = {**{name: name for name in DTYPES}, **{name.removeprefix("torch."): name for name in DTYPES},
-                **{short: name for name, short in DTYPES.items()}}
+_DTYPE_NAMES = {other: name for name, short in DTYPES.items() for other in (short, name.removeprefix("torch."))}
 _USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the libraries of losses and metrics
-Rate = Annotated[float, NUMBER, Field(gt=0, le=1e3)]
-Share = Annotated[float, NUMBER, Field(ge=0, le=1)]
-Amount = Annotated[float, NUMBER, Field(ge=0, le=1e6)]
+Amount = number(0, 1e6)
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
 OUTSIDE = "experiments/"  # of places that are not in the run's folder
 _LOSSES = {"CE": "cross_entropy"}  # the original's names
@@ -71,15 +69,15 @@ class TrainConfig(Strict):
     model_flavour: Place
     loss_name: Annotated[str, BeforeValidator(lambda value: _LOSSES.get(str(value), value)), AfterValidator(_loss)]
     batch_size: Positive = 256
-    num_workers: Annotated[int, NUMBER, Field(ge=0, le=256)] = 4
-    prefetch_factor: Annotated[int, NUMBER, Field(ge=1, le=1024)] = 4
+    num_workers: whole(0, 256) = 4
+    prefetch_factor: whole(1, 1024) = 4
     persistent_workers: bool = False
     epochs: Positive = 10
     optimizer: Literal["adam", "adamw"] = "adam"
-    lr: Rate = 1e-3
+    lr: number(above=0, most=1e3) = 1e-3
     weight_decay: Amount = 0.05
     max_grad_norm: Amount = 1.0
-    warmup_ratio: Share = 0.05
+    warmup_ratio: number(0, 1) = 0.05
     grad_accum_steps: Positive = 1
     seed: Seed = 42
     autocast_dtype: Annotated[Literal[*DTYPES], BeforeValidator(_dtype)] = "torch.bfloat16"
@@ -93,7 +91,7 @@ class TrainConfig(Strict):
     monitor_metric: str = "val_acc@1"
     monitor_mode: Annotated[Literal["max", "min"], Field(validate_default=True)] = "max"
     save_per_epoch_checkpoint: bool = False
-    max_datapoints_per_class: Positive | Annotated[tuple[Positive, ...], Field(min_length=1)] = 10_000
+    max_datapoints_per_class: Positive | some(Positive) = 10_000
 
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
     gpu_batch_aug: bool = False
@@ -102,7 +100,7 @@ class TrainConfig(Strict):
     label2id: dict[str, Count] | None = None
     id2label: dict[Count, str] | None = None
 
-    image_size: Annotated[int, NUMBER, Field(ge=0, le=2048)] = 0  # 0: the model's own
+    image_size: whole(0, 2048) = 0  # 0: the model's own
     device: str = "auto"
     threads: Threads = 0
     channels_last: bool = False
@@ -149,6 +147,26 @@ class TrainConfig(Strict):
     def precision(self) -> str:
         """Return the short name of ``autocast_dtype``."""
         return DTYPES[self.autocast_dtype]
+
+    @property
+    def medmnist(self) -> str:
+        """Return the MedMNIST dataset that ``root`` names, empty for a folder; InputError for one that does not exist."""
+        source, _, name = self.root.partition(":")
+        if source not in ("medmnist", "synthetic"):
+            return ""
+        if name not in medmnist_files.info():
+            raise InputError(f"root {self.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
+        return name
+
+    @property
+    def image_folder(self) -> Path:
+        """Return the folder that ``root`` names."""
+        return paths.ROOT / Path(self.root).expanduser()
+
+    @property
+    def dataset(self) -> str:
+        """Return the short name of the dataset, such as pathmnist."""
+        return self.medmnist or self.image_folder.resolve().name
 
     def folders(self, run: Path) -> tuple[Path, Path]:
         """Return the folders of TensorBoard's files and of the checkpoints of a run in the folder ``run``."""

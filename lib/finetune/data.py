@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lib import files, paths
+from lib import files
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
@@ -32,17 +32,14 @@ class Samples(torch.utils.data.Dataset):
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, np.ndarray]:
         epoch, index = key
-        before = torch.get_rng_state() if self._random else None
         try:
-            if self._random:
-                text = f"{self._seed} {epoch} {index}".encode()
-                torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
-            inputs, label = self.pictures[index]
+            with torch.random.fork_rng(devices=(), enabled=self._random):
+                if self._random:
+                    text = f"{self._seed} {epoch} {index}".encode()
+                    torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+                inputs, label = self.pictures[index]
         except (OSError, SyntaxError) as error:  # PIL's, of a damaged picture
             raise InputError(f"{self.pictures.root}: picture {index} cannot be read: {error}") from None
-        finally:
-            if before is not None:
-                torch.set_rng_state(before)
         return inputs, self._ordered(np.atleast_1d(label))
 
     @property
@@ -65,37 +62,22 @@ class Data:
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
     labels: tuple[str, ...]
-    dataset: str
     data_source: str
     note: str
 
 
-def _workload(config: TrainConfig, size: int) -> Workload | None:
-    """Return the workload that names a MedMNIST dataset, None for a folder."""
-    source, _, name = config.root.partition(":")
-    if source not in ("medmnist", "synthetic"):
-        return None
-    if name not in medmnist_files.info():
-        raise InputError(f"root {config.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
-    return Workload(id="finetune", dataset=name, size=max(8, size), model=config.model_flavour, batch_size=config.batch_size)
-
-
-def _folder(config: TrainConfig) -> Path:
-    return paths.ROOT / Path(config.root).expanduser()
-
-
-def dataset_name(config: TrainConfig) -> str:
-    """Return the short name of the dataset, such as pathmnist."""
-    workload = _workload(config, 8)
-    return workload.dataset if workload else _folder(config).resolve().name
+def _workload(config: TrainConfig, size: int) -> Workload:
+    """Return the workload of a MedMNIST dataset."""
+    return Workload(id="finetune", dataset=config.medmnist, size=max(8, size), model=config.model_flavour,
+                    batch_size=config.batch_size)
 
 
 def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Facts]:
     """Return the dataset's own names of its classes, and its facts; InputError where it is missing or no such folder."""
-    if workload := _workload(config, 8):
-        table = medmnist_files.info()[workload.dataset]["label"]
-        return tuple(table[str(index)] for index in range(len(table))), datasets.facts(workload)
-    folder = _folder(config)
+    if config.medmnist:
+        table = medmnist_files.info()[config.medmnist]["label"]
+        return tuple(table[str(index)] for index in range(len(table))), datasets.facts(_workload(config, 8))
+    folder = config.image_folder
     for split in ("train", "val"):
         if not (folder / split).is_dir():
             raise InputError(f"root {config.root!r}: {folder / split} is no folder; a dataset has train/ and val/, perhaps "
@@ -114,7 +96,8 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     """Open all splits for a model; InputError for what is missing, damaged, or does not fit the labels of the config."""
     labels, order = _labels(config, names)
     jitter = {split: Prepare(inputs, config.cpu_color_jitter and split == "train") for split in medmnist_files.SPLITS}
-    if workload := _workload(config, inputs.size):
+    if config.medmnist:
+        workload = _workload(config, inputs.size)
         opened = datasets.open_splits(workload, config.root.partition(":")[0], "native")
         pictures, source, note = opened.splits, opened.data_source, opened.note
         if datasets.facts(workload).spatial == 2:
@@ -128,7 +111,7 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     splits = {split: Samples(images, config.seed, order) for split, images in pictures.items()}
     indices = {split: capped(samples.labels, len(labels), config.max_datapoints_per_class, config.seed)
                if split in config.capped_splits else list(range(len(samples))) for split, samples in splits.items()}
-    return Data(splits, indices, labels, dataset_name(config), source, note)
+    return Data(splits, indices, labels, source, note)
 
 
 def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
@@ -154,8 +137,8 @@ def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict
                 raise InputError(f"{directory} has classes that train/ has not: {choices(unknown)}; that has: {choices(names)}")
             return list(names), {name: index for index, name in enumerate(names)}
 
-    splits = {split: Folder(str(_folder(config) / split), transforms[split], allow_empty=True)
-              for split in medmnist_files.SPLITS if (_folder(config) / split).is_dir()}
+    splits = {split: Folder(str(config.image_folder / split), transforms[split], allow_empty=True)
+              for split in medmnist_files.SPLITS if (config.image_folder / split).is_dir()}
     if empty := [split for split, images in splits.items() if not images.imgs]:
         raise InputError(f"root {config.root!r}: {choices(empty)} hold no pictures")
     return splits

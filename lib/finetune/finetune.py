@@ -1,60 +1,15 @@
-"""Runs by name: the folder of a run, the run to resume, and several runs one after another."""
+"""Runs one after another, each in its own folder, new or resumed."""
 
-import os
-import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from lib import files, paths, store
 from lib.errors import InputError, choices, is_out_of_memory
-from lib.finetune import networks, run
+from lib.finetune import folders, networks, run
 from lib.finetune.config import TrainConfig
-from lib.finetune.data import dataset_name, names_and_facts
+from lib.finetune.data import names_and_facts
 from lib.finetune.devices import processes
 
-_LONGEST_NAME, _SHOWN = 200, 4
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._@-]+", "_", text).strip("._") or "run"
-
-
-def run_name(config: TrainConfig) -> str:
-    """Return ``{model}__{loss}__{pretrained|scratch}{suffix}``, or the config's own ``run_name``, as a file name."""
-    start = "pretrained" if config.load_pretrained else "scratch"
-    base = f"{_plain(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
-    return _plain(config.run_name or base)[:_LONGEST_NAME]
-
-
-def _of_dataset(config: TrainConfig) -> Path:
-    return paths.TRAINING / _plain(dataset_name(config))
-
-
-def new_folder(config: TrainConfig) -> Path:
-    """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
-    name, version = run_name(config), 0
-    files.folder(_of_dataset(config))
-    while True:
-        folder = _of_dataset(config) / (f"{name}-v{version}" if version else name)
-        version += 1
-        if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
-            continue
-        with files.writing(folder):
-            try:
-                os.mkdir(folder)  # of two runs at the same moment one makes it
-            except FileExistsError:
-                continue
-        run.stored_config(folder, config)
-        return folder
-
-
-def newest(config: TrainConfig) -> Path | None:
-    """Return the folder of the newest run of exactly this config, None where there is none."""
-    name = re.compile(re.escape(run_name(config)) + r"(-v(\d+))?")
-    versions = {int(match[2] or 0): folder for folder in _of_dataset(config).glob("*") if (match := name.fullmatch(folder.name))
-                and (folder / run.CONFIG).exists() and store.read_json(folder / run.CONFIG) == config.content()}
-    return versions[max(versions)] if versions else None
+_SHOWN = 4  # metrics of a test that an ending names
 
 
 def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[str, Any]]:
@@ -77,7 +32,7 @@ def ending(summary: Mapping[str, Any]) -> str:
 def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
     with processes(config.device) as (together, device):
         networks.network(config, names_and_facts(config)[1])  # before there is a folder
-        folder = together.shared((resume and newest(config)) or new_folder(config) if together.first else None)
+        folder = together.shared((resume and folders.newest(config)) or folders.new_folder(config) if together.first else None)
         if together.first:
             print(folder, flush=True)
         try:

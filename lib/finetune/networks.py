@@ -24,9 +24,8 @@ _FOLDER_SIZE, _MEDMNIST_SIZE = 224, 28
 
 @dataclass(frozen=True)
 class Network:
-    """A model that can be built for classes of given names, and its inputs; ``name`` is short."""
+    """A model that can be built for classes of given names, and its inputs."""
 
-    name: str
     inputs: Inputs
     build: Callable[[tuple[str, ...]], nn.Module]
 
@@ -45,13 +44,6 @@ def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     return resolved
 
 
-def check(config: TrainConfig) -> None:
-    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked."""
-    facts = data.names_and_facts(config)[1] if ":" in config.root else datasets.Facts(3, 2, 2, False, (0, 0, 0))
-    if "/" not in config.model_flavour:
-        network(config, facts)
-
-
 def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), device_type: str = "cpu") -> Loop:
     """Capture a config's training step (train) and evaluated batch (infer) on a device type, for the cost models.
 
@@ -61,12 +53,11 @@ def captured(config: TrainConfig, modes: tuple[str, ...] = ("train", "infer"), d
     names, facts = data.names_and_facts(config)
     resolved = network(config, facts)
     sample = (resolved.inputs.channels, *[resolved.inputs.size] * facts.spatial)
-    built = networks.Network(resolved.name, lambda: resolved.build(config.labels or names), (config.batch_size, *sample))
+    built = networks.Network(config.model_flavour, lambda: resolved.build(config.labels or names), (config.batch_size, *sample))
     dtype = dtypes.torch_name(config.precision)
     works = {mode: work.captured(built, mode, dtype, config.channels_last, device_type) for mode in modes}
-    source, _, dataset = config.root.partition(":")
-    resized = source not in ("medmnist", "synthetic") or \
-        medmnist_files.native_size(dataset, resolved.inputs.size, "native") != resolved.inputs.size
+    resized = not config.medmnist or \
+        medmnist_files.native_size(config.medmnist, resolved.inputs.size, "native") != resolved.inputs.size
     return Loop(works, resized, Recipe(config.optimizer, config.num_workers, config.grad_accum_steps))
 
 
@@ -74,7 +65,7 @@ def _scratch(config: TrainConfig, facts: datasets.Facts) -> Network:
     name, size = config.model_flavour, config.image_size or (_MEDMNIST_SIZE if ":" in config.root else _FOLDER_SIZE)
     if config.load_pretrained:
         raise InputError(f"model_flavour {name!r} has no pretrained weights; set load_pretrained to false")
-    return Network(name, Inputs(facts.channels, size),
+    return Network(Inputs(facts.channels, size),
                    lambda labels: _headed(models.build(name, facts.channels, len(labels), facts.spatial, size), config))
 
 
@@ -96,7 +87,7 @@ def _torchvision(config: TrainConfig) -> Network:
         name_of_head, head = _head(model)
         model.set_submodule(name_of_head, nn.Linear(head.in_features, len(labels)))
         return _headed(model, config)
-    return Network(name, inputs, build)
+    return Network(inputs, build)
 
 
 def _head(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -145,7 +136,7 @@ def _hugging_face(config: TrainConfig) -> Network:
         raise InputError(f"model_flavour {name!r} cannot be read ({one_line(error, 400)}); name a folder that holds it, or a "
                          "model of the hub that this machine can reach") from None
     inputs = _processed(where, stated, token, config)
-    return Network(name, inputs, lambda labels: _built(config, where, token, labels))
+    return Network(inputs, lambda labels: _built(config, where, token, labels))
 
 
 def _processed(where: str, stated, token: str | None, config: TrainConfig) -> Inputs:

@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
 from lib.finetune.devices import ALONE, Prefetched, Processes
+from lib.finetune.folders import stored_config
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
 from lib.finetune.tensorboard import Log, resumed
 from lib.finetune.transforms import gpu_augmentation
@@ -28,11 +29,11 @@ from lib.measure.energy.windows import Recorder
 from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
-from lib.work import datasets, losses, weights
+from lib.work import losses, weights
 from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_everything
 from lib.work.workloads import Task
 
-CONFIG, SUMMARY, PROFILE = "train_config.json", "summary.json", "profile.csv"
+SUMMARY, PROFILE = "summary.json", "profile.csv"
 _LOSS = "val_loss"
 _FETCH_S = 0.5  # between two fetches of values from the device
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
@@ -61,21 +62,10 @@ def _task(config: TrainConfig, folder: Path) -> tuple[FinetuneTask, run_data.Dat
     names_there, facts = run_data.names_and_facts(config)
     network = networks.network(config, facts)
     data = run_data.open_data(config, network.inputs, names_there)
-    facts = datasets.Facts(network.inputs.channels, len(data.labels), facts.spatial, facts.multi_label, facts.samples)
-    workload = Workload.model_construct(id=folder.name, dataset=data.dataset, size=network.inputs.size, model=network.name,
-                                        batch_size=config.batch_size)
+    facts = replace(facts, channels=network.inputs.channels, classes=len(data.labels))
+    workload = Workload.model_construct(id=folder.name, dataset=config.dataset, size=network.inputs.size,
+                                        model=config.model_flavour, batch_size=config.batch_size)
     return FinetuneTask(workload, facts, network, data.labels, config.loss_name), data
-
-
-def stored_config(folder: Path, config: TrainConfig) -> None:
-    """Write ``train_config.json`` into a new folder; InputError where it holds a run of another config, and in which fields."""
-    path = folder / CONFIG
-    if not path.exists():
-        store.write_json(config.content(), path)
-    elif (before := store.read_json(path)) != config.content():
-        stored = before if isinstance(before, dict) else {}
-        differing = [name for name, value in config.content().items() if stored.get(name) != value]
-        raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
 
 
 class _Step(NamedTuple):
@@ -200,15 +190,12 @@ class Run:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Open the log and the profile, which the first process writes, and close them."""
-        if not self.processes.first:
-            yield
-            return
         with ExitStack() as stack:
-            self.log = Log(self.folder, self.position.batches, self.config.folders(self.folder)[0])
-            stack.callback(self.log.close)
-            if self.config.profile:
-                self._profile = self._open_profile()
-                stack.callback(self._profile.close)
+            if self.processes.first:
+                self.log = stack.enter_context(closing(Log(self.folder, self.position.batches,
+                                                           self.config.folders(self.folder)[0])))
+                if self.config.profile:
+                    self._profile = stack.enter_context(closing(self._open_profile()))
             yield
 
     def _open_profile(self) -> store.Appender:
@@ -321,7 +308,7 @@ class Run:
             self._publish(evaluation, self.config.epochs - 1)
         history = position.history
         summary = plain({
-            "run": self.folder.name, "dataset": self.data.dataset, "labels": self.data.labels, "folder": str(self.folder),
+            "run": self.folder.name, "dataset": self.config.dataset, "labels": self.data.labels, "folder": str(self.folder),
             "monitor": self.config.monitor_metric, "best_value": position.best, "best_epoch": position.best_epoch,
             "epochs": len(history), "batches": position.batches, "optimizer_steps": position.steps,
             "train_s": sum(record["train_s"] for record in history), "history": history, "test": tested,

@@ -38,11 +38,8 @@ class Prepare:
         """Return the tensor; random changes draw from torch's generator."""
         size, side = self._inputs.size, min(picture.size)
         picture = picture.convert("L" if self._inputs.channels == 1 else "RGB")
-        if picture.width != picture.height:
-            left, top = (picture.width - side) // 2, (picture.height - side) // 2
-            picture = picture.crop((left, top, left + side, top + side))
-        if side != size:
-            picture = picture.resize((size, size), self._inputs.resample)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        picture = picture.crop((left, top, left + side, top + side)).resize((size, size), self._inputs.resample)
         if self.random:
             picture = self._jitter(picture)
         array = np.array(picture, dtype=np.float32).reshape(size, size, -1)

@@ -1,7 +1,6 @@
 """What a TensorRT engine says of its layers (engine information, trtexec's graph): shapes, kernels, types, exact work."""
 
 from collections import Counter
-from dataclasses import dataclass
 from math import isnan, nan, prod
 from pathlib import Path
 from typing import Annotated
@@ -138,22 +137,17 @@ class Layer(_Read):
         return _element_type(self.inputs[0].format) if self.inputs else ""
 
 
-class _File(_Read):
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _named_once(self) -> "_File":
-        name, count = Counter(layer.name for layer in self.layers).most_common(1)[0]
-        require(count == 1, f"layer {name!r} is there twice")
-        return self
-
-
-@dataclass(frozen=True)
-class Engine:
+class Engine(_Read):
     """The layers of an engine in the order in which they run, and the file that they were read from."""
 
     path: Path
-    layers: tuple[Layer, ...]
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _named_once(self) -> "Engine":
+        name, count = Counter(layer.name for layer in self.layers).most_common(1)[0]
+        require(count == 1, f"layer {name!r} is there twice")
+        return self
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,4 +169,4 @@ def read(path: Path) -> Engine:
     layers = content.get("Layers")
     if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")
-    return Engine(path, build(_File, content, str(path)).layers)
+    return build(Engine, {**content, "Path": path}, str(path))

@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import io
 import math
 import os
+import runpy
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -24,11 +26,11 @@ _SYNTHETIC_MB = 64
 _SYNTHETIC_VERSION = 1
 
 
+@cache
 def info() -> dict[str, dict]:
-    """Return medmnist's own table of its datasets, by flag."""
-    from medmnist import INFO
-
-    return INFO
+    """Return medmnist's own table of its datasets, by flag; it is a file alone, since the package loads torch."""
+    (package,) = importlib.util.find_spec("medmnist").submodule_search_locations
+    return runpy.run_path(f"{package}/info.py")["INFO"]
 
 
 def published(dataset: str, native: int) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from lib.errors import InputError, choices
 from lib.finetune import finetune, networks, run
 from lib.finetune.checkpoints import BEST, LAST
 from lib.finetune.config import TrainConfig, load_configs
+from lib.finetune.folders import CONFIG
 from lib.finetune.metrics import Evaluation
 from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
@@ -105,7 +106,7 @@ def read(folder: Path, note: str) -> Study:
     rows, facts = store.read_all([], "profile"), {}
     if (folder / run.PROFILE).is_file():
         rows, facts = store.read(folder / run.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
-    return Study(load(TrainConfig, folder / run.CONFIG), summary, store.read(folder / HISTORY, "history"), rows, evaluations,
+    return Study(load(TrainConfig, folder / CONFIG), summary, store.read(folder / HISTORY, "history"), rows, evaluations,
                  facts, " ".join(filter(None, (note, facts.get("data_note")))))
 
 

@@ -57,7 +57,7 @@ def recovered(recorded: Recorded) -> pd.DataFrame:
         return pd.DataFrame()
     means = recorded.layerwise.groupby("layer_name", sort=False)
     times = recorded.times
-    watts = baselines.original_window_means(times["start_s"].to_numpy(), times["end_s"].to_numpy(), recorded.log)
+    watts = baselines.original_window_means(times["end_s"].to_numpy(), recorded.log)
     table = pd.DataFrame({"power_w": means[_EXCLUDING].mean() / 1e6, "windows": means[_EXCLUDING].count(),
                           "runtime_ms": means["layer_run_time"].median(),
                           "original_w": pd.Series(watts).groupby(times["layer_name"]).mean() - recorded.idle_w})

@@ -6,8 +6,8 @@ import pandas as pd
 from lib.measure.energy.power_log import PowerLog
 
 
-def original_window_means(start_s: np.ndarray, end_s: np.ndarray, log: PowerLog) -> np.ndarray:
-    """Return mean watts of windows as the original study brought power to layers in November 2024.
+def original_window_means(end_s: np.ndarray, log: PowerLog) -> np.ndarray:
+    """Return mean watts of windows, by their ends, as the original study brought power to layers in November 2024.
 
     It took the samples that no window before had taken up to a window's end, also those before its start, and wrote 0 where
     there was none. Source: fuzzylabs, edge-vision-power-estimation (Apache-2.0).

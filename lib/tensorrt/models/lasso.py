@@ -9,22 +9,16 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from lib.tensorrt.recordings.dataset import ORIGINAL
+from lib.tensorrt.recordings.dataset import FEATURES
 
-_NO_FEATURES = ("power", "runtime", "layer_name")
-_FOLDS, _LEAST_ROWS, _LEAST = 10, 5, 1e-3
+_DEGREE, _FOLDS, _LEAST_ROWS, _LEAST = 3, 10, 5, 1e-3
 _INPUT, _OUTPUT = ("input_size_0 input_size_1 input_size_2", "output_size_0 output_size_1 output_size_2")
 _CORRECTED = {"convolutional": ("flops",), "pooling": ("flops",)}
 _SPECIAL = {"convolutional": tuple(f"{_INPUT} kernel_0 kernel_1 output_size_2{batch}" for batch in ("", " batch_size")),
             "pooling": tuple(f"{term} batch_size" for term in (_INPUT, _OUTPUT, f"{_INPUT} kernel_0 kernel_1"))}
 
 
-def columns(kind: str) -> list[str]:
-    """Return the columns that the original made its features of."""
-    return [name for name in ORIGINAL[kind] if name not in _NO_FEATURES]
-
-
-def fit(table: pd.DataFrame, target: str, degree: int = 3, corrected: bool = True) -> dict[str, float]:
+def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> dict[str, float]:
     """Return the weights of a kind's terms: polynomial and special ones, scaled, LassoCV. Of fewer than 5 rows, their mean.
 
     A term is a product of columns, their names with blanks between; ``1`` is the intercept. ``corrected`` puts the FLOPs in
@@ -38,8 +32,9 @@ def fit(table: pd.DataFrame, target: str, degree: int = 3, corrected: bool = Tru
     value, kind = table[target].to_numpy(float), str(table["kind"].iloc[0])
     if len(table) < _LEAST_ROWS:
         return {"1": float(value.mean())}
-    powers = PolynomialFeatures(degree).fit(table[columns(kind)]).powers_
-    terms = [" ".join(np.repeat(columns(kind), row)) or "1" for row in powers]
+    features = list(FEATURES[kind])
+    powers = PolynomialFeatures(_DEGREE).fit(table[features]).powers_
+    terms = [" ".join(np.repeat(features, row)) or "1" for row in powers]
     terms += (_CORRECTED if corrected else _SPECIAL).get(kind, ())
     x, groups = _products(table, terms), table["network"]
     folds = min(_FOLDS, groups.nunique())

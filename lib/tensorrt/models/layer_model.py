@@ -14,11 +14,13 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from lib.config.base import Strict
+from lib.config.base import Strict, number
 from lib.errors import InputError, choices
 from lib.predict.model_file import Count, Format, NotNegative, Saved, require
+from lib.predict.networks import sums
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import lasso
+from lib.tensorrt.recordings.dataset import FEATURES
 
 TARGETS = ("runtime", "power")
 LEARNERS = PHYSICS, LASSO = ("physics", "lasso")
@@ -35,9 +37,9 @@ def work(table: pd.DataFrame) -> np.ndarray:
     """
     half = (table["dtype"] != "FP32").to_numpy(float)
     pooled, grouped = (table["kind"] == "pooling").to_numpy(float), (table["groups"] > 1).to_numpy(float)
-    gemm, gflop = (1 - pooled) * (1 - grouped), table["flops"].to_numpy(float) / 1e9
-    weights, moved = table["weight_bytes"].to_numpy(float) / 1e6, table["bytes"].to_numpy(float) / 1e6
-    reduction = gemm * table["flops"].to_numpy(float) / (2 * table["output_size"].to_numpy(float)) / 1e3
+    flops, moved, weights, outputs = table[["flops", "bytes", "weight_bytes", "output_size"]].to_numpy(float).T
+    gemm, gflop, moved, weights = (1 - pooled) * (1 - grouped), flops / 1e9, moved / 1e6, weights / 1e6
+    reduction = gemm * flops / (2 * outputs) / 1e3
     runtime = table["runtime"].to_numpy(float) if "runtime" in table else np.full(len(table), np.nan)
     return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped,
                             gflop * pooled, moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
@@ -51,7 +53,7 @@ class Setting(Strict):
 
     learner: Literal[LEARNERS] = PHYSICS
     together: bool = True
-    relative: Annotated[float, Field(ge=0, le=1)] = 1.0
+    relative: number(0, 1) = 1.0
     without: tuple[Literal[TERMS[1:-1]], ...] = ()
 
 
@@ -92,7 +94,7 @@ class LayerModel(Saved):
             require(set(self.rates) == set(TERMS) and min(self.rates.values()) >= 0,
                     f"rates are of {choices(TERMS)}, and none is negative")
         else:
-            names = ["1", "flops", *lasso.columns(self.kind)]
+            names = ["1", "flops", *FEATURES[self.kind]]
             require(self.rates and {*" ".join(self.rates).split()} <= {*names}, f"rates are of products of {choices(names)}")
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -138,12 +140,11 @@ def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
 
 def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
     """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
-    names, predicted = table["network"].to_numpy(), np.full(len(table), np.nan)
-    for name in np.unique(names):
-        test = names == name
-        train = _taught(table[~test if not test.all() else test], kind, setting)
-        predicted[test] = _value(table[test], _rates(train, target, setting), target, setting)
-    return predicted
+    def predict(test: np.ndarray) -> np.ndarray:
+        train = _taught(table[test if test.all() else ~test], kind, setting)
+        return _value(table[test], _rates(train, target, setting), target, setting)
+
+    return sums.held_out(sums.each(table["network"]), predict)
 
 
 def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:

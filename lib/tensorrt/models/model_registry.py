@@ -97,20 +97,24 @@ class Registry:
         if alias:
             _check(_ALIAS, alias, "alias")
         with self._writing() as client, tempfile.TemporaryDirectory() as scratch:
-            content = model.save(Path(scratch) / ARTIFACT).read_bytes()
-            tags, parameters, metrics = _facts(store.read_json(Path(scratch) / ARTIFACT))
-            tags["sha256"] = hashlib.sha256(content).hexdigest()
-            run = self._run(client, name, tags, parameters, metrics)
+            path = model.save(Path(scratch) / ARTIFACT)
+            tags, parameters, metrics = _facts(store.read_json(path))
+            tags["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+            run = client.create_run(self._experiment(client), run_name=name, tags=tags).info
+            for key, value in parameters.items():
+                client.log_param(run.run_id, key, value)
+            for key, value in metrics.items():
+                client.log_metric(run.run_id, key, value)
             if self.file:
-                files.create(files.folder(self._artifact(run.info.run_id).parent) / ARTIFACT, content)
+                files.create(files.folder(self._artifact(run.run_id).parent) / ARTIFACT, path.read_bytes())
             else:
-                client.log_artifact(run.info.run_id, str(Path(scratch) / ARTIFACT))
-            if name not in self._names(client):
+                client.log_artifact(run.run_id, str(path))
+            if name not in self._models(client):
                 client.create_registered_model(name)
             described = choices(f"{key} {value:.4g}" for key, value in metrics.items())
-            number = int(client.create_model_version(name, f"{run.info.artifact_uri}/{ARTIFACT}", run.info.run_id, tags=tags,
+            number = int(client.create_model_version(name, f"{run.artifact_uri}/{ARTIFACT}", run.run_id, tags=tags,
                                                      description=described).version)
-            client.set_terminated(run.info.run_id)
+            client.set_terminated(run.run_id)
             if alias:
                 client.set_registered_model_alias(name, alias, str(number))
             return number
@@ -118,7 +122,7 @@ class Registry:
     def check(self) -> None:
         """Raise InputError where nothing could be registered; a database that is not there yet is made."""
         with self._writing() as client:
-            self._names(client)
+            self._models(client)
 
     def set_alias(self, name: str, alias: str, number: int) -> None:
         """Let an alias name a version, instead of the one that it named before."""
@@ -130,10 +134,11 @@ class Registry:
     def versions(self, name: str = "") -> list[Version]:
         """Return every version of a model, or of all of them, by name and number."""
         with self._reading() as client:
-            names = self._names(client)
-            if name and name not in names:
-                raise self._unknown(name, names)
-            return [self._row(client, entry) for each in ([name] if name else names) for entry in self._numbered(client, each)]
+            return [Version(entry.name, number, tuple(sorted(alias for alias, named in model.aliases.items()
+                                                             if int(named) == number)),
+                            dict(entry.tags), dict(client.get_run(entry.run_id).data.metrics))
+                    for model in self._models(client, name or None).values()
+                    for number, entry in _numbered(client, model.name).items()]
 
     def load(self, name: str, version: int | str = CHAMPION) -> LayerModel:
         """Return a model by its name, and number or alias; InputError names the choices."""
@@ -152,46 +157,28 @@ class Registry:
 
     # -------------------------------------------------------------------------------------------- MLflow
 
-    def _run(self, client, name: str, tags: dict[str, str], parameters: dict[str, Any], metrics: dict[str, float]):
-        """Return a new run that holds what a model's file says: what MLflow's page shows and compares."""
+    def _experiment(self, client) -> str:
+        """Return the experiment whose runs hold what the models' files say: what MLflow's page shows and compares."""
         experiment = client.get_experiment_by_name(EXPERIMENT)
         place = (self.file.parent / "artifacts").absolute().as_uri() if self.file else None
-        number = experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, place)
-        run = client.create_run(number, run_name=name, tags=tags)
-        for key, value in parameters.items():
-            client.log_param(run.info.run_id, key, value)
-        for key, value in metrics.items():
-            client.log_metric(run.info.run_id, key, value)
-        return run
+        return experiment.experiment_id if experiment else client.create_experiment(EXPERIMENT, place)
 
     def _artifact(self, run_id: str) -> Path:
         """Return where the file of a version lies: beside the database, wherever that was moved, and nowhere else."""
         _check("[0-9a-f]{32}", run_id, f"run of {self.shown}")
         return self.file.absolute().parent / "artifacts" / run_id / "artifacts" / ARTIFACT
 
-    def _names(self, client) -> list[str]:
-        return sorted(model.name for model in _all_pages(client.search_registered_models))
-
-    def _numbered(self, client, name: str) -> list[Any]:
-        pages = _all_pages(client.search_model_versions, filter_string=f"name='{name}'")
-        return sorted(pages, key=lambda entry: int(entry.version))
-
-    def _row(self, client, entry) -> Version:
-        aliases = client.get_registered_model(entry.name).aliases
-        named = tuple(sorted(alias for alias, number in aliases.items() if int(number) == int(entry.version)))
-        return Version(entry.name, int(entry.version), named, dict(entry.tags), dict(client.get_run(entry.run_id).data.metrics))
-
-    def _unknown(self, name: str, names: list[str]) -> InputError:
-        return InputError(f"{self.shown} has no model {name!r}; it has: {choices(names) or 'none yet'}")
+    def _models(self, client, name: str | None = None) -> dict[str, Any]:
+        """Return the models by name, all or one, as MLflow has them; InputError lists them where there is none of a name."""
+        models = {model.name: model for model in _all_pages(client.search_registered_models)}
+        if name is not None and name not in models:
+            raise InputError(f"{self.shown} has no model {name!r}; it has: {choices(sorted(models)) or 'none yet'}")
+        return {each: models[each] for each in (sorted(models) if name is None else [name])}
 
     def _version(self, client, name: str, version: int | str) -> Any:
         """Return a version as MLflow has it, by number or alias."""
-        names = self._names(client)
-        if name not in names:
-            raise self._unknown(name, names)
-        numbers = {int(entry.version): entry for entry in self._numbered(client, name)}
-        aliases = {alias: int(number) for alias, number in client.get_registered_model(name).aliases.items()}
-        number = int(version) if str(version).isdecimal() else aliases.get(str(version))
+        aliases, numbers = self._models(client, name)[name].aliases, _numbered(client, name)
+        number = int(version) if str(version).isdecimal() else int(aliases.get(str(version), 0))
         if number not in numbers:
             raise InputError(f"{self.shown}: {name} has no version or alias {version!r}; it has versions "
                              f"{choices(numbers)}, aliases: {choices(sorted(aliases)) or 'none'}")
@@ -270,6 +257,12 @@ def _all_pages(search, **options) -> Iterator[Any]:
         yield from page
         if not (token := page.token):
             return
+
+
+def _numbered(client, name: str) -> dict[int, Any]:
+    """Return the versions of a model as MLflow has them, by number."""
+    pages = _all_pages(client.search_model_versions, filter_string=f"name='{name}'")
+    return {int(entry.version): entry for entry in sorted(pages, key=lambda entry: int(entry.version))}
 
 
 def _client(uri: str):

@@ -1,7 +1,6 @@
 """Search for the settings of layer models with Optuna, on training networks alone; its study is kept in SQLite."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -38,6 +37,9 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
     The present setting is its first trial. The networks of ``settings.test`` are not looked at. Raises InputError where too
     few rows or networks are left, or where the storage cannot be used.
     """
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
     rows = layer_model.measured(training_rows(table, settings.test), target)
     of_kind = (rows["kind"] == kind).to_numpy()
     if not of_kind.any():
@@ -47,29 +49,17 @@ def search(table: pd.DataFrame, kind: str, target: str, device: str, settings: S
         predicted = layer_model.held_out(rows, kind, target, _suggested(trial))[of_kind]
         return score(rows.loc[of_kind, target], predicted)["rmspe"]
 
-    with _stored(storage):
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        files.folder(storage.parent)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    files.folder(storage.parent)
+    try:
         study = optuna.create_study(storage=f"sqlite:///{storage}", study_name=f"{device} {target} {kind}",
                                     load_if_exists=True, sampler=optuna.samplers.TPESampler(seed=seed))
         if not study.trials:
             study.enqueue_trial(_parameters(settings.of(target, kind)))
         study.optimize(objective, n_trials=trials)
-    return study
-
-
-@contextmanager
-def _stored(storage: Path) -> Iterator[None]:
-    """Turn what Optuna (RuntimeError: the storage is of another version) and its database raise into an InputError."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (StorageInternalError, SQLAlchemyError, RuntimeError) as error:
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError, RuntimeError) as error:  # the last: of another version
         raise InputError(f"{storage} cannot be used as Optuna's storage: {str(error).splitlines()[0]}; move it away") from None
+    return study
 
 
 def _suggested(trial) -> Setting:
@@ -85,9 +75,7 @@ def _parameters(setting: Setting) -> dict[str, bool | float]:
 
 def best(study) -> Setting:
     """Return the setting of a study's best trial."""
-    import optuna
-
-    return _suggested(optuna.trial.FixedTrial(study.best_params))
+    return _suggested(study.best_trial)
 
 
 def write(settings: dict[tuple[str, str], Setting], path: Path = SETTINGS) -> Path:

@@ -29,11 +29,11 @@ _PLAIN_BYTES = 2  # of a number in tables without bytes: the original study's en
 _WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
 _TEXTS = ("layer_name", "dtype", "weights_dtype")
 _SPATIAL = (*(f"{side}_size_{axis}" for side in ("input", "output") for axis in range(3)), "kernel_0", "kernel_1")
-ORIGINAL = {
-    "convolutional": ("batch_size", *_SPATIAL, "padding_0", "padding_1", "stride_0", "stride_1", "power", "runtime",
-                      "layer_name"),
-    "pooling": ("batch_size", *_SPATIAL, "stride_0", "stride_1", "power", "runtime", "layer_name"),
-    "dense": ("batch_size", "input_size", "output_size", "power", "runtime", "layer_name")}
+FEATURES = {  # of the original study
+    "convolutional": ("batch_size", *_SPATIAL, "padding_0", "padding_1", "stride_0", "stride_1"),
+    "pooling": ("batch_size", *_SPATIAL, "stride_0", "stride_1"),
+    "dense": ("batch_size", "input_size", "output_size")}
+ORIGINAL = {kind: (*names, "power", "runtime", "layer_name") for kind, names in FEATURES.items()}
 OURS = ("groups", "dilation_0", "dilation_1", "dtype", "weights_dtype", "flops", "bytes", "weight_bytes", "power_n",
         "runtime_n")
 

@@ -96,8 +96,9 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
                                   datetime.fromtimestamp(offset_s + operators[position][2], UTC).strftime(STAMP)]
                                  for operators in passes] for position, layer in layers}
     log = _power(recorder, offset_s)
+    source = dataset.REPLAYED if recorder.meter.replayed else dataset.MEASURED
     facts = {**_settings(network, runs, device), "machine": machine.name(), "utc": store.utc_now(), **machine.ids(),
-             "power": _source(recorder.meter, log),
+             "power": source if log else dataset.NOT_MEASURED,
              "reason": recorder.meter.reason or ("" if log else "too few samples")}
     for name, content in ((dataset.ENGINE, {"Layers": [layer for _, layer in layers], "Bindings": []}),
                           (dataset.LATENCY, latencies), (dataset.RECORDING, facts)):
@@ -122,16 +123,8 @@ def _timed(network: Network, device: torch.device, runs: int, names: list[str]) 
     return passes[_WARMUP:]
 
 
-def _source(meter: meters.Meter, log: PowerLog | None) -> str:
-    if log is None:
-        return dataset.NOT_MEASURED
-    return dataset.REPLAYED if meter.replayed else dataset.MEASURED
-
-
 def _power(recorder: Recorder, offset_s: float) -> PowerLog | None:
-    """Return what a meter gave as a log, its clock that of the time stamps; None where there was no meter."""
-    if recorder.meter.reason:
-        return None
+    """Return what a meter gave as a log, its clock that of the time stamps; None where that is too little, or nothing."""
     trace = recorder.trace
     if max(np.isfinite(trace.power_w).sum(), np.isfinite(trace.counter_j).sum()) < LEAST_SAMPLES:
         return None

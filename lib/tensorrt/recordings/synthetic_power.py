@@ -29,13 +29,13 @@ def layer_w(read: Engine, times: pd.DataFrame) -> pd.Series:
     return STATIC_W + 1e-9 * pd.Series(picojoules) / median_ms
 
 
-def log(read: Engine, times: pd.DataFrame, seed: int = 0) -> PowerLog:
+def log(read: Engine, times: pd.DataFrame) -> PowerLog:
     """Return samples of the power at their moments: idle, and what the layer that runs then draws, with 2 % of noise."""
     runs = times.assign(drawn_w=times["layer_name"].map(layer_w(read, times))).dropna().sort_values("start_s")
     at_s = np.arange(runs["start_s"].min() - 0.1, runs["end_s"].max() + 0.1, PERIOD_S)
     running = pd.merge_asof(pd.DataFrame({"start_s": at_s}), runs, on="start_s")
     power_w = IDLE_W + running["drawn_w"].where(running["end_s"] >= at_s, 0.0).to_numpy()
-    return PowerLog(at_s, power_w * np.random.default_rng(seed).normal(1, _NOISE, len(at_s)).clip(0.5))
+    return PowerLog(at_s, power_w * np.random.default_rng(0).normal(1, _NOISE, len(at_s)).clip(0.5))
 
 
 def add(folder: Path) -> None:

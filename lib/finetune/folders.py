@@ -1,0 +1,93 @@
+"""Runs by name: whether data and model of a config exist, the folder of a run, and the run to resume. Loads no torch."""
+
+import os
+import re
+from pathlib import Path
+
+from lib import files, paths, store
+from lib.errors import InputError, choices
+from lib.finetune.config import TrainConfig
+
+_OURS = ("simple_cnn", "resnet18_2d")  # for pictures, from scratch
+_TORCHVISION = """
+    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
+    efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
+    efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf
+    regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf regnet_y_1_6gf
+    regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18 resnet34 resnet50
+    resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0 shufflenet_v2_x1_5
+    shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t swin_v2_b swin_v2_s swin_v2_t vgg11 vgg11_bn vgg13
+    vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32 wide_resnet101_2 wide_resnet50_2
+""".split()  # known without torchvision, which loads torch; ``networks`` knows others
+CONFIG = "train_config.json"
+_LONGEST_NAME = 200
+
+
+def check(config: TrainConfig) -> None:
+    """Raise InputError for a dataset or model that exists on no machine; folders and the hub are not checked.
+
+    Only names that are not known here load torch.
+    """
+    model, known = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
+    if (config.medmnist or ":" not in config.root) and (
+            "/" in model or model in known and not config.medmnist.endswith("3d")):
+        return
+    from lib.finetune import data, networks
+    from lib.work.datasets import Facts
+
+    facts = data.names_and_facts(config)[1] if ":" in config.root else Facts(3, 2, 2, False, (0, 0, 0))
+    if "/" not in model:
+        networks.network(config, facts)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._@-]+", "_", text).strip("._") or "run"
+
+
+def run_name(config: TrainConfig) -> str:
+    """Return ``{model}__{loss}__{pretrained|scratch}{suffix}``, or the config's own ``run_name``, as a file name."""
+    start = "pretrained" if config.load_pretrained else "scratch"
+    base = f"{_plain(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
+    return _plain(config.run_name or base)[:_LONGEST_NAME]
+
+
+def _of_dataset(config: TrainConfig) -> Path:
+    return paths.TRAINING / _plain(config.dataset)
+
+
+def new_folder(config: TrainConfig) -> Path:
+    """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
+    name, version = run_name(config), 0
+    files.folder(_of_dataset(config))
+    while True:
+        folder = _of_dataset(config) / (f"{name}-v{version}" if version else name)
+        version += 1
+        if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
+            continue
+        with files.writing(folder):
+            try:
+                os.mkdir(folder)  # of two runs at the same moment one makes it
+            except FileExistsError:
+                continue
+        stored_config(folder, config)
+        return folder
+
+
+def newest(config: TrainConfig) -> Path | None:
+    """Return the folder of the newest run of exactly this config, None where there is none."""
+    name = re.compile(re.escape(run_name(config)) + r"(-v(\d+))?")
+    versions = {int(match[2] or 0): folder for folder in _of_dataset(config).glob("*") if (match := name.fullmatch(folder.name))
+                and (folder / CONFIG).exists() and store.read_json(folder / CONFIG) == config.content()}
+    return versions[max(versions)] if versions else None
+
+
+def stored_config(folder: Path, config: TrainConfig) -> None:
+    """Write ``train_config.json`` into a new folder; InputError where it holds a run of another config, and in which fields."""
+    path = folder / CONFIG
+    if not path.exists():
+        store.write_json(config.content(), path)
+    elif (before := store.read_json(path)) != config.content():
+        stored = before if isinstance(before, dict) else {}
+        differing = [name for name, value in config.content().items() if stored.get(name) != value]
+        raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")
