@@ -305,7 +305,7 @@ def test_tables_grow_at_their_end_and_say_what_older_files_hold(table):
 def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch):
     path = appended(tmp_path / "cells.csv", [], "cells")
     before = path.read_bytes()
-    grown = (*tables.CELLS, columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
+    grown = (*tables.TABLES["cells"], columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
     monkeypatch.setitem(tables.TABLES, "cells", grown)
     with refused(r"missing columns \[more\]"):
         store.Appender(path, "cells", resume=True)
