@@ -263,7 +263,7 @@ def test_an_error_is_one_printable_line_of_readable_length():
 def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr(csv_files, "_LARGEST_PIPE_MB", 1.0)
     with refused("/dev/zero gives more than 1 MB"):
-        csv_files.read(Path("/dev/zero"))
+        csv_files.text(Path("/dev/zero"))
 
 
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}

@@ -14,9 +14,8 @@ def _medmnist(options: argparse.Namespace) -> bool:
     from lib.config import definitions
     from lib.work import medmnist_files
 
-    wanted = options.names or sorted({f"{w.dataset}" for w in definitions.workloads().values() if w.dataset != "imagefolder"})
-    sizes = {name: [options.size] if options.size else _sizes(name) for name in wanted}
-    pairs = [(name, size) for name in wanted for size in sizes[name]]
+    wanted = options.names or sorted({w.dataset for w in definitions.workloads().values()} - {"imagefolder"})
+    pairs = [(name, size) for name in wanted for size in ([options.size] if options.size else _sizes(name))]
     for name, size in pairs:  # a wrong name fails before anything is fetched
         medmnist_files.published(name, size)
     failed = False
