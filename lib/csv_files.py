@@ -14,19 +14,11 @@ _MOST_COLUMNS = 10_000
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def read(path: Path, torn: bool = False) -> str:
-    """Return the text of a CSV whose header names each column once and whose rows all have as many fields.
-
-    ``torn``: a last line without its end, which a killed writer leaves, is dropped. Raises InputError naming file and line.
-    """
-    content = text(path, torn)
-    for _ in rows(content, path):
-        pass
-    return content
-
-
 def text(path: Path, torn: bool = False) -> str:
-    """Return a file as text, without a torn last line if ``torn``; InputError if it is missing or no UTF-8."""
+    """Return a file as text; InputError if it is missing or no UTF-8.
+
+    ``torn``: a last line without its end, which a killed writer leaves, is dropped.
+    """
     try:
         raw = bytes_of(path)
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
@@ -88,11 +80,14 @@ def _check_header(header: list[str], path: Path) -> None:
 
 
 def frame(path: Path, torn: bool = False, **options):
-    """Return a CSV as a DataFrame; ``options`` go to ``pandas.read_csv``. Raises the errors of ``read``."""
+    """Return a CSV as a DataFrame; ``options`` go to ``pandas.read_csv``. Raises the errors of ``text`` and ``rows``."""
     import pandas as pd
 
+    content = text(path, torn)
+    for _ in rows(content, path):
+        pass  # a row of another width is an error
     try:
-        return pd.read_csv(io.StringIO(read(path, torn)), index_col=False, **options)
+        return pd.read_csv(io.StringIO(content), index_col=False, **options)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ArithmeticError) as error:
         raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None
 

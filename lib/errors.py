@@ -1,5 +1,7 @@
 """InputError, the error of wrong input, and one-line texts of other failures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
 _BROKEN = ("unspecified launch failure", "illegal memory access", "illegal instruction", "misaligned address",
@@ -30,6 +32,17 @@ def one_line(error: BaseException, most: int = 200) -> str:
     """Return an error's type and the first line of its message, at most ``most`` printable characters."""
     line = "".join(letter for letter in (_text(error).strip().splitlines() or [""])[0][:most] if letter.isprintable())
     return f"{type(error).__name__}: {line}" if line else f"{type(error).__name__} without a message"
+
+
+@contextmanager
+def refused(before: str, after: str = "") -> Iterator[None]:
+    """Turn what this block raises (damaged files fail in many ways) into an InputError: ``before``, the error, ``after``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{before}{one_line(error)}{after}") from None
 
 
 def _text(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lib import files, paths
-from lib.errors import InputError, choices, death, one_line, printable
+from lib.errors import InputError, choices, death, one_line, printable, refused
 
 _LONGEST = 2000  # characters of a reason
 _FAILED, _INPUT = 1, 2
@@ -166,10 +166,8 @@ def _check(source: Path) -> None:
     """Raise InputError for a file that is no notebook, or one that names no kernel."""
     import nbformat
 
-    try:
+    with refused(f"{source} is no notebook: "):
         notebook = nbformat.read(source, as_version=4)
-    except Exception as error:  # nbformat raises whatever its reading of the content runs into
-        raise InputError(f"{source} is no notebook: {one_line(error)}") from None
     if not notebook.metadata.get("kernelspec", {}).get("name"):
         raise InputError(f"{source.name} names no kernel; open it in JupyterLab, choose one, and save it")
 
@@ -189,14 +187,10 @@ def main(arguments: list[str]) -> int:
     try:
         _execute(Path(source), Path(target), parameters, cwd, offered)
         return 0
-    except InputError as error:
-        status, reason = _INPUT, str(error)
-    except ExecutionError as error:
-        status, reason = _FAILED, str(error)
-    except Exception as error:  # of papermill and of what it stands on: a notebook that is none, a kernel that does not start
-        status, reason = _FAILED, one_line(error)
-    os.write(answer, reason.encode(errors="replace"))
-    return status
+    except Exception as error:  # also of papermill and of what it stands on: a kernel that does not start
+        reason = str(error) if isinstance(error, InputError | ExecutionError) else one_line(error)
+        os.write(answer, reason.encode(errors="replace"))
+        return _INPUT if isinstance(error, InputError) else _FAILED
 
 
 if __name__ == "__main__":

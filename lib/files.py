@@ -131,10 +131,10 @@ def _name_new(source: Path | str, path: Path) -> None:
         os.replace(source, path)
 
 
-def replace(path: Path, content: bytes, mode: int = MODE) -> Path:
+def replace(path: Path, content: bytes) -> Path:
     """Replace a file in one step: readers see the old content or the new content, never a part of it."""
     folder(path.parent)
-    with writing(path), _beside(path, content, mode) as temporary:
+    with writing(path), _beside(path, content, MODE) as temporary:
         os.replace(temporary, path)
     return path
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from lib import csv_files, files, locks, paths
 from lib.columns import DTYPES, migrated, older_versions
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, one_line, refused
 from lib.tables import SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
@@ -166,13 +166,9 @@ def _parquet(path: Path) -> Iterator[Any]:
 
     if not path.is_file():
         raise InputError(f"{path} is missing" if not path.exists() else f"{path} is no file")
-    try:
-        with open(path, "rb") as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-            yield file
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{path} is not readable Parquet: {one_line(error)}") from None
+    with refused(f"{path} is not readable Parquet: "), open(path, "rb") as source, \
+            pq.ParquetFile(source, page_checksum_verification=True) as file:
+        yield file
 
 
 def _check_parquet(file, path: Path, names: Sequence[str], others: bool) -> None:
@@ -229,9 +225,9 @@ def encoded_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-def write_json(value: Any, path: Path, mode: int = files.MODE) -> Path:
+def write_json(value: Any, path: Path) -> Path:
     """Write ``value`` as JSON in one step: readers see the old file or the new one, never half of it."""
-    return files.replace(path, encoded_json(value), mode)
+    return files.replace(path, encoded_json(value))
 
 
 def read_json(path: Path) -> Any:

@@ -24,7 +24,7 @@ def signature(ops):
 def real_run(net, mode, dtype):
     """Return the operators of a real run under torch.autocast on this CPU."""
     model, (placed, named) = net.build().train(mode == "train"), net.made("cpu")
-    recorder = Recorder({})
+    recorder = Recorder()
     with torch.set_grad_enabled(mode == "train"), recorder:
         with torch.autocast("cpu", dtype):
             output = capture.first_tensor(model(*placed, **named))

@@ -11,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.work import models, networks
 from lib.work.building import fakes
-from lib.work.graph import capture, counts, families, ops, rebuild
+from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.ops import Op, TensorSpec
 
+PHASES = ("forward", "backward", "optimizer")
 QUICK = ["cnn3d", "alexnet", "resnet18", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1",
          "convnext_tiny", "vit_b_16", "swin_v2_t", "tests.test_capture:Rest"]
 OTHERS = ["shufflenet_v2_x1_0", "densenet121", "googlenet", "regnet_y_400mf", "maxvit_t", "mnasnet1_0"]
@@ -93,7 +94,7 @@ def test_every_operator_of_a_classifier_is_counted_as_by_torch_covered_and_rebui
         rebuild.runnable([op], torch.device("cpu"))()
     if mode == "infer":
         return
-    flops = {phase: sum(counts.matrix_flops(op) for op in graph.ops if op.phase == phase) for phase in ops.PHASES}
+    flops = {phase: sum(counts.matrix_flops(op) for op in graph.ops if op.phase == phase) for phase in PHASES}
     model, counter = net.build().to("meta"), FlopCounterMode(display=False)
     with counter:
         output = capture.first_tensor(model(torch.empty(net.shape, device="meta")))
@@ -124,7 +125,7 @@ def test_modules_and_phases():
     graph = captured("resnet18", "train", optimizer="sgd")
     convolutions, backward = ([op for op in graph.ops if op.short == name] for name in ("convolution", "convolution_backward"))
     assert {"layer1.0.conv1"} < {op.module for op in convolutions} == {op.module for op in backward}
-    assert {op.phase for op in graph.ops} == set(ops.PHASES)
+    assert {op.phase for op in graph.ops} == set(PHASES)
     assert {spec.kind for op in convolutions for spec in op.tensors} == {"input", "parameter", "activation"}
 
 

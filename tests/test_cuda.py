@@ -167,7 +167,7 @@ def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, 
 @pytest.mark.cuda
 @pytest.mark.parametrize("mode", ops.MODES)
 def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
-    recorder = capture.Recorder({})
+    recorder = capture.Recorder()
     model = Small().to("cuda:0").train(mode == "train")
     with torch.set_grad_enabled(mode == "train"), recorder:
         output = capture.first_tensor(model(torch.randn(2, 3, 9, 9, device="cuda:0")))

@@ -263,7 +263,7 @@ def test_an_error_is_one_printable_line_of_readable_length():
 def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
     monkeypatch.setattr(csv_files, "_LARGEST_PIPE_MB", 1.0)
     with refused("/dev/zero gives more than 1 MB"):
-        csv_files.read(Path("/dev/zero"))
+        csv_files.text(Path("/dev/zero"))
 
 
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}
@@ -305,7 +305,7 @@ def test_tables_grow_at_their_end_and_say_what_older_files_hold(table):
 def test_no_row_is_appended_to_a_file_of_an_older_version(tmp_path, monkeypatch):
     path = appended(tmp_path / "cells.csv", [], "cells")
     before = path.read_bytes()
-    grown = (*tables.CELLS, columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
+    grown = (*tables.TABLES["cells"], columns.Column("more", "float", "more", empty=True, since=2, default=float("nan")))
     monkeypatch.setitem(tables.TABLES, "cells", grown)
     with refused(r"missing columns \[more\]"):
         store.Appender(path, "cells", resume=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from urllib.parse import quote
 
-from lib.cli.options import a_path, whole
+from lib.cli.options import a_path, add_flag, add_verb, whole
 from lib.errors import InputError, death, one_line
 
 _LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
@@ -25,7 +25,7 @@ _DEMO = {"simple_cnn on images that are made up": {
          "the machine": {"notebook": "notebooks/01_machine.ipynb", "parameters": {"source": "replay"}}}
 
 
-def _dashboard(options: argparse.Namespace) -> int:
+def _dashboard(options: argparse.Namespace) -> None:
     import uvicorn
 
     from lib import paths
@@ -57,7 +57,6 @@ def _dashboard(options: argparse.Namespace) -> int:
             server = uvicorn.Server(uvicorn.Config(served, log_level="warning", access_log=False, timeout_graceful_shutdown=3))
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # uvicorn raises it again at its end
             server.run(sockets=[listener])
-    return 0
 
 
 def _add_demo(operations) -> None:
@@ -120,13 +119,12 @@ def _agent(url: str, token: str) -> Iterator[None]:
 
 def add(verbs) -> None:
     """Add the verb of the dashboard."""
-    verb = verbs.add_parser("dashboard", help="a server of projects, runs and agents, with pages and a REST API",
-                            epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is "
-                            "DASHBOARD_DB_URL, or data/dashboard/dashboard.db.")
+    verb = add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
+                    "The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
+                    "data/dashboard/dashboard.db.")
     verb.add_argument("--port", type=whole(0, 65_535), default=8000, help="port (default 8000; 0: any that is free)")
     verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)")
-    verb.add_argument("--no-agent", action="store_true", help="without an agent of this machine")
+    add_flag(verb, "--no-agent", "without an agent of this machine")
     verb.add_argument("--data-root", type=a_path, action="append", default=[], metavar="DIR",
                       help="a folder outside of the repository whose images configs may name; may be given several times")
-    verb.add_argument("--demo", action="store_true", help="with a project to try things with")
-    verb.set_defaults(call=_dashboard)
+    add_flag(verb, "--demo", "with a project to try things with")

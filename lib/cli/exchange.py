@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import paths
-from lib.cli.options import a_path, new_file
+from lib.cli.options import a_path, add_flag, add_verb, new_file
 from lib.errors import InputError, choices
 
 
@@ -27,9 +27,8 @@ def pack(target: Path | None, with_host_name: bool) -> str:
     return f"{target}: {len(names)} files"
 
 
-def _bundle(options: argparse.Namespace) -> int:
+def _bundle(options: argparse.Namespace) -> None:
     print(pack(options.out, options.with_host_name))
-    return 0
 
 
 def _print(tables, what: str = "") -> None:
@@ -41,7 +40,7 @@ def _print(tables, what: str = "") -> None:
         print(f"power of {what}: no file has the columns power and power_limit")
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: argparse.Namespace) -> None:
     from lib.measure import importers
 
     if options.kind == "gavel":
@@ -64,7 +63,6 @@ def _import(options: argparse.Namespace) -> int:
             print(f"ignored: {choices(ignored)}")
     else:
         _merge(options)
-    return 0
 
 
 def _merge(options: argparse.Namespace) -> None:
@@ -82,14 +80,12 @@ def _merge(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verbs that carry measurements from one machine to another."""
-    verb = verbs.add_parser("bundle", help="pack what was measured on this machine into one file")
+    verb = add_verb(verbs, _bundle, "bundle", "pack what was measured on this machine into one file")
     verb.add_argument("--out", type=new_file, help="the file to write (default: <machine>.zip)")
-    verb.add_argument("--with-host-name", action="store_true",
-                      help="keep the host's name and the folders in paths (default: left out)")
-    verb.set_defaults(call=_bundle)
+    add_flag(verb, "--with-host-name",
+                      "keep the host's name and the folders in paths (default: left out)")
 
-    verb = verbs.add_parser("import", help="import another machine's bundle, or published measurements")
+    verb = add_verb(verbs, _import, "import", "import another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm"))
     verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
-    verb.add_argument("--reference", action="store_true", help="into data/reference, to be committed, instead of data/imported")
-    verb.set_defaults(call=_import)
+    add_flag(verb, "--reference", "into data/reference, to be committed, instead of data/imported")

@@ -1,9 +1,8 @@
 """The verb of training runs: ``finetune``. Imports nothing heavy."""
 
 import argparse
-import sys
 
-from lib.cli.options import a_path
+from lib.cli.options import a_path, add_flag, add_verb, note
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
 
@@ -26,14 +25,13 @@ def _finetune(options: argparse.Namespace) -> int:
                 finetune([config], options.resume)
             except InputError as error:
                 failed = True
-                print(f"error: {printable(name)}: {error}", file=sys.stderr, flush=True)
+                note(f"error: {printable(name)}: {error}")
     return 2 * failed
 
 
 def add(verbs) -> None:
     """Add the verb of training runs."""
-    verb = verbs.add_parser("finetune", help="fine-tune image classifiers: configs of params/training.yaml by name")
+    verb = add_verb(verbs, _finetune, "finetune", "fine-tune image classifiers: configs of params/training.yaml by name")
     verb.add_argument("name", nargs="?", help="a config, or all")
     verb.add_argument("--config", type=a_path, metavar="FILE.json", help="one config in a file of its own, JSON or YAML")
-    verb.add_argument("--resume", action="store_true", help="go on with the newest run of each config that was cut short")
-    verb.set_defaults(call=_finetune)
+    add_flag(verb, "--resume", "go on with the newest run of each config that was cut short")

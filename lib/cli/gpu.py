@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lib import paths, steps
 from lib.cli.exchange import pack
-from lib.cli.options import number, whole
+from lib.cli.options import add_verb, number, whole
 from lib.errors import InputError
 
 _RESERVED_S = 90.0  # of a call, for the bundle and its check
@@ -35,7 +35,7 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
     return target, failure and f"{failure} (see {log})"
 
 
-def _gpu(options: argparse.Namespace) -> int:
+def _gpu(options: argparse.Namespace) -> bool:
     """Run the steps; the exit status is 0 once all are done and what they measured replays."""
     steps.require(_IMPORTED)
     from lib.config import definitions
@@ -55,15 +55,14 @@ def _gpu(options: argparse.Namespace) -> int:
         print(f"not done: {name}: {reason}")
     print(f"{bundle}: " + (f"would not replay: {failure}" if failure else
                            "replays as a reference: import bundle FILE --reference, models --train NAME, run --check --accept"))
-    return int(bool(left or failure))
+    return bool(left or failure)
 
 
 def add(verbs) -> None:
     """Add the verb for a machine with a GPU."""
-    verb = verbs.add_parser("gpu", help="measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; "
-                            "a second call resumes")
+    verb = add_verb(verbs, _gpu, "gpu", "measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; "
+                    "a second call resumes")
     verb.add_argument("--device", default="cuda:0", help="device id (default cuda:0)")
     verb.add_argument("--budget-min", type=number(6, 1440), default=30.0,
                       help="minutes of this call (default 30); what does not fit is left to the next call")
     verb.add_argument("--slots", type=whole(1), default=1, help="CPU slots of the steps that run jobs (default 1)")
-    verb.set_defaults(call=_gpu)

@@ -1,40 +1,37 @@
 """The verb of layers of TensorRT engines: ``layer-power``, from raw recordings to predictions. Imports nothing heavy."""
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import a_path, folder_name, whole
+from lib.cli.options import a_path, add_flag, add_verb, folder_name, note, whole
 from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
+_TARGETS, _KINDS = ("runtime", "power"), ("convolutional", "pooling", "dense")
 
 
 def _show(recordings) -> None:
     for recording in recordings:
         for path in recording.written:
             print(path)
-        for note in recording.notes:
-            print(f"{recording.model}: {note}", file=sys.stderr)
+        for text in recording.notes:
+            note(f"{recording.model}: {text}")
 
 
-def _preprocess(options: argparse.Namespace) -> int:
+def _preprocess(options: argparse.Namespace) -> None:
     from lib.tensorrt.recordings import dataset
 
     _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
-    return 0
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: argparse.Namespace) -> None:
     from lib.tensorrt.recordings import dataset
 
     _show(dataset.convert(options.preprocessed, options.out / "training_data", options.per_layer_measurements))
-    return 0
 
 
-def _dataset(options: argparse.Namespace) -> int:
+def _dataset(options: argparse.Namespace) -> None:
     from lib.work import data_versions
 
     if options.push:
@@ -45,14 +42,18 @@ def _dataset(options: argparse.Namespace) -> int:
     if options.push:
         version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
         print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
-    return 0
 
 
-def _train(options: argparse.Namespace) -> int:
+def _train(options: argparse.Namespace) -> bool:
     from lib.tensorrt.models import training
     from lib.tensorrt.recordings import dataset
 
-    registry = None if options.register is None else _registry(options.register)
+    registry = None
+    if options.register is not None:
+        from lib.tensorrt.models.model_registry import CHAMPION, Registry
+
+        registry = Registry(options.register)
+        registry.check()  # that it can be written to: training takes minutes
     table, trained = dataset.read_training(options.training), 0
     for target in options.targets:
         models, refused = training.train(table, target, options.device, options.source, options.licence,
@@ -60,14 +61,15 @@ def _train(options: argparse.Namespace) -> int:
         for model in models:
             print(f"{training.save(model, options.out)}: {training.words(model)}")
             if registry:
-                _register(model, registry)
+                name = f"{model.kind}-{model.target}-{model.device}"
+                print(f"registered {name}, version {registry.register(name, model, CHAMPION)}, in {registry.shown}")
         for reason in refused:
-            print(f"refused: {reason}", file=sys.stderr)
+            note(f"refused: {reason}")
         trained += len(models)
-    return int(not trained)
+    return not trained
 
 
-def _record(options: argparse.Namespace) -> int:
+def _record(options: argparse.Namespace) -> None:
     from lib.tensorrt.recordings import recording, synthetic_power
     from lib.work import networks
 
@@ -80,28 +82,11 @@ def _record(options: argparse.Namespace) -> int:
             continue
         notes = recording.record(network, target, runs, device, *([synthetic_power.add] if synthetic else []))
         print(target)
-        for note in [*notes, *(["synthetic power was added"] if synthetic else [])]:
-            print(note, file=sys.stderr)
-    return 0
+        for text in [*notes, *(["synthetic power was added"] if synthetic else [])]:
+            note(text)
 
 
-def _registry(uri: str):
-    """Return the registry of an address, after a look that it can be written to: training takes minutes."""
-    from lib.tensorrt.models.model_registry import Registry
-
-    registry = Registry(uri)
-    registry.check()
-    return registry
-
-
-def _register(model, registry) -> None:
-    from lib.tensorrt.models.model_registry import CHAMPION
-
-    name = f"{model.kind}-{model.target}-{model.device}"
-    print(f"registered {name}, version {registry.register(name, model, CHAMPION)}, in {registry.shown}")
-
-
-def _tune(options: argparse.Namespace) -> int:
+def _tune(options: argparse.Namespace) -> None:
     from lib.tensorrt.models import training, tuning
     from lib.tensorrt.recordings import dataset
 
@@ -113,10 +98,9 @@ def _tune(options: argparse.Namespace) -> int:
               f"the first setting, {100 * study.best_value:.1f} % with {chosen[options.target, kind].model_dump_json()}")
     if options.write:
         print(tuning.write(chosen))
-    return 0
 
 
-def _versions(options: argparse.Namespace) -> int:
+def _versions(options: argparse.Namespace) -> None:
     from lib.tensorrt.models.model_registry import Registry
 
     registry = Registry(options.registry)
@@ -125,7 +109,6 @@ def _versions(options: argparse.Namespace) -> int:
     for version in registry.versions(options.model):
         print(f"{version.name} {version.number}: {', '.join(version.aliases) or 'no alias'}; MAPE "
               f"{100 * version.scores['mape']:.1f} %")
-    return 0
 
 
 def _models(options: argparse.Namespace):
@@ -143,7 +126,7 @@ def _models(options: argparse.Namespace):
     return training.load_models(options.model_device or own, folders)
 
 
-def _predict(options: argparse.Namespace) -> int:
+def _predict(options: argparse.Namespace) -> None:
     from lib.tensorrt import engine
     from lib.tensorrt.models import predictions
 
@@ -159,13 +142,12 @@ def _predict(options: argparse.Namespace) -> int:
         "{power_w:,.2f} W above idle, {energy_mj:,.2f} mJ" if sums["energy_mj"] == sums["energy_mj"] else "power not known")
     print(f"{target}: {line.format_map(sums)}")
     if rows["power_prediction"].isna().all():
-        print("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
-              "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
-              "layer-power train --device DEVICE", file=sys.stderr)
-    for note, count in rows["note"].value_counts().items():
-        if note:
-            print(f"{count} layers: {note}", file=sys.stderr)
-    return 0
+        note("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
+             "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
+             "layer-power train --device DEVICE")
+    for text, count in rows["note"].value_counts().items():
+        if text:
+            note(f"{count} layers: {text}")
 
 
 def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
@@ -177,11 +159,9 @@ def _least(verb: argparse.ArgumentParser) -> None:
                       help="runs with a power sample that a layer's power needs at least (default: 10)")
 
 
-def _step(steps, call: Callable, text: str) -> argparse.ArgumentParser:
-    """Add the step that ``call`` carries out, of its name."""
-    step = steps.add_parser(call.__name__[1:], help=text)
-    step.set_defaults(call=call)
-    return step
+def _training(verb: argparse.ArgumentParser, text: str) -> None:
+    verb.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
+    verb.add_argument("--device", type=folder_name, required=True, help=f"what they were recorded on{text}")
 
 
 def _registry_of(verb: argparse.ArgumentParser) -> None:
@@ -193,38 +173,37 @@ def add(verbs) -> None:
     verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
 
-    step = _step(steps, _dataset, "from raw recordings to training data: preprocess, then convert")
+    step = add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert")
     step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
     _out(step)
     _least(step)
     step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
 
-    step = _step(steps, _preprocess, "bring the power of raw recordings to their layers")
+    step = add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers")
     step.add_argument("raw", type=a_path, help="folder of recordings")
     _out(step)
 
-    step = _step(steps, _convert, "turn preprocessed recordings into training data, a table a kind of layer")
+    step = add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer")
     step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
     _out(step)
     _least(step)
 
-    step = _step(steps, _record, "record networks here, layer by layer, in the formats of an edge board; the same "
+    step = add_verb(steps, _record, "record", "record networks here, layer by layer, in the formats of an edge board; the same "
                             "line again records those that are missing")
     step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
     step.add_argument("--batch-size", type=whole(1, 4096), default=1)
     step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
     step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
-    step.add_argument("--synthetic-power", action="store_true", help="make up the power of its layers, marked as synthetic")
+    add_flag(step, "--synthetic-power", "make up the power of its layers, marked as synthetic")
     _out(step, FOLDER / "raw_data")
     _add_models(steps)
 
 
 def _add_models(steps) -> None:
     """Add the steps of models: train, tune, predict."""
-    step = _step(steps, _train, "train models of runtime and power of layers on training data")
-    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
-    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on, such as rtx-3060-laptop")
-    step.add_argument("--targets", nargs="+", choices=("runtime", "power"), default=["runtime", "power"])
+    step = add_verb(steps, _train, "train", "train models of runtime and power of layers on training data")
+    _training(step, ", such as rtx-3060-laptop")
+    step.add_argument("--targets", nargs="+", choices=_TARGETS, default=_TARGETS)
     step.add_argument("--learner", choices=("physics", "lasso"), default="", help="lasso is the original study's pipeline "
                       "(default: that of params/layer_power.yaml)")
     step.add_argument("--source", default="", help="where the recordings come from")
@@ -233,29 +212,27 @@ def _add_models(steps) -> None:
                       "(default: SQLite in data/mlflow)")
     _out(step, paths.DATA / "trained_models")
 
-    step = _step(steps, _tune, "search settings of the models with Optuna, on training networks alone")
-    step.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
-    step.add_argument("--device", type=folder_name, required=True, help="what they were recorded on; names the study")
-    step.add_argument("--target", choices=("runtime", "power"), default="runtime")
-    step.add_argument("--kinds", nargs="+", choices=("convolutional", "pooling", "dense"),
-                      default=["convolutional", "pooling", "dense"])
+    step = add_verb(steps, _tune, "tune", "search settings of the models with Optuna, on training networks alone")
+    _training(step, "; names the study")
+    step.add_argument("--target", choices=_TARGETS, default="runtime")
+    step.add_argument("--kinds", nargs="+", choices=_KINDS, default=_KINDS)
     step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
     step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
-    step.add_argument("--write", action="store_true", help="put the best settings into params/layer_power.yaml, for review")
+    add_flag(step, "--write", "put the best settings into params/layer_power.yaml, for review")
 
-    step = _step(steps, _predict, "predict the runtime and power of each layer of an engine")
+    step = add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine")
     step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
     step.add_argument("--result-csv-path", type=a_path, required=True, help="the table to write, a row a layer")
-    step.add_argument("--force", action="store_true", help="replace that table where it is there already")
+    add_flag(step, "--force", "replace that table where it is there already")
     _registry_of(step)
     step.add_argument("--model", nargs="+", default=[], metavar="NAME@ALIAS", help="registered models, by alias or version")
     step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
     step.add_argument("--model-device", default="",
                       help="the device whose models are asked (default: that of --device, or the only one)")
     step.add_argument("--device", default="", help="what the engine runs on")
-    step.add_argument("--strict", action="store_true", help="refuse where that is not the device of the models")
+    add_flag(step, "--strict", "refuse where that is not the device of the models")
 
-    step = _step(steps, _versions, "list the registered versions of models, with their aliases and scores")
+    step = add_verb(steps, _versions, "versions", "list the registered versions of models, with their aliases and scores")
     step.add_argument("model", nargs="?", default="", help="one model (default: all)")
     step.add_argument("--alias", nargs=2, metavar=("ALIAS", "N"), help="let an alias name version N of the model first")
     _registry_of(step)

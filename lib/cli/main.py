@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         status = options.call(options)
         if sys.stdout:
             sys.stdout.flush()  # what has no reader fails here, where it is told
-        return status
+        return int(status or 0)
     except InputError as error:
         _say(error)
         return 2

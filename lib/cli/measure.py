@@ -3,10 +3,22 @@
 import argparse
 
 from lib import files
-from lib.cli.options import a_path, add_parameters, assignments, folder_name, names, new_file, number, whole
+from lib.cli.options import (
+    a_path,
+    add_flag,
+    add_parameters,
+    add_verb,
+    assignments,
+    folder_name,
+    names,
+    new_file,
+    number,
+    verdicts,
+    whole,
+)
 
 
-def _machine(_: argparse.Namespace) -> int:
+def _machine(_: argparse.Namespace) -> None:
     from lib.measure import load, machine
     from lib.measure.energy.meters import open_meter
 
@@ -26,10 +38,9 @@ def _machine(_: argparse.Namespace) -> int:
     for device in machine.devices():
         meter = open_meter(device)
         print(f"{f'power of {device}':>18}  {': '.join(filter(None, (meter.name, meter.reason)))}")
-    return 0
 
 
-def _matrix(options: argparse.Namespace) -> int:
+def _matrix(options: argparse.Namespace) -> bool:
     from lib import store
     from lib.config import definitions
     from lib.measure import archive
@@ -40,7 +51,7 @@ def _matrix(options: argparse.Namespace) -> int:
     repeats, done = options.repeats or plan.repeats, matrix.repeats_done(cells)
     if options.dry_run:
         print("\n".join(f"{cell.label}: {min(done[cell.label], repeats)} of {repeats} runs are there" for cell in cells))
-        return 0
+        return False
     if options.nsight:
         return _counters(cells, assignments(options.parameter))
     device, env = cells[0].params.device, cells[0].label.partition("/")[0]
@@ -58,16 +69,16 @@ def _matrix(options: argparse.Namespace) -> int:
         print("", matrix.markdown(matrix.throughput(table)), "", *matrix_tables.write(runs[of_environment]), sep="\n")
     if len(rows):
         print(environment.add(env, device, started_utc, clocks, options.notes or plan.notes))
-    return int("failed" in set(rows.get("status", ())))
+    return "failed" in set(rows.get("status", ()))
 
 
-def _counters(cells: list, parameters: dict[str, str]) -> int:
+def _counters(cells: list, parameters: dict[str, str]) -> bool:
     """Collect the counters of cells; the exit status is 1 when those of one could not be had."""
     from lib.errors import InputError
     from lib.measure.training import counters
     from lib.predict.analytic import nsight
 
-    failed = 0
+    failed = False
     for cell in cells:
         try:
             path = counters.collect(cell, parameters)
@@ -75,11 +86,11 @@ def _counters(cells: list, parameters: dict[str, str]) -> int:
             print(path, *([f"WARNING: {counted.warning}"] if counted.warning else []), sep="\n", flush=True)
         except InputError as error:
             print(f"failed  {error}", flush=True)
-            failed = 1
+            failed = True
     return failed
 
 
-def _networks(options: argparse.Namespace) -> int:
+def _networks(options: argparse.Namespace) -> bool:
     """Measure whole networks; the exit status is 1 when one of them failed."""
     from lib import paths, store
     from lib.config import definitions
@@ -92,22 +103,21 @@ def _networks(options: argparse.Namespace) -> int:
     if options.dry_run:
         print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}{' channels_last' * case.channels_last}"
                         f"{' compiled' * case.compiled}, memory {memory}" for case, memory in wanted))
-        return 0
+        return False
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
                                     folder / "visits.jsonl")
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
-    print(f"{path}: {len(table)} of {len(wanted)} cases; " + ", ".join(
-        f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items()))
+    print(f"{path}: {len(table)} of {len(wanted)} cases; {verdicts(table)}")
     failed = table[table["status"] != "ok"]
     for row in failed.itertuples():
         print(f"failed: {row.network} {row.mode} b{row.batch_size}: {row.reason}")
     if store.git_state()["dirty"]:
         print("the checkout has uncommitted changes: as a reference it should be measured from a clean commit")
-    return int(len(failed) > 0)
+    return len(failed) > 0
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace) -> bool:
     """Compare two measurements; the exit status is 1 when B is slower, for CI."""
     from lib import store
     from lib.measure import compare
@@ -116,29 +126,29 @@ def _compare(options: argparse.Namespace) -> int:
     if options.out:
         files.create(options.out, store.encoded(difference.pairs, ".csv"))
     print(compare.words(difference))
-    return int(difference.word == "slower")
+    return difference.word == "slower"
 
 
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
-    verbs.add_parser("machine", help="what this machine is: inventory, ids, devices, load").set_defaults(call=_machine)
-    for add_verb in (_add_compare, _add_networks, _add_matrix):
-        add_verb(verbs)
+    add_verb(verbs, _machine, "machine", "what this machine is: inventory, ids, devices, load")
+    for add_options in (_add_compare, _add_networks, _add_matrix):
+        add_options(verbs)
 
 
 def _add_compare(verbs) -> None:
-    verb = verbs.add_parser("compare", help="two measured runs, sweeps or matrix environments: is B faster, slower or the same")
+    verb = add_verb(verbs, _compare, "compare",
+                    "two measured runs, sweeps or matrix environments: is B faster, slower or the same")
     verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
     verb.add_argument("b", type=a_path)
     verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
                       help="differences up to this share are the same (default 0.03, which is 3 %%)")
     verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
-    verb.set_defaults(call=_compare)
 
 
 def _add_networks(verbs) -> None:
-    verb = verbs.add_parser("networks", help="measure whole networks, one process each, as params/networks.yaml says; a second "
-                            "call resumes")
+    verb = add_verb(verbs, _networks, "networks", "measure whole networks, one process each, as params/networks.yaml says; a "
+                    "second call resumes")
     verb.add_argument("--device", default="cpu", help="device id (default cpu)")
     verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
                       help="some of its networks (default: all)")
@@ -150,12 +160,11 @@ def _add_networks(verbs) -> None:
                       help="start no process after so many seconds (default: no limit)")
     verb.add_argument("--name", type=folder_name, default="networks",
                       help="folder in data/networks/ that keeps the visits and the table")
-    verb.add_argument("--dry-run", action="store_true", help="print the cases")
-    verb.set_defaults(call=_networks)
+    add_flag(verb, "--dry-run", "print the cases")
 
 
 def _add_matrix(verbs) -> None:
-    verb = verbs.add_parser("matrix", help="measure the run matrix of params/matrix.yaml; a second call resumes")
+    verb = add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes")
     verb.add_argument("--device", default="auto", help="device id, or auto (default)")
     verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",
                       help="some cells by name (default: all)")
@@ -164,6 +173,5 @@ def _add_matrix(verbs) -> None:
                       help="start no run after this many seconds (default: no limit)")
     add_parameters(verb, "a parameter of 02_profile for every run")
     verb.add_argument("--notes", default="", help="notes on the machine, for the record of the environment")
-    verb.add_argument("--nsight", action="store_true", help="count the work of each cell's kernels (Nsight Compute), time none")
-    verb.add_argument("--dry-run", action="store_true", help="print the cells and how many of their runs are there")
-    verb.set_defaults(call=_matrix)
+    add_flag(verb, "--nsight", "count the work of each cell's kernels (Nsight Compute), time none")
+    add_flag(verb, "--dry-run", "print the cells and how many of their runs are there")

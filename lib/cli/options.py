@@ -1,8 +1,9 @@
-"""What several verbs read from their options: numbers in their range, paths, new files, lists of names, assignments."""
+"""What several verbs share: how they are added, and how they read numbers, paths, new files, names and parameters."""
 
 import argparse
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,24 @@ from lib import files
 from lib.errors import InputError
 
 _LONGEST_NAME = 255  # bytes
+
+
+def add_verb(verbs, call: Callable[[argparse.Namespace], int | None], name: str, text: str,
+             epilog: str = "") -> argparse.ArgumentParser:
+    """Add a verb that ``call`` carries out: it returns an exit status, or nothing for 0; ``text`` is its help."""
+    verb = verbs.add_parser(name, help=text, epilog=epilog)
+    verb.set_defaults(call=call)
+    return verb
+
+
+def note(text: object) -> None:
+    """Print a line beside the answer, to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def verdicts(table) -> str:
+    """Return how many rows of a table have each verdict."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in table["verdict"].value_counts().items())
 
 
 def number(least: float = 0.0, most: float = 1e9, above: bool = False, kind: type = float) -> Callable[[str], float]:
@@ -65,6 +84,11 @@ def names(text: str) -> list[str]:
 def add_parameters(verb: argparse.ArgumentParser, text: str) -> None:
     """Add ``-p NAME VALUE``, which may be given several times; ``text`` is its help."""
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=text)
+
+
+def add_flag(verb, name: str, text: str) -> None:
+    """Add an option that is on where it is given; ``text`` is its help."""
+    verb.add_argument(name, action="store_true", help=text)
 
 
 def assignments(pairs: list[list[str]]) -> dict[str, str]:

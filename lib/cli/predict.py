@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lib.cli.options import a_path, new_file, number, whole
+from lib.cli.options import a_path, add_flag, add_verb, new_file, note, number, whole
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
 
@@ -26,12 +25,11 @@ def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
     cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
         return answer
-    print("no model of this CPU: measuring its ceilings first (10 s, once; skip with --no-ceilings)",
-          file=sys.stderr)
+    note("no model of this CPU: measuring its ceilings first (10 s, once; skip with --no-ceilings)")
     try:
         transfer_cpu.measure_ceilings(wait_s=0.0)
     except locks.HeldError as error:
-        print(f"not measured now, the answer is not scaled to this machine: {error}", file=sys.stderr)
+        note(f"not measured now, the answer is not scaled to this machine: {error}")
         return answer
     return ask()
 
@@ -42,7 +40,7 @@ def _as_json(rows: list) -> str:
     return json.dumps(advise_text.plain(rows), indent=1, allow_nan=False)
 
 
-def _advise(options: argparse.Namespace) -> int:
+def _advise(options: argparse.Namespace) -> bool:
     if options.questions:
         return _answer_questions(options)
     if not options.model or options.out:
@@ -61,21 +59,21 @@ def _advise(options: argparse.Namespace) -> int:
     with load.LoadWatch() as watch:
         advice = _with_ceilings(options, ask)
         reading = watch.reading()
-    note = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
+    neighbours = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(_as_json(advise_text.records(advice, verified, note)))
-        return 0
+        print(_as_json(advise_text.records(advice, verified, neighbours)))
+        return False
     changes = suggestions.suggestions(advice)
     if not options.explain and not options.verify:
-        print(advise_text.screen(advice, changes, note))
-        return 0
-    print("\n".join(filter(None, (advise_text.text(advice), note))), flush=True)  # what users' code prints goes to stderr
+        print(advise_text.screen(advice, changes, neighbours))
+        return False
+    print("\n".join(filter(None, (advise_text.text(advice), neighbours))), flush=True)  # what users' code prints goes to stderr
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
     print(advise_text.changes(changes))
-    return 0
+    return False
 
 
 def _query(options: argparse.Namespace) -> Any:
@@ -84,8 +82,8 @@ def _query(options: argparse.Namespace) -> Any:
     return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
 
 
-def _answer_questions(options: argparse.Namespace) -> int:
-    """Answer a file of questions; return 1 where none of them has an answer."""
+def _answer_questions(options: argparse.Namespace) -> bool:
+    """Answer a file of questions; return whether none of them has an answer."""
     from lib import files
     from lib.predict.advice import questions
 
@@ -94,31 +92,30 @@ def _answer_questions(options: argparse.Namespace) -> int:
     rows = questions.read(options.questions, _query(options), options.device)
     options.device = sorted({question.device for question in rows}) if all(question.device for question in rows) else []
     table = _with_ceilings(options, lambda: questions.answer(rows))
-    print(questions.summary(table), file=sys.stderr)
+    note(questions.summary(table))
     if options.out:
         print(files.create(options.out, table.to_csv(index=False).encode()))
     else:
         print(_as_json(table.to_dict("records")) if options.json else table.to_csv(index=False).removesuffix("\n"))
-    return int((table["error"] != "").all())
+    return (table["error"] != "").all()
 
 
-def _advise_operator(options: argparse.Namespace) -> int:
+def _advise_operator(options: argparse.Namespace) -> None:
     from lib.predict.advice import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
     table = _with_ceilings(options, lambda: advise_operator.advise(wanted, options.device))
     print(_as_json(table.to_dict("records")) if options.json else advise_operator.text(wanted, table))
     for device, why in table.attrs["left_out"].items() if options.json else ():
-        print(f"left out: {device}: {why}", file=sys.stderr)
-    return 0
+        note(f"left out: {device}: {why}")
 
 
-def _calibrate(options: argparse.Namespace) -> int:
+def _calibrate(options: argparse.Namespace) -> None:
     if not options.networks:
         from lib.predict import calibrate
 
         print(calibrate.summary(calibrate.calibrate(options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
-        return 0
+        return
     from lib.config.definitions import load_devices
     from lib.measure import machine
     from lib.predict import registry
@@ -135,10 +132,9 @@ def _calibrate(options: argparse.Namespace) -> int:
                              "or an id of params/devices.yaml")
         device = registry.vendor_of(machine.device_name(where))
     print(calibration.summary(calibration.calibrate(device, options.networks)))
-    return 0
 
 
-def _models(options: argparse.Namespace) -> int:
+def _models(options: argparse.Namespace) -> bool:
     """List the models at hand or their errors, or train those that ship from the reference and the imported data."""
     from lib.predict.evaluation import models_at_hand
     from lib.predict.trust import errors
@@ -151,14 +147,14 @@ def _models(options: argparse.Namespace) -> int:
         print(_shown(shown, na_rep="-"))
         if not options.all:
             print("Of what no model saw. --all: by device, kind, mode and condition.")
-        return 0
+        return False
     for text in _trained(options.train, options.quick, options.source) if options.train else ():
         print(text)
     if options.train == "profiles":
-        return 0
+        return False
     table = models_at_hand.summary()
     print(_shown(table))
-    return int((table["part"] == models_at_hand.UNUSABLE).any())
+    return (table["part"] == models_at_hand.UNUSABLE).any()
 
 
 def _shown(table: Any, digits: int = 1, **how: str) -> str:
@@ -196,12 +192,12 @@ def _trained(what: str, quick: bool, source: str) -> Iterator[str]:
 
 def add(verbs) -> None:
     """Add the verbs that predict."""
-    for add_verb in (_add_advise, _add_advise_operator, _add_models, _add_calibrate):
-        add_verb(verbs)
+    for add_options in (_add_advise, _add_advise_operator, _add_models, _add_calibrate):
+        add_options(verbs)
 
 
 def _add_advise(verbs) -> None:
-    verb = verbs.add_parser("advise", help="where a network should run, how long it takes there, and what to change")
+    verb = add_verb(verbs, _advise, "advise", "where a network should run, how long it takes there, and what to change")
     verb.add_argument("model", nargs="?", default="",
                       help="a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or "
                            "module:Class")
@@ -218,14 +214,14 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
-    verb.add_argument("--compile", action="store_true", help="compiled by torch.compile (cards only)")
-    verb.add_argument("--explain", action="store_true",
-                      help="print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
-    verb.add_argument("--verify", action="store_true", help="measure the prediction and the changes on this machine's CPU")
-    _add_devices(verb, _advise)
+    add_flag(verb, "--compile", "compiled by torch.compile (cards only)")
+    add_flag(verb, "--explain",
+                      "print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
+    add_flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
+    _add_devices(verb)
 
 
-def _add_devices(verb, call: Callable) -> None:
+def _add_devices(verb) -> None:
     """Add the options of an answer on several devices."""
     verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
     verb.add_argument("--device", action="append", default=[],
@@ -233,23 +229,23 @@ def _add_devices(verb, call: Callable) -> None:
                            "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--no-ceilings", "--no-look", dest="no_ceilings", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
-    verb.add_argument("--json", action="store_true",
-                      help="print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
-    verb.set_defaults(call=call)
+    add_flag(verb, "--json",
+                      "print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
 
 
 def _add_advise_operator(verbs) -> None:
-    verb = verbs.add_parser("advise-op", help="how long one operator takes on each device, at what bandwidth and rate, and why")
+    verb = add_verb(verbs, _advise_operator, "advise-op",
+                    "how long one operator takes on each device, at what bandwidth and rate, and why")
     verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
     verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
                       help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
                            "name lists those of the family")
     verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
-    _add_devices(verb, _advise_operator)
+    _add_devices(verb)
 
 
 def _add_models(verbs) -> None:
-    verb = verbs.add_parser("models", help="the registry: every cost model with its scores; or train those that ship")
+    verb = add_verb(verbs, _models, "models", "the registry: every cost model with its scores; or train those that ship")
     verb.add_argument("--train", metavar="WHAT",
                       help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
@@ -259,21 +255,20 @@ def _add_models(verbs) -> None:
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")
-    verb.add_argument("--quick", action="store_true", help="train less, in a fraction of the time")
-    verb.add_argument("--errors", action="store_true",
-                      help="show instead how wrong they were on what was held out: a graded line for each question that people "
+    add_flag(verb, "--quick", "train less, in a fraction of the time")
+    add_flag(verb, "--errors",
+                      "show instead how wrong they were on what was held out: a graded line for each question that people "
                            "ask")
-    verb.add_argument("--all", action="store_true",
-                      help="of --errors: by device, kind of network or operator, mode and condition, the weakest first")
-    verb.set_defaults(call=_models)
+    add_flag(verb, "--all",
+                      "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
 
 
 def _add_calibrate(verbs) -> None:
-    verb = verbs.add_parser("calibrate", help="fine-tune the nearest model to this machine's device by a few measured points")
+    verb = add_verb(verbs, _calibrate, "calibrate",
+                    "fine-tune the nearest model to this machine's device by a few measured points")
     verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, or of --networks one of params/devices.yaml")
     verb.add_argument("--networks", action="append", type=a_path, metavar="FILE",
                       help="measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
                            "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again")
     verb.add_argument("--budget-s", type=number(10, 1e6), help=f"time for measuring (default {_BUDGET_S:g})")
     verb.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32")
-    verb.set_defaults(call=_calibrate)

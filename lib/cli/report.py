@@ -2,11 +2,10 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_parameters, assignments, names, new_file
+from lib.cli.options import a_path, add_flag, add_parameters, add_verb, assignments, names, new_file, note
 from lib.errors import InputError, choices
 
 
@@ -29,7 +28,7 @@ def _devices(names: list[str], source: str, reference: str) -> list[str]:
     return machine.several(",".join(names))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> bool:
     from lib.config import definitions
     from lib.measure.worker import usable_cores
     from lib.report import runner
@@ -42,31 +41,31 @@ def _run(options: argparse.Namespace) -> int:
     folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
     if options.dry_run:
         print("\n".join(job.command for job in jobs))
-        return 0
+        return False
     with locks.writers((folder / f"{job.stem}.ipynb" for job in jobs), 0.0):  # until the page is built of them
         if not options.check:
             if options.report and source == "measure":
                 from lib.measure import machine
 
                 if cards := machine.overlooked(devices):
-                    print(cards, file=sys.stderr)
+                    note(cards)
             cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
             outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
             failed = any(outcome.status != "ok" for outcome in outcomes)
-            return int(failed | bool(_written(folder))) if options.report else int(failed)
+            return failed | (options.report and bool(_written(folder)))
         outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
         if options.accept:
             print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
-            return int(any(outcome.status != "ok" for outcome in outcomes))
+            return any(outcome.status != "ok" for outcome in outcomes)
         lines = runner.moved(folder, outcomes)
         if len(outcomes) == 1 and not lines:
             print("\n".join(runner.shown(folder, outcomes[0])))
         print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
-        return int(bool(lines))
+        return bool(lines)
 
 
-def _report(options: argparse.Namespace) -> int:
-    return int(bool(_written(options.executed or paths.EXECUTED, options.out, options.figure)))
+def _report(options: argparse.Namespace) -> bool:
+    return bool(_written(options.executed or paths.EXECUTED, options.out, options.figure))
 
 
 def _written(executed: Path, out: Path | None = None, figure: Path | None = None) -> list[str]:
@@ -80,7 +79,7 @@ def _written(executed: Path, out: Path | None = None, figure: Path | None = None
         files.replace(paths.REPORT / "summary.svg", report.figure)
     path = files.create(out, report.html) if out else files.replace(paths.REPORT / "index.html", report.html)
     for line in report.problems:
-        print(f"failed: {line}", file=sys.stderr)
+        note(f"failed: {line}")
     if not files.is_stream(path):
         print(path)
     return report.problems
@@ -88,9 +87,9 @@ def _written(executed: Path, out: Path | None = None, figure: Path | None = None
 
 def add(verbs) -> None:
     """Add the verbs that run notebooks and assemble the page."""
-    verb = verbs.add_parser("run", help="run notebooks for the report, or check that the reference data reproduce")
+    verb = add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce")
     verb.add_argument("names", nargs="*", help="notebooks by name or number (default: all in params/report.yaml)")
-    verb.add_argument("--full", action="store_true", help="the full parameter sets instead of the quick ones")
+    add_flag(verb, "--full", "the full parameter sets instead of the quick ones")
     verb.add_argument("--workloads", default=["all"], type=names, metavar="W1,W5", help="workload ids, or all (default)")
     verb.add_argument("--devices", default=["auto"], type=names, metavar="cpu,cuda:0",
                       help="device ids, all, or auto (default)")
@@ -98,15 +97,13 @@ def add(verbs) -> None:
                       help="measure here, or replay the reference")
     add_parameters(verb, "a parameter for every chosen notebook that has it")
     then = verb.add_mutually_exclusive_group()
-    then.add_argument("--report", action="store_true", help="then assemble the page, as the verb report does")
-    then.add_argument("--check", action="store_true", help="replay all and compare the key numbers with the committed ones")
-    verb.add_argument("--accept", action="store_true", help="with --check: make the new key numbers the committed ones")
-    verb.add_argument("--dry-run", action="store_true", help="print the papermill lines and run nothing")
-    verb.set_defaults(call=_run)
+    add_flag(then, "--report", "then assemble the page, as the verb report does")
+    add_flag(then, "--check", "replay all and compare the key numbers with the committed ones")
+    add_flag(verb, "--accept", "with --check: make the new key numbers the committed ones")
+    add_flag(verb, "--dry-run", "print the papermill lines and run nothing")
 
-    verb = verbs.add_parser("report", help="assemble report/index.html from the executed notebooks")
+    verb = add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks")
     verb.add_argument("--executed", type=a_path, help="folder of executed notebooks (default: report/executed)")
     verb.add_argument("--out", type=new_file, help="the page, a new file (default: report/index.html, replaced)")
     verb.add_argument("--figure", type=new_file,
                       help="the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)")
-    verb.set_defaults(call=_report)

@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, names, new_file, whole
+from lib.cli.options import a_path, add_flag, add_verb, names, new_file, whole
 from lib.errors import InputError
 
 
-def _schedule(options: argparse.Namespace) -> int:
+def _schedule(options: argparse.Namespace) -> None:
     import json
 
     from lib.schedule import api, problem_files
@@ -19,10 +19,9 @@ def _schedule(options: argparse.Namespace) -> int:
     answer = api.schedule(problem, options.policy, options.objective)
     answer.write(options.out, options.trace)
     print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
-    return 0
 
 
-def _run_jobs(options: argparse.Namespace) -> int:
+def _run_jobs(options: argparse.Namespace) -> bool:
     from lib.schedule.runtime import jobs_file, local_site, ray_workers, run_record
 
     ray = options.engine == "ray"
@@ -35,7 +34,7 @@ def _run_jobs(options: argparse.Namespace) -> int:
         record = jobs_file.run(prepared, out)
     print(run_record.text(record))
     print(f"{out / 'schedule.csv'}, {out / 'trace.json'}, {_drawn(record, out / 'gantt.svg')}")
-    return int((record.ends["status"] != "done").any())
+    return (record.ends["status"] != "done").any()
 
 
 def _drawn(record, path: Path) -> Path:
@@ -46,7 +45,7 @@ def _drawn(record, path: Path) -> Path:
     return files.replace(path, style.svg(gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])))
 
 
-def _contention(options: argparse.Namespace) -> int:
+def _contention(options: argparse.Namespace) -> None:
     from lib.config import definitions
     from lib.schedule.runtime import interference, local_site
 
@@ -56,12 +55,11 @@ def _contention(options: argparse.Namespace) -> int:
         table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
         print(interference.text(table))
         print(interference.write(table))
-    return 0
 
 
 def add(verbs) -> None:
     """Add the verbs of scheduling."""
-    verb = verbs.add_parser("schedule", help="place jobs on devices, from files of times and devices, in simulation")
+    verb = add_verb(verbs, _schedule, "schedule", "place jobs on devices, from files of times and devices, in simulation")
     verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and one column of seconds per device type")
     verb.add_argument("--devices", type=a_path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
@@ -74,11 +72,10 @@ def add(verbs) -> None:
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
     verb.add_argument("--out", type=new_file, help="write the schedule to this new CSV")
     verb.add_argument("--trace", type=new_file, help="write a Chrome trace, which ui.perfetto.dev opens, to this new JSON")
-    verb.add_argument("--json", action="store_true", help="print the figures as one object")
-    verb.set_defaults(call=_schedule)
+    add_flag(verb, "--json", "print the figures as one object")
 
-    verb = verbs.add_parser("run-jobs", help="run jobs on this machine or on a cluster; a second call resumes",
-                            epilog="A killed job runs again: its effects other than its result happen at least once.")
+    verb = add_verb(verbs, _run_jobs, "run-jobs", "run jobs on this machine or on a cluster; a second call resumes",
+                    "A killed job runs again: its effects other than its result happen at least once.")
     verb.add_argument("jobs", type=a_path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
                       "this file, or in the repository) with parameters (JSON); arrival_s, memory_mb, ...")
     verb.add_argument("--policy", default="hybrid", help="as in schedule")
@@ -91,11 +88,9 @@ def add(verbs) -> None:
                       help="the head of the Ray cluster, or auto (default: a cluster is started here for this run)")
     verb.add_argument("--out", type=a_path,
                       help="folder for journal and record, and nothing else (default: data/schedule/<name of the file>)")
-    verb.set_defaults(call=_run_jobs)
 
-    verb = verbs.add_parser("contention", help="measure how workloads slow each other down here, for run-jobs")
+    verb = add_verb(verbs, _contention, "contention", "measure how workloads slow each other down here, for run-jobs")
     verb.add_argument("--workloads", type=names, default="W1,W3,W6", metavar="W1,W3,...",
                       help="workloads, or all (default W1,W3,W6)")
     verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one per core, at most 16)")
     verb.add_argument("--rounds", type=whole(1, 1000), default=3, help="visits of every pair, in random order (default 3)")
-    verb.set_defaults(call=_contention)

@@ -1,12 +1,11 @@
 """The verbs of operator sweeps: ``sweeps measure``, ``sweeps merge``. Imports nothing heavy."""
 
 import argparse
-import sys
 
-from lib.cli.options import a_path, add_parameters, assignments, folder_name
+from lib.cli.options import a_path, add_parameters, add_verb, assignments, folder_name, note, verdicts
 
 
-def _measure(options: argparse.Namespace) -> int:
+def _measure(options: argparse.Namespace) -> bool:
     """Measure a sweep; the exit status is 1 when a device failed while others measured."""
     from lib import store
     from lib.config import base
@@ -17,36 +16,34 @@ def _measure(options: argparse.Namespace) -> int:
     folder = sweep.measure_sweep(p)
     table = aggregate.read(folder).table
     good = table[table["status"] == "ok"]
-    print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; " + ", ".join(
-        f"{count} {verdict}" for verdict, count in good["verdict"].value_counts().items()))
+    print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; {verdicts(good)}")
     failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
-    if note := export.emptiness(table, folder):
-        print(note, file=sys.stderr)
+    if emptiness := export.emptiness(table, folder):
+        note(emptiness)
     for reason in failures.values():
-        print(f"failed: {reason}", file=sys.stderr)
-    return int(bool(failures))
+        note(f"failed: {reason}")
+    return bool(failures)
 
 
-def _merge(options: argparse.Namespace) -> int:
+def _merge(options: argparse.Namespace) -> bool:
     """Merge shards; the exit status is 1 when points of them are missing."""
     from lib.measure.operators import aggregate, shards
 
     folder, missing = shards.merge(options.folders, options.name)
     print(f"{folder}: {len(aggregate.read(folder).table)} points of {len(options.folders)} shards")
     for shard, count in missing.items():
-        print(f"shard {shard} misses {count} points: repeat the command that measured it to resume", file=sys.stderr)
-    return int(bool(missing))
+        note(f"shard {shard} misses {count} points: repeat the command that measured it to resume")
+    return bool(missing)
 
 
 def add(verbs) -> None:
     """Add the verbs of operator sweeps."""
     verb = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
-    action = actions.add_parser("measure", help="measure a sweep as 03_sweep does; the same command resumes a stopped sweep")
+    action = add_verb(actions, _measure, "measure",
+                      "measure a sweep as 03_sweep does; the same command resumes a stopped sweep")
     action.add_argument("--device", default="all", help="device ids, auto, or all (default): the CPU, then the GPUs together")
     add_parameters(action, "a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
-    action.set_defaults(call=_measure)
-    action = actions.add_parser("merge", help="merge shards into one sweep in data/sweeps/")
+    action = add_verb(actions, _merge, "merge", "merge shards into one sweep in data/sweeps/")
     action.add_argument("folders", nargs="+", type=a_path, metavar="DIR", help="the folder of each shard")
     action.add_argument("--name", type=folder_name, default="merged", help="folder in data/sweeps/ (default: merged)")
-    action.set_defaults(call=_merge)

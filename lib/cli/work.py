@@ -1,23 +1,21 @@
 """The verb of what is run: ``data``, which fetches, checks and describes, and carries versions of a folder to and fro."""
 
 import argparse
-import sys
 
 from lib import paths
-from lib.cli.options import a_path, whole
+from lib.cli.options import a_path, add_flag, add_verb, note, whole
 from lib.errors import InputError, printable
 
 FOLDER = paths.DATA / "layer_power"
 _KILOBYTES = 1e5  # bytes, up to which a size is given in kB
 
 
-def _medmnist(options: argparse.Namespace) -> int:
+def _medmnist(options: argparse.Namespace) -> bool:
     from lib.config import definitions
     from lib.work import medmnist_files
 
-    wanted = options.names or sorted({f"{w.dataset}" for w in definitions.workloads().values() if w.dataset != "imagefolder"})
-    sizes = {name: [options.size] if options.size else _sizes(name) for name in wanted}
-    pairs = [(name, size) for name in wanted for size in sizes[name]]
+    wanted = options.names or sorted({w.dataset for w in definitions.workloads().values()} - {"imagefolder"})
+    pairs = [(name, size) for name in wanted for size in ([options.size] if options.size else _sizes(name))]
     for name, size in pairs:  # a wrong name fails before anything is fetched
         medmnist_files.published(name, size)
     failed = False
@@ -31,8 +29,8 @@ def _medmnist(options: argparse.Namespace) -> int:
             print(f"{path}: {counts}, {official}")
         except InputError as error:
             failed = True
-            print(f"error: {error}", file=sys.stderr)
-    return int(failed)
+            note(f"error: {error}")
+    return failed
 
 
 def _sizes(dataset: str) -> list[int]:
@@ -45,36 +43,34 @@ def _sizes(dataset: str) -> list[int]:
     return sorted(used or {28})
 
 
-def _dictionary(options: argparse.Namespace) -> int:
+def _dictionary(options: argparse.Namespace) -> None:
     from lib import files, tables
 
     page = paths.ROOT / "data" / "README.md"
     print(files.replace(page, tables.with_dictionary(page.read_text()).encode()) if options.write else tables.dictionary())
-    return 0
 
 
-def _push(options: argparse.Namespace) -> int:
+def _push(options: argparse.Namespace) -> None:
     from lib.work import data_versions
 
-    return _show(data_versions.push(options.local, options.remote, options.remote_dir, options.source), "pushed")
+    _show(data_versions.push(options.local, options.remote, options.remote_dir, options.source), "pushed")
 
 
-def _pull(options: argparse.Namespace) -> int:
+def _pull(options: argparse.Namespace) -> None:
     from lib.work import data_versions
 
-    return _show(data_versions.pull(options.local, options.remote, options.remote_dir, options.version), "pulled")
+    _show(data_versions.pull(options.local, options.remote, options.remote_dir, options.version), "pulled")
 
 
-def _show(transfer, what: str) -> int:
-    for note in transfer.notes:
-        print(f"note: {note}", file=sys.stderr)
+def _show(transfer, what: str) -> None:
+    for text in transfer.notes:
+        note(f"note: {text}")
     version = transfer.manifest
     size = sum(entry.bytes for entry in version.files)
     text = f"{size / 1e6:,.1f} MB" if size > _KILOBYTES else f"{size / 1e3:,.1f} kB"
     print(f"version {version.number} of {version.branch}, {version.written_utc}: {len(version.files)} files, "
           f"{text}, {len(transfer.carried)} of them {what}; "
           f"source: {printable(version.source)}")
-    return 0
 
 
 def add(verbs) -> None:
@@ -82,20 +78,16 @@ def add(verbs) -> None:
     verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
-        action = actions.add_parser(name, help=text)
+        action = add_verb(actions, _medmnist, name, text)
         action.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
         action.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: as workloads read)")
-        action.set_defaults(call=_medmnist)
-    action = actions.add_parser("dictionary", help="print the dictionary of the tables")
-    action.add_argument("--write", action="store_true", help="write it into data/README.md instead")
-    action.set_defaults(call=_dictionary)
+    action = add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables")
+    add_flag(action, "--write", "write it into data/README.md instead")
 
-    push = actions.add_parser("push", help="push a folder as the next version of a remote's branch; hidden files are left out")
+    push = add_verb(actions, _push, "push", "push a folder as the next version of a remote's branch; hidden files are left out")
     push.add_argument("--source", default="", help="origin of the data, shown when they are pulled")
-    push.set_defaults(call=_push)
-    pull = actions.add_parser("pull", help="copy a version into a folder; local files that differ are never overwritten")
+    pull = add_verb(actions, _pull, "pull", "copy a version into a folder; local files that differ are never overwritten")
     pull.add_argument("--version", type=whole(1, 999_999), help="its number (default: the last)")
-    pull.set_defaults(call=_pull)
     for action in (push, pull):
         action.add_argument("remote", metavar="REMOTE[@branch]",
                             help="a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)")

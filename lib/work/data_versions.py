@@ -59,9 +59,9 @@ def split(text: str) -> tuple[str, str]:
     return address, branch
 
 
-def check(target: str, remote_dir: str = "") -> None:
+def check(target: str) -> None:
     """Raise InputError for what is no ``REMOTE[@branch]`` that answers: before long work that ends in a push."""
-    open_remote(split(target)[0], remote_dir).names("branches")
+    open_remote(split(target)[0]).names("branches")
 
 
 # ------------------------------------------------------------------------------------------------ push
@@ -79,11 +79,12 @@ def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> T
     if remote.local and Path(remote.root).resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{remote.address} lies within {folder}, which would be pushed into itself; name a folder elsewhere")
     with locks.writer(folder):
-        numbers, record = manifests.numbers(remote, branch), _record(folder)
+        numbers, path = manifests.numbers(remote, branch), folder / RECORD
+        record = load(Record, path) if path.is_file() else None
         last, notes = manifests.last(remote, branch, numbers)
         entries = _entries(folder)
         if last and last.files == entries:
-            return Transfer(_write_record(folder / RECORD, remote, last), (), notes)
+            return Transfer(_write_record(path, remote, last), (), notes)
         if last and (record is None or (record.remote, record.manifest) != (remote.address, last)):
             raise _moved_on(remote, branch, folder)
         manifest = Manifest(branch=branch, number=max(numbers, default=0) + 1, written_utc=store.utc_now(), files=entries,
@@ -91,7 +92,7 @@ def push(folder: Path, target: str, remote_dir: str = "", source: str = "") -> T
         carried = [entry.name for entry in track(entries, "push") if _upload(remote, folder, entry)]
         if not remote.create(manifests.path_of(branch, manifest.number), manifest.encoded()):
             raise _moved_on(remote, branch, folder)
-        return Transfer(_write_record(folder / RECORD, remote, manifest), tuple(carried), notes)
+        return Transfer(_write_record(path, remote, manifest), tuple(carried), notes)
 
 
 def _moved_on(remote: Remote, branch: str, folder: Path) -> InputError:
@@ -157,7 +158,12 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
         states = {entry: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
         absent = {name: _state(folder, name, "", placed) for name in sorted(set(placed) - names)
                   if not (folder / name).is_dir()}
-        _refuse_differing(folder, manifest, {**{entry.name: state for entry, state in states.items()}, **absent})
+        differing = [name for name, state in [*((entry.name, state) for entry, state in states.items()), *absent.items()]
+                     if state == "differs"]
+        if differing:
+            raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {branch} and are not "
+                             f"overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
+                             "them away, or pull into another folder (--local)")
         wanted = [entry for entry, state in states.items() if state != "same"]
         for entry in track(wanted, "pull"):
             _fetch(remote, entry, folder / SCRATCH / entry.name)
@@ -172,14 +178,6 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
         lost = [f"removed, as version {manifest.number} of {branch} lacks them: {choices(removed)}"] if removed else []
         return Transfer(manifest, tuple(entry.name for entry in wanted), (*notes, *lost))
-
-
-def _refuse_differing(folder: Path, manifest: Manifest, states: dict[str, str]) -> None:
-    differing = [name for name, state in states.items() if state == "differs"]
-    if differing:
-        raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {manifest.branch} and are "
-                         f"not overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
-                         "them away, or pull into another folder (--local)")
 
 
 def _placed(folder: Path) -> dict[str, set[str]]:
@@ -236,10 +234,6 @@ def _remove(folder: Path, name: str, placed: dict[str, set[str]]) -> None:
 
 def _changed(path: Path) -> InputError:
     return InputError(f"{path} changed meanwhile and is not overwritten; move it away, and pull again")
-
-
-def _record(folder: Path) -> Record | None:
-    return load(Record, folder / RECORD) if (folder / RECORD).is_file() else None
 
 
 def _write_record(path: Path, remote: Remote, manifest: Manifest) -> Manifest:

@@ -11,17 +11,7 @@ from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.work import medmnist_files
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a dataset decides: input channels, classes (or labels), spatial dimensions and the kind of its labels."""
-
-    channels: int
-    classes: int
-    spatial: int
-    multi_label: bool
-    samples: tuple[int, int, int]
+from lib.work.medmnist_files import Facts
 
 
 @dataclass(frozen=True)
@@ -40,12 +30,9 @@ def facts(workload: Workload) -> Facts:
         sizes = tuple(len(_image_folder(workload, split)) if split in _folder_splits(workload) else 0
                       for split in medmnist_files.SPLITS)
         return Facts(3, len(folder.classes), 2, False, sizes)
-    table = medmnist_files.info()
-    if workload.dataset not in table:
+    if workload.dataset not in (table := medmnist_files.info()):
         raise InputError(f"{workload.id}: no dataset {workload.dataset!r}; there are: imagefolder, {choices(table)}")
-    entry = table[workload.dataset]
-    return Facts(entry["n_channels"], len(entry["label"]), 3 if workload.dataset.endswith("3d") else 2,
-                 entry["task"].startswith("multi-label"), tuple(entry["n_samples"][split] for split in medmnist_files.SPLITS))
+    return medmnist_files.facts(workload.dataset)
 
 
 def _folder_splits(workload: Workload) -> list[str]:
@@ -111,24 +98,22 @@ def _augment(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple[Path, str, str]:
-    """Choose the folder that is read: (folder, data_source of the rows, note for the banner)."""
-    name = medmnist_files.file_name(workload.dataset, native)
+    """Choose the file that is read: (file, data_source of the rows, note for the banner)."""
     path = medmnist_files.located(workload.dataset, native)
     fetch = f"python -m lib data fetch {workload.dataset} --size {native}"
     if data_source == "medmnist" and not path.is_file():
         path = medmnist_files.fetch(workload.dataset, native)
     if data_source != "synthetic" and path.is_file():
         if medmnist_files.is_official(path, workload.dataset, native):
-            return path.parent, "medmnist", f"Real MedMNIST images: {name}."
+            return path, "medmnist", f"Real MedMNIST images: {path.name}."
         if data_source == "medmnist":
             raise InputError(f"{path} is {medmnist_files.UNOFFICIAL}; use data_source=auto, which marks its rows, or move it "
                              f"away and get the published one: {fetch}")
-        return path.parent, "unofficial", (f"UNOFFICIAL images: {name} is {medmnist_files.UNOFFICIAL}. Times are real, "
-                                           "losses and accuracies are not those of MedMNIST.")
-    medmnist_files.synthesise(workload.dataset, native)
-    return paths.SYNTHETIC, "synthetic", (
-        f"SYNTHETIC images: {name} is not in {paths.MEDMNIST.name}/, so stand-ins of the same shapes and classes are used. "
-        "Times are real, losses and accuracies say nothing about medicine. "
+        return path, "unofficial", (f"UNOFFICIAL images: {path.name} is {medmnist_files.UNOFFICIAL}. Times are real, "
+                                    "losses and accuracies are not those of MedMNIST.")
+    return medmnist_files.synthesise(workload.dataset, native), "synthetic", (
+        f"SYNTHETIC images: {path.name} is not in {paths.MEDMNIST.name}/, so stand-ins of the same shapes and classes are "
+        "used. Times are real, losses and accuracies say nothing about medicine. "
         f"Real ones: {fetch}")
 
 
@@ -150,16 +135,16 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     import medmnist
 
     native = medmnist_files.native_size(workload.dataset, workload.size, resolution)
-    folder, source, note = _medmnist_source(workload, native, data_source)
-    medmnist_files.check_file(folder / medmnist_files.file_name(workload.dataset, native), workload.dataset, native)
+    path, source, note = _medmnist_source(workload, native, data_source)
+    medmnist_files.check_file(path, workload.dataset, native)
     real_class = getattr(medmnist, medmnist_files.info()[workload.dataset]["python_class"])
-    spatial = 3 if workload.dataset.endswith("3d") else 2
+    spatial = medmnist_files.facts(workload.dataset).spatial
     if random_crop and spatial == 3:
         raise InputError(f"{workload.id}: random_crop is of pictures, and {workload.dataset} holds volumes; use augment")
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
-    with medmnist_files.reading(folder / medmnist_files.file_name(workload.dataset, native)):
-        splits = {split: real_class(split=split, root=str(folder), size=native,
+    with medmnist_files.reading(path):
+        splits = {split: real_class(split=split, root=str(path.parent), size=native,
                                     transform=_Prepare(spatial, workload.size, *changes[split]))
                   for split in medmnist_files.SPLITS}
     return Opened(splits, source, note)

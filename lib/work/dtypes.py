@@ -5,7 +5,6 @@ import torch
 from lib.errors import entry
 
 NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "complex64": "complex64"}
-FLOATS = ("fp64", "fp32", "bf16", "fp16")
 AUTOCAST = ("bf16", "fp16")  # what automatic mixed precision may compute in
 
 

@@ -1,6 +1,5 @@
 """MedMNIST's files: the published ones, fetched and checked, and synthetic stand-ins of the same layout."""
 
-import contextlib
 import hashlib
 import importlib.util
 import io
@@ -9,7 +8,8 @@ import os
 import runpy
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from lib import files, paths, store
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, refused
 
 UNOFFICIAL = "not the file that MedMNIST published (its MD5 differs)"
 SPLITS = ("train", "val", "test")
@@ -31,6 +31,24 @@ def info() -> dict[str, dict]:
     """Return medmnist's own table of its datasets, by flag; it is a file alone, since the package loads torch."""
     (package,) = importlib.util.find_spec("medmnist").submodule_search_locations
     return runpy.run_path(f"{package}/info.py")["INFO"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a dataset decides: input channels, classes (or labels), spatial dimensions and the kind of its labels."""
+
+    channels: int
+    classes: int
+    spatial: int
+    multi_label: bool
+    samples: tuple[int, ...]
+
+
+def facts(dataset: str) -> Facts:
+    """Return what MedMNIST states of one of its datasets."""
+    entry = info()[dataset]
+    return Facts(entry["n_channels"], len(entry["label"]), 3 if dataset.endswith("3d") else 2,
+                 entry["task"].startswith("multi-label"), tuple(entry["n_samples"][split] for split in SPLITS))
 
 
 def published(dataset: str, native: int) -> tuple[str, str]:
@@ -68,22 +86,14 @@ def located(dataset: str, native: int) -> Path:
 
 def _expected(dataset: str, native: int) -> tuple[tuple[int, ...], int]:
     """Return the shape of one image and the number of labels that a split must have."""
-    entry = info()[dataset]
-    spatial = 3 if dataset.endswith("3d") else 2
-    colour = (3,) if entry["n_channels"] == 3 and spatial == 2 else ()
-    labels = len(entry["label"]) if entry["task"].startswith("multi-label") else 1
-    return ((native,) * spatial + colour, labels)
+    stated = facts(dataset)
+    colour = (3,) if stated.channels == 3 and stated.spatial == 2 else ()
+    return (native,) * stated.spatial + colour, stated.classes if stated.multi_label else 1
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> AbstractContextManager[None]:
     """Turn whatever a damaged file raises while it is read into an InputError that names it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{path} is damaged or truncated ({one_line(error)}); remove it and fetch it again") from None
+    return refused(f"{path} is damaged or truncated (", "); remove it and fetch it again")
 
 
 def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype | None]:
@@ -118,22 +128,17 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
                 or label_dtype.kind not in "iu":
             raise InputError(f"{path}: {split} has images {images} {dtype} and labels {labels} {label_dtype}; {dataset} at "
                              f"{native} needs images (n, {choices(shape)}) uint8 and labels (n, {width}) of whole numbers")
-    _check_memory(path, sum(math.prod(images) for (images, _), _ in headers.values()))
+    images_bytes, free = sum(math.prod(images) for (images, _), _ in headers.values()), psutil.virtual_memory().available
+    if images_bytes > free:  # however small it is on disk
+        raise InputError(f"{path} holds {images_bytes / 1e9:,.1f} GB of images; {free / 1e9:,.1f} GB of memory are free")
     _check_labels(path, dataset)
     return {split: images[0] for split, ((images, _), _) in headers.items()}
 
 
-def _check_memory(path: Path, images_bytes: int) -> None:
-    """Refuse a file whose images do not fit into the memory that is free, however small it is on disk."""
-    free = psutil.virtual_memory().available
-    if images_bytes > free:
-        raise InputError(f"{path} holds {images_bytes / 1e9:,.1f} GB of images; {free / 1e9:,.1f} GB of memory are free")
-
-
 def _check_labels(path: Path, dataset: str) -> None:
     """Refuse labels that are no class of the dataset: with them a loss fails in the middle of an epoch."""
-    entry = info()[dataset]
-    most = 1 if entry["task"].startswith("multi-label") else len(entry["label"]) - 1
+    stated = facts(dataset)
+    most = 1 if stated.multi_label else stated.classes - 1
     with reading(path), np.load(path) as arrays:
         for split in SPLITS:
             labels = arrays[f"{split}_labels"]
@@ -154,7 +159,7 @@ def _md5(path: Path, size: int, changed_ns: int) -> str:  # noqa: ARG001 - anoth
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
+def fetch(dataset: str, native: int) -> Path:
     """Download one MedMNIST file with progress and check its MD5; a file that is there is kept.
 
     Raises InputError with the reason when it cannot be had, or when what is there is another file.
@@ -162,7 +167,7 @@ def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
     from torchvision.datasets.utils import download_url
 
     url, md5 = published(dataset, native)
-    path = folder / file_name(dataset, native) if folder else located(dataset, native)
+    path = located(dataset, native)
     files.folder(path.parent)
     if path.exists() and not is_official(path, dataset, native):
         raise InputError(f"{path} is there already and is {UNOFFICIAL}; move it away, then fetch again")
@@ -181,19 +186,16 @@ def fetch(dataset: str, native: int, folder: Path | None = None) -> Path:
 
 def _capped(real: int, image_bytes: int) -> int:
     """Return how many samples a synthetic split has: bounded in bytes, equal to the real size modulo 64."""
-    most = max(_PERIOD, _SYNTHETIC_MB * 10**6 // image_bytes // _PERIOD * _PERIOD)
-    most = min(most, 32 * _PERIOD)
+    most = min(max(1, _SYNTHETIC_MB * 10**6 // image_bytes // _PERIOD), 32) * _PERIOD
     return min(real, most + real % _PERIOD)
 
 
 def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Draw images whose texture depends on the label, so that a network can learn them, and their labels."""
-    entry = info()[dataset]
-    shape, width = _expected(dataset, native)
-    count = _capped(entry["n_samples"][split], int(np.prod(shape)))
+    stated, (shape, width) = facts(dataset), _expected(dataset, native)
+    count = _capped(stated.samples[SPLITS.index(split)], math.prod(shape))
     draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), SPLITS.index(split)])
-    classes = len(entry["label"])
-    labels = draw.integers(0, 2, (count, width)) if width > 1 else draw.integers(0, classes, (count, 1))
+    labels = draw.integers(0, 2 if width > 1 else stated.classes, (count, width))
     images = draw.integers(0, 96, (count, *shape), dtype=np.uint8)
     rows = np.arange(native)
     for row, label in enumerate(labels):
@@ -204,10 +206,9 @@ def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray,
     return images, labels.astype(np.uint8)
 
 
-def synthesise(dataset: str, native: int, folder: Path | None = None) -> Path:
+def synthesise(dataset: str, native: int) -> Path:
     """Write a synthetic file of the same layout, shapes, dtypes and classes as the real one, once; return its path."""
-    folder = folder or paths.SYNTHETIC
-    path = folder / file_name(dataset, native)
+    path = paths.SYNTHETIC / file_name(dataset, native)
     if path.is_file():
         return path
     arrays = {}

@@ -3,15 +3,14 @@
 Keys and end points come from fsspec's configuration (``FSSPEC_S3_KEY``, ``~/.config/fsspec``) and are never written or shown.
 """
 
-import contextlib
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lib import files
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, one_line, refused
 
 
 def place(folder: str, address: str) -> str:
@@ -91,16 +90,9 @@ class Remote:
     def _make_folder(self, name: str) -> None:
         self.filesystem.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
 
-    @contextlib.contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _reached(self) -> AbstractContextManager[None]:
         """Turn whatever a remote raises (there are as many classes as stores) into an InputError that names it."""
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:
-            raise InputError(f"{self.address} failed: {one_line(error)}; what is there is kept, and the same again goes on") \
-                from None
+        return refused(f"{self.address} failed: ", "; what is there is kept, and the same again goes on")
 
 
 def open_remote(address: str, folder: str = "") -> Remote:

@@ -75,8 +75,8 @@ def adam(lr: float) -> Recipe:
     return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
 
 
-def sgd(lr: float, momentum: float = 0.9, weight_decay: float = 1e-4) -> Recipe:
-    """Return stochastic gradient descent at a constant rate; momentum and weight decay are those of ImageNet's recipes."""
+def sgd(lr: float, momentum: float, weight_decay: float) -> Recipe:
+    """Return stochastic gradient descent at a constant rate."""
     return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay))
 
 
@@ -194,9 +194,11 @@ class Trainer:
         return nullcontext() if stepped or self.parallel is None else self.parallel.no_sync()
 
     def _weight(self, index: int, batches: int) -> float:
+        """Return the share of a batch in its optimizer step."""
         if self.recipe.weight:
             return self.recipe.weight(index)
-        return 1 / _group_size(index, batches, self.options.grad_accum_steps)
+        accumulate = self.options.grad_accum_steps
+        return 1 / min(accumulate, batches - index // accumulate * accumulate)  # the last step may have fewer batches
 
     def _step(self) -> None:
         """Step the optimizer and its schedule; where fp16 overflowed, neither."""
@@ -237,12 +239,6 @@ def _logits(output: Any) -> torch.Tensor:
     return getattr(output, "logits", output)
 
 
-def _group_size(index: int, batches: int, accumulate: int) -> int:
-    """Return how many batches share the optimizer step of batch ``index``; the last group may be smaller."""
-    start = index // accumulate * accumulate
-    return min(accumulate, batches - start)
-
-
 def _memory_format(task: Task, channels_last: bool) -> torch.memory_format:
     if not channels_last:
         return torch.preserve_format
@@ -281,7 +277,7 @@ def metrics(scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     else:
         accuracy = float(((scores > 0.5) == (targets > 0.5)).mean())
         truth = targets > 0.5
-    both = [label for label in range(truth.shape[1]) if 0 < truth[:, label].sum() < len(truth)]
+    both = np.flatnonzero(truth.any(0) & ~truth.all(0))
     aucs = [roc_auc_score(truth[:, label], scores[:, label]) for label in both]
     return {"accuracy": accuracy, "auc": float(np.mean(aucs)) if aucs else float("nan")}
 

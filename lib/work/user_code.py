@@ -38,22 +38,18 @@ def running(what: str) -> Iterator[None]:
     it, for it may run for ever. Other threads wait for their turn.
     """
     with _alone:
-        yield from _running(what)
-
-
-def _running(what: str) -> Iterator[None]:
-    before = [read() for read, _ in _STATE]
-    try:
-        with warnings.catch_warnings(), _stdout_is_stderr(), _one_process():
-            yield
-    except (InputError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise InputError(f"{what}: {_reason(error)}") from error
-    finally:
-        for value, (read, put) in zip(before, _STATE, strict=True):
-            if read() != value:
-                put(value)
+        before = [read() for read, _ in _STATE]
+        try:
+            with warnings.catch_warnings(), _stdout_is_stderr(), _one_process():
+                yield
+        except (InputError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise InputError(f"{what}: {_reason(error)}") from error
+        finally:
+            for value, (read, put) in zip(before, _STATE, strict=True):
+                if read() != value:
+                    put(value)
 
 
 @contextlib.contextmanager

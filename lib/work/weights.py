@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lib import files
-from lib.errors import InputError, one_line
+from lib.errors import InputError, one_line, refused
 
 
 def save(content: Any, path: Path) -> Path:
@@ -43,9 +43,5 @@ def load(path: Path) -> Any:
 
 def load_model(model: torch.nn.Module, path: Path) -> None:
     """Load a model's weights that ``save`` wrote; InputError as ``load``, and for those of another model."""
-    try:
+    with refused(f"{path} holds no weights of this model: "):
         model.load_state_dict(load(path))
-    except InputError:
-        raise
-    except Exception as error:  # whatever a file may hold
-        raise InputError(f"{path} holds no weights of this model: {one_line(error)}") from None

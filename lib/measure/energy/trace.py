@@ -50,7 +50,7 @@ class Energy:
 
     @property
     def columns(self) -> dict[str, float | int | str]:
-        """Return the columns of a table that say how an energy was got (``ENERGY`` in lib.tables)."""
+        """Return the columns of a table that say how an energy was got (``[*energy]`` in lib.tables)."""
         return {"power_w": self.power_w, "idle_w": self.idle_w, "energy_method": self.method, "energy_n": self.samples,
                 "energy_disagreement": self.disagreement, "energy_reason": self.reason}
 

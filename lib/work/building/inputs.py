@@ -80,15 +80,8 @@ def _parsed(text: Any, what: str, name: str, usual: str) -> Input:
         raise InputError(f"{what} {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28, tokens and "
                          "their element type such as 512:int64, or a YAML file of several inputs")
     sizes = tuple(map(int, match["sizes"].split("x"))) if match["sizes"] else ()
-    return Input(sizes, _dtype(match["dtype"], usual), name)
-
-
-def _dtype(name: str | None, usual: str) -> str:
-    """Return torch's name of an element type by that or by the short one; InputError lists them."""
     torch_names = {**{known: known for known in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
-    if name is None:
-        return usual
-    return entry(torch_names, name, "element type", "of an input")
+    return Input(sizes, entry(torch_names, match["dtype"], "element type", "of an input") if match["dtype"] else usual, name)
 
 
 def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:

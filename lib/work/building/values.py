@@ -22,7 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib import paths
-from lib.errors import InputError
 from lib.work import user_code
 from lib.work.building import inputs
 from lib.work.building.inputs import Input
@@ -154,11 +153,6 @@ def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: b
         with torch.set_grad_enabled(training), patch.object(torch.Tensor, "tolist", _one_by_one), noting:
             model(*placed, **named)
     return noting.values
-
-
-def refused(error: InputError, weights: float) -> InputError:
-    """Return why a network is not run for its values: an error of its capture, and how large it is."""
-    return InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them")
 
 
 def _one_by_one(tensor: torch.Tensor) -> Any:

@@ -5,14 +5,14 @@ Tensors are fake (shape, strides and dtype without storage), so nothing is compu
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from lib.errors import InputError, choices
 from lib.work import user_code
@@ -49,19 +49,6 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
     return model
 
 
-class _Rooted(nn.Module):
-    """A network as a layer of its own, so that its own operators are told from the loss."""
-
-    def __init__(self, root: str, model: nn.Module):
-        super().__init__()
-        self.root = root
-        self.add_module(root, model)
-
-    def forward(self, *placed: Any, **named: Any) -> Any:
-        """Call the network."""
-        return self.get_submodule(self.root)(*placed, **named)
-
-
 def default_loss(output: torch.Tensor) -> torch.Tensor:
     """Return cross-entropy against class 0 for logits (N, classes), else the mean square."""
     if output.dim() == 2:
@@ -74,7 +61,7 @@ def first_tensor(output: Any) -> torch.Tensor:
 
     That may be a tuple, a dictionary or an object of its own. Raises RuntimeError where there is none.
     """
-    leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     leaves = leaves or [value for value in getattr(output, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
     if not leaves:
         raise RuntimeError(f"it returns a {type(output).__name__} without a tensor, where a tensor, or a tuple, list or "
@@ -84,23 +71,26 @@ def first_tensor(output: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Setup:
-    """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device."""
+    """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device.
+
+    ``root`` is the name of the network as a layer, so that its own operators are told from the loss.
+    """
 
     mode: str
     optimizer: str = ""
-    loss: Callable[[torch.Tensor], torch.Tensor] = default_loss
     dtype: str = "float32"
     channels_last: bool = False
     autocast: str = ""
     device: str = "cpu"
+    root: str = ""
 
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", name: str = "the network",
             **how: Any) -> Graph:
     """List the operators that ``model`` runs on an input of ``shape`` (batch first) on ``device``, which need not be here.
 
-    ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``loss`` and backward in
-    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. ``how`` are ``loss``, ``dtype`` of the
+    ``mode`` infer is a forward pass in evaluation mode without autograd; train is forward, ``default_loss`` and backward in
+    training mode, and a step of ``optimizer`` (of OPTIMIZERS) unless that is empty. ``how`` are ``dtype`` of the
     whole network, ``channels_last``, ``device`` and ``autocast``, an element type of 16 bits: forward and loss then run as
     torch.autocast runs them. The model itself is not changed; errors call it ``name``.
     Raises InputError when the network cannot take the shape, with torch's reason, and for one that
@@ -112,28 +102,24 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     return _captured(fake, (Input(tuple(shape)),), setup, name, real)
 
 
-def prepared(network: Network, channels_last: bool = False, ready: nn.Module | None = None) -> nn.Module:
-    """Build a network of fake tensors alone, in a layout: what ``of_network`` captures several times.
-
-    ``ready`` is the network where it was prepared before, in another layout; it stays as it is.
-    """
-    name = f"model {network.name!r}"
-    return _fake(fakes.build(network.build) if ready is None else _copied(ready, name), "float32", channels_last, name)
+def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
+    """Build a network of fake tensors alone: what ``of_network`` captures several times."""
+    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
-               root: str = "", ready: nn.Module | None = None, **how: str) -> Graph:
+               ready: nn.Module | None = None, **how: str) -> Graph:
     """Build a network without its weights and list the operators that it runs on its batch, see ``capture``.
 
-    ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``root`` names the network as a layer of its
-    own; ``how`` are ``device`` and ``autocast``.
+    ``ready`` is the network where it was ``prepared`` before; it stays as it is. ``how`` are ``device``, ``autocast`` and
+    ``root``, which names the network as a layer, so that its own operators are told from the loss.
     A network whose control flow reads values is run once with random inputs, where it is small enough, and goes the way
     that they take (``Graph.branches``). Raises InputError for what cannot be built or captured.
     """
     name = f"model {network.name!r}"
-    built = _fake(fakes.build(network.build), dtype, channels_last, name) if ready is None else _copied(ready, name)
+    built = prepared(network, dtype, channels_last) if ready is None else _copied(ready, name)
     setup = _Setup(mode, dtype=dtype, channels_last=channels_last, **how)
-    return _captured(_Rooted(root, built) if root else built, network.batch, setup, name, network.build)
+    return _captured(built, network.batch, setup, name, network.build)
 
 
 def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
@@ -151,12 +137,12 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
             raise
         weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         if weights > values.MOST_BYTES:
-            raise values.refused(error, weights) from error
+            raise InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them") from error
     return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
 
 
 def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, known: Values) -> Graph:
-    recorder, given = Recorder({}), None
+    recorder, given = Recorder(), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
                 cuda_kernels.chosen(setup.device), values.answering(known):
@@ -165,7 +151,10 @@ def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
-        return replace(_graph(model, recorder, output), branches=known.places, computes_in=setup.autocast or setup.dtype)
+        parameters = list(model.parameters())
+        return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
+                     recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
+                     tuple(p.numel() for p in parameters if p.requires_grad), known.places, setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -203,20 +192,21 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
         recorder.number_of(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
-        with torch.no_grad(), named_modules(model, recorder), recorder, autocasts.region(setup.autocast, setup.device):
+        with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \
+                autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
     def lost() -> tuple[torch.Tensor, tuple[int, ...]]:
         with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
-            return setup.loss(output), tuple(output.shape)
+            return default_loss(output), tuple(output.shape)
 
     stepper = OPTIMIZERS[setup.optimizer](model.parameters()) if setup.optimizer else None
     if stepper:
         lost()[0].backward()
         stepper.step()
         stepper.zero_grad()
-    with named_modules(model, recorder), recorder:
+    with named_modules(model, recorder, setup.root), recorder:
         loss, shape = lost()
         loss.backward()
         recorder.phase = "optimizer"
@@ -231,18 +221,10 @@ def _buffers(model: nn.Module) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
 
 
-def _graph(model: nn.Module, recorder: Recorder, output: tuple[int, ...]) -> Graph:
-    parameters = list(model.parameters())
-    return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
-                 recorder.bytes["buffer"],
-                 {name: type(module).__name__ for name, module in model.named_modules()}, output, tuple(recorder.made),
-                 tuple(recorder.freed), tuple(p.numel() for p in parameters if p.requires_grad))
-
-
 @cache
 def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
     """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
-    recorder = Recorder({})
+    recorder = Recorder()
     with fakes.active():
         parameter = nn.Parameter(torch.empty(elements))
         parameter.grad = torch.empty(elements)
@@ -263,7 +245,7 @@ def capture_function(function: Callable[..., torch.Tensor], given: Sequence[tupl
         with fakes.active(), cuda_kernels.chosen(device):
             tensors = [torch.empty_strided(spec.shape, spec.stride, dtype=getattr(torch, spec.dtype),
                                            requires_grad=wants and passes == "backward") for spec, wants in given]
-            recorder = Recorder({})
+            recorder = Recorder()
             with recorder:
                 output = first_tensor(function(*tensors))
             wanted = [tensor for tensor in tensors if tensor.requires_grad]

@@ -6,11 +6,9 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 MODES = ("infer", "train")
-PHASES = ("forward", "backward", "optimizer")
-KINDS = ("parameter", "buffer", "input", "activation")
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ class Op:
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return every tensor argument, also those inside of lists."""
-        leaves = tree_flatten([_unfrozen(self.args), [value for _, value in self.kwargs]])[0]
-        return tuple(leaf for leaf in leaves if isinstance(leaf, TensorSpec))
+        return tuple(leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, TensorSpec))
 
     @property
     def dtype(self) -> str:
@@ -89,14 +86,9 @@ class Graph:
     parameters: int
     parameter_bytes: int
     buffer_bytes: int
-    modules: dict[str, str]
     output: tuple[int, ...]
     made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
     freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
     trained: tuple[int, ...] = ()  # elements of each parameter that wants a gradient
     branches: tuple[str, ...] = ()
     computes_in: str = "float32"
-
-
-def _unfrozen(value: Any) -> Any:
-    return [_unfrozen(item) for item in value] if isinstance(value, tuple) else value

@@ -10,13 +10,11 @@ import torch
 from lib.work.graph.ops import Op, TensorSpec
 
 _POOL = 1 << 20
-_NAMED = {"dtype": torch, "layout": torch, "memory_format": torch}
+_NAMED = ("dtype", "layout", "memory_format")  # what a frozen argument may name of torch
 # positive: what a square root or a division takes. The rest of the floats are normally distributed.
 _POSITIVE = {"native_batch_norm": (4,), "native_batch_norm_backward": (4, 6), "cudnn_batch_norm": (4,),
              "cudnn_batch_norm_backward": (4, 6), "native_layer_norm_backward": (4,),
              "sqrt": (0,), "div": (1,), "log": (0,), "rsqrt": (0,), "reciprocal": (0,), "addcdiv_": (2,)}
-_INDICES = {"nll_loss_forward": 1, "nll_loss_backward": 1, "embedding": 0, "embedding_dense_backward": 0, "index_select": 0,
-            "gather": 0, "index": 0, "index_put": 0, "index_put_": 0}
 
 
 @cache
@@ -82,10 +80,10 @@ def _fills(op: Op) -> dict[int, str]:
 def _high(op: Op) -> int:
     """Return the bound of the indices in an operator's integer tensors."""
     if op.short.startswith("nll_loss"):
-        return op.args[_INDICES[op.short] - 1].shape[-1] if op.short == "nll_loss_forward" else op.args[1].shape[-1]
+        return op.args[0 if op.short == "nll_loss_forward" else 1].shape[-1]
     if "max_pool" in op.short and op.short.endswith("backward"):
         return prod(op.args[1].shape[-2 if "2d" in op.short else -3:])
-    return min((size for size in op.tensors[0].shape), default=1) if op.tensors else 1
+    return min(op.tensors[0].shape, default=1) if op.tensors else 1
 
 
 def _from_forward(op: Op, made: list[Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.work.graph.ops import Op, TensorSpec
 
@@ -41,7 +41,7 @@ def _positional(func, args: Sequence, kwargs: dict[str, Any]) -> tuple[list, dic
 class Recorder(TorchDispatchMode):
     """Lists every operator below autograd, the storages it touches and the module that called for it."""
 
-    def __init__(self, names: dict[int, str]):
+    def __init__(self):
         super().__init__()
         self.ops: list[Op] = []
         self.module: list[str] = [""]
@@ -52,7 +52,6 @@ class Recorder(TorchDispatchMode):
         self._alive: dict[int, StorageWeakRef] = {}
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
-        self._names = names
 
     def number_of(self, tensor: torch.Tensor, kind: str) -> int:
         """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
@@ -64,21 +63,12 @@ class Recorder(TorchDispatchMode):
             self.bytes[kind] += storage.nbytes()
         return self._storages[key][0]
 
-    def _spec(self, value: Any, kind: str = "activation") -> Any:
+    def _spec(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        number = self.number_of(value, kind)
+        number = self.number_of(value, "activation")
         kind = self._storages[value.untyped_storage()._cdata][1]
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
-
-    def _enter(self, storages: list, before: int) -> None:
-        """Write down which of an operator's storages are new; sizes are those of the whole storage."""
-        new = {}
-        for storage in storages:
-            number, _, reference = self._storages[storage._cdata]
-            if number >= before:
-                new[number], self._alive[number] = storage.nbytes(), reference
-        self.made.append(new)
 
     def sweep(self) -> None:
         """Write down which storages died since the last operator: as in the real run, Python's references decide."""
@@ -112,16 +102,20 @@ class Recorder(TorchDispatchMode):
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
         out = func(*args, **kwargs)
-        before, leaves = len(self._storages), [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor)]
-        outputs = tuple(self._spec(leaf) for leaf in leaves)
-        self._enter([leaf.untyped_storage() for leaf in leaves], before)
-        self.ops.append(Op(name, given, named, outputs, module, phase))
+        before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.ops.append(Op(name, given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase))
+        made = {}  # the storages that are new; sizes are those of the whole storage
+        for storage in (leaf.untyped_storage() for leaf in leaves):
+            number, _, reference = self._storages[storage._cdata]
+            if number >= before:
+                made[number], self._alive[number] = storage.nbytes(), reference
+        self.made.append(made)
         return out
 
 
 @contextmanager
-def named_modules(model: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Let the recorder know which module is running."""
+def named_modules(model: nn.Module, recorder: Recorder, root: str = "") -> Iterator[None]:
+    """Let the recorder know which module is running; ``root`` is the name of the model."""
     def enter(name: str):
         return lambda *_: recorder.module.append(name)
 
@@ -129,7 +123,7 @@ def named_modules(model: nn.Module, recorder: Recorder) -> Iterator[None]:
         recorder.module.pop()
 
     with ExitStack() as stack:
-        for name, module in model.named_modules():
+        for name, module in model.named_modules(prefix=root):
             stack.callback(module.register_forward_pre_hook(enter(name)).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield

@@ -135,11 +135,16 @@ def _check_axes(op: str, axes: dict[str, Axis]) -> None:
         raise InputError(f"{op}: {choices(references)} refer to one another, or over more than {_DEPTH} axes")
 
 
+def _word(value: int | str) -> str:
+    """Return the text that a value is, without ``half`` before it; empty for a number."""
+    return value.removeprefix("half ") if isinstance(value, str) else ""
+
+
 def _references(op: str, name: str, axes: dict[str, Axis]) -> set[str]:
     """Return the axes that an axis refers to; InputError for a value that is none, of a number or of a text."""
     references = set()
     for value in axes[name].of or (0,):
-        word = value.removeprefix("half ") if isinstance(value, str) else ""
+        word = _word(value)
         if word in axes and word != "groups" and (word in _TEXTS) == (name in _TEXTS) and (word == value or name not in _TEXTS):
             references.add(word)
         elif isinstance(value, str) != (name in _TEXTS) and (name, value) != ("groups", "depthwise"):
@@ -193,11 +198,8 @@ def _resolve(axes: dict[str, Axis], drawn: dict[str, int | str]) -> dict[str, in
     values = dict(drawn)
     for _ in range(_DEPTH):
         for name, value in values.items():
-            word = value.removeprefix("half ") if isinstance(value, str) else ""
-            if word in axes:
-                other = values[word]
-                if not (isinstance(other, str) and other.removeprefix("half ") in axes):
-                    values[name] = other // 2 if value.startswith("half ") else other
+            if _word(value) in axes and _word(other := values[_word(value)]) not in axes:
+                values[name] = other // 2 if value.startswith("half ") else other
     return values
 
 
