@@ -5,26 +5,26 @@ One model answers for one device, one element type and one way of timing. It has
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NotRequired
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict, Field
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.model_file import (
+    ENTRY,
     AtLeastOne,
     Below,
     Device,
-    Entry,
     Format,
     NotNegative,
     Positive,
     Saved,
     Unsaved,
-    dictionary,
     require,
 )
 from lib.predict.operators import features, gradients, inputs
@@ -44,32 +44,34 @@ RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aic
 Answer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
 
 
-class Facts(Entry):
+class Facts(TypedDict, total=False):
     """What is known of a model besides; other facts may stand there, too."""
 
-    model_config = ConfigDict(extra="allow")
+    __pydantic_config__ = {**ENTRY, "extra": "allow"}
 
-    dtype: Dtype = ""
-    latency_type: Literal["kernel", "end_to_end"] = ""
-    cache: Literal["warm", "cold"] = ""
-    hardware_id: str = ""
-    software_id: str = ""
-    source: str = ""
-    licence: str = ""
-    launch_ms: NotNegative = 0.0
-    peak_gflops: Positive = 0.0
-    peak_gbps: Positive = 0.0
-    sweeps: list[Below] = []
+    dtype: Dtype
+    latency_type: Literal["kernel", "end_to_end"]
+    cache: Literal["warm", "cold"]
+    hardware_id: str
+    software_id: str
+    source: str
+    licence: str
+    launch_ms: NotNegative
+    peak_gflops: Positive
+    peak_gbps: Positive
+    sweeps: list[Below]
 
 
-class Fitted(Entry):
+class Fitted(TypedDict):
     """What a network adds to its operators, or what it takes of resident memory."""
+
+    __pydantic_config__ = ENTRY
 
     rates: dict[str, NotNegative]
     half: NotNegative
     networks: AtLeastOne
     scores: dict[str, float]
-    interval_of: Literal["", "default", "kept"] = ""
+    interval_of: NotRequired[Literal["", "default", "kept"]]
 
 
 @dataclass
@@ -81,12 +83,12 @@ class CostModel(Saved):
     """
 
     device: Device
-    facts: dictionary(Facts)
+    facts: Facts
     parts: Annotated[dict[str, Part], Field(min_length=1)] = field(default_factory=dict)
     chip: Chip | None = None
-    compositions: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    compositions: dict[str, Fitted] = field(default_factory=dict)
     efficiencies: dict[str, dict[str, Positive]] = field(default_factory=dict)
-    resident: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    resident: dict[str, Fitted] = field(default_factory=dict)
     scaling: Unsaved = None
 
     FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
