@@ -13,7 +13,7 @@ from lib.errors import choices
 from lib.predict.model_file import require
 from lib.predict.operators import features, features_gpu
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.features import Row
+from lib.predict.operators.features import Columns, Row
 
 KIND = ["op", "kind", "layout"]  # texts that a model must have been trained on to answer in range
 
@@ -30,7 +30,7 @@ def by_part(table: pd.DataFrame, chip: Chip | None) -> Iterator[tuple[str, pd.Da
     yield from table.groupby(parts_of(features.columns(table), table["pass"].to_numpy(str), chip), sort=False)
 
 
-def _values(row: Row, group: str, chip: Chip | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _values(row: Row, group: str, chip: Chip | None) -> tuple[Columns, Columns]:
     """Return terms and features by name of operators that ``group`` answers for."""
     return features.values(row, group) if chip is None else features_gpu.values(row, group, chip)
 
