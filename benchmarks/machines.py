@@ -99,7 +99,7 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     Where the calibration is refused, as the column ``refused`` says, both answers are zero-shot: a user goes on with these.
     """
     here = transfer_cpu.host() or transfer_cpu.measure_ceilings()
-    nearest = transfer_cpu.nearest(registry.reference_cpus("fp32"), here)
+    nearest = transfer_cpu.transferred(registry.reference_cpus("fp32"), here)[0]
     refused = False
     if not registry.path_of(registry.cpu_here(), "fp32").exists():
         try:

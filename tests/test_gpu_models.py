@@ -182,7 +182,7 @@ def test_a_gpu_is_completed_by_siblings_before_any_gpu(tmp_path):
 def test_folds_share_no_shape_and_score_every_row_once(gemms):
     """Rates are fitted to all rows alike: how far a row's rounds disagree weighs it for trees alone."""
     rows = pd.concat([gemms, gemms.assign(latency_ms=gemms["latency_ms"] * 1.1)], ignore_index=True)
-    part = fitting.fit_part(rows.drop(columns="latency_iqr_ms"), FRAMES, form="rates")
+    part = fitting.fit_part(rows.drop(columns="latency_iqr_ms"), FRAMES, shapes_of(rows), "rates")
     folds = part.held_out["fold"].groupby(shapes_of(rows).to_numpy())
     assert (folds.min() == folds.max()).all() and len(set(part.held_out["fold"])) > 1
     assert len(part.held_out.dropna()) == len(rows) and isinstance(part.regressor, Rates)
@@ -249,7 +249,7 @@ def test_families_of_one_part_have_intervals_of_their_own(tmp_path):
     ops, ms = np.repeat(["elementwise", "softmax", "layer_norm"], counts), 0.01 + 2 * moved / T4.bytes_per_ms
     rows = pd.DataFrame({**FACTS, "layout": "", "op": ops, "kind": "add", "rows": size[:, 0], "columns": size[:, 1],
                          "flops": moved / 8, "bytes": moved, "latency_ms": ms * np.exp(noise)})
-    part = fitting.fit_part(rows, FRAMES, quick=True, form="boosted")
+    part = fitting.fit_part(rows, FRAMES, shapes_of(rows), "boosted", quick=True)
     assert set(part.families) == {"elementwise", "softmax"}
     shown = part.held_out
     cover = rows["latency_ms"].between(shown["low_ms"], shown["high_ms"]).groupby(rows["op"]).mean()

@@ -109,7 +109,7 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch,
 
 
 def test_a_damaged_model_that_is_not_needed_stops_no_answer(monkeypatch, tmp_path):
-    path, damaged = registry.shipped_cpus("fp32")[0], tmp_path / "cpu-x-0000_fp32.json.gz"
+    path, damaged = registry.cpu_files("fp32", shipped=True)[0], tmp_path / "cpu-x-0000_fp32.json.gz"
     model = registry.load(path)
     damaged.write_bytes(b"no model")
     monkeypatch.setattr(registry, "_files_of_this_cpu", lambda *_: [path, damaged])
@@ -180,10 +180,10 @@ def test_an_answer_does_not_wait_for_another_measurement(home, capsys):
 
 def test_the_nearest_of_several_reference_machines_by_ceilings(reference):
     small = CostModel("cpu-small-1", reference.facts | {"peak_gflops": 20.0, "peak_gbps": 8.0}, reference.parts)
-    chosen = transfer_cpu.nearest([reference, small], Host("1", 2, 30.0, 9.0, None))
+    chosen = transfer_cpu.transferred([reference, small], Host("1", 2, 30.0, 9.0, None))[0]
     assert chosen.device == "cpu-small-1" and str(chosen.scaling) == "compute x1.50, memory x1.12, rest x1.00"
-    assert transfer_cpu.nearest([reference, small], Host("1", 2, 480.0, 40.0, None)).device == reference.device
-    assert transfer_cpu.nearest([small, reference], None).device == "cpu-small-1"
+    assert transfer_cpu.transferred([reference, small], Host("1", 2, 480.0, 40.0, None))[0].device == reference.device
+    assert transfer_cpu.transferred([small, reference], None)[0].device == "cpu-small-1"
 
 
 def test_gemms_scale_by_gemms_and_memory_by_all_working_sets_of_both(reference):

@@ -12,15 +12,14 @@ from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
 from lib.measure.reference_kernel import ProcessorSpeed
-from lib.measure.statistics import VERDICTS
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
-from lib.predict.operators.validation import worse
+from lib.predict.operators.validation import is_usable, worse
 from lib.predict.scores import score
-from lib.predict.transfer_cpu import CALIBRATED, CPU
+from lib.predict.transfer_cpu import CALIBRATED
 from lib.work.graph import spaces
 from lib.work.graph.spaces import Config
 
@@ -42,10 +41,10 @@ class Calibrated:
     networks: Networks | None = None  # of a CPU
 
 
-def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
+def _pool(dtype: str) -> tuple[list[Config], pd.DataFrame]:
     """Draw configurations from the spaces of ``params/sweeps.yaml``; return them and their rows."""
     sweeps, configs, rows = spaces.load_sweeps(), [], []
-    for config, ops in spaces.sample_families(list(sweeps.spaces), sweeps, seed, dtype):
+    for config, ops in spaces.sample_families(list(sweeps.spaces), sweeps, 0, dtype):
         if len(configs) == _POOL:
             break
         flops, moved = spaces.work(ops)
@@ -54,13 +53,14 @@ def _pool(dtype: str, seed: int = 0) -> tuple[list[Config], pd.DataFrame]:
     return configs, pd.DataFrame(rows)
 
 
-def choose(model: CostModel, rows: pd.DataFrame, count: int, seed: int = 0) -> tuple[list[int], list[int]]:
+def choose(model: CostModel, rows: pd.DataFrame, count: int) -> tuple[list[int], list[int]]:
     """Return which rows to measure: distant ones of each part to fine-tune, and random ones to validate."""
-    tuning, validating = [], np.random.default_rng(seed).permutation(len(rows))[:int(count * (1 - _TRAINING))].tolist()
+    tuning, validating = [], np.random.default_rng(0).permutation(len(rows))[:int(count * (1 - _TRAINING))].tolist()
     rest = rows.drop(index=validating)
     for _, part in inputs.by_part(rest, model.chip):
         _, x = inputs.frames(part, model.chip)
-        x = x[smooth_of(x)] if model.chip else x
+        if model.chip:
+            x = x[smooth_of(x)]
         share = max(4, round(count * _TRAINING * len(part) / len(rest)))
         tuning += part.index[farthest_first(x.to_numpy(), share)].tolist()
     return tuning, validating
@@ -77,7 +77,7 @@ def calibrate(device: str = "cpu", dtype: str = "fp32", budget_s: float = 120.0)
         raise InputError(f"budget_s {budget_s:g} is too short to measure anything, or has no end; give {_SHORTEST_S} s to "
                          f"{_LONGEST_S:,} s (120 is usual)")
     bases = _bases(str(where), dtype)
-    path = registry.path_of(f"{CPU}{machine.name()}" if where.type == "cpu" else bases[0].device, dtype)
+    path = registry.path_of(registry.cpu_here() if where.type == "cpu" else bases[0].device, dtype)
     with locks.writer(path):  # what cannot be written is not measured, nor what another call is writing
         return _calibrated(str(where), bases, dtype, budget_s, path)
 
@@ -103,7 +103,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
                          f"differently so, while operators and networks were measured; both are in {paths.SWEEPS / name} and "
                          f"{paths.NETWORKS / name}")
-    model.device = f"{CPU}{machine.name()}" if of_cpu else base.device
+    model.device = registry.cpu_here() if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
@@ -128,7 +128,7 @@ def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str
     table, speed = swept.table, ProcessorSpeed.from_visits(swept.visits)
     reference_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], reference_ms))
-    usable = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])]
+    usable = table[is_usable(table)]
     held_out = usable[usable["config"].isin({configs[row].key for row in validating})]
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:

@@ -21,7 +21,7 @@ from lib import csv_files, files, store
 from lib.config.base import error_line, mapping
 from lib.errors import InputError, one_line
 
-_CHECKED = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+ENTRY = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _MOST_BYTES = 64_000_000  # uncompressed; the largest that ships holds 2 million
 
 
@@ -67,26 +67,14 @@ def _absent(value: Any) -> Any:
 Unsaved = Annotated[Any, AfterValidator(_absent), Field(exclude=True)]  # of what is in memory alone
 
 
-class Entry(BaseModel):
-    """An entry of a file that is a dictionary in memory, see ``dictionary``."""
-
-    model_config = ConfigDict(frozen=True, **_CHECKED)
-
-
-class StoredArray(Entry):
+class StoredArray(BaseModel):
     """An array of finite numbers as files have it: shape, element type, and bytes in base64."""
+
+    model_config = ENTRY
 
     shape: tuple[Count, ...]
     dtype: Literal["<f4", "<f8", "<i2", "<i4", "<u2"]
     data: Base64Bytes
-
-    def array(self) -> np.ndarray:
-        """Return the numbers; ValueError where they are not finite or do not fit the shape."""
-        size = int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
-        require(size == len(self.data), f"{len(self.data)} bytes are no {self.dtype} of shape {self.shape}")
-        numbers = np.frombuffer(self.data, self.dtype).reshape(self.shape).copy()
-        require(np.isfinite(numbers), "holds numbers that are not finite")
-        return numbers
 
 
 def stored(array: np.ndarray) -> dict[str, Any]:
@@ -99,7 +87,11 @@ def array(memory: type | None = None, file: str | None = None, axes: int = 1) ->
     """Return the type of an array field of so many axes; of type ``memory``, in the file of element type ``file``, if given."""
     def read(entry: StoredArray) -> np.ndarray:
         require(len(entry.shape) == axes, f"shape {entry.shape} has not {axes} axes")
-        return entry.array().astype(memory or entry.dtype)
+        size = int(np.prod(entry.shape, dtype=object)) * np.dtype(entry.dtype).itemsize
+        require(size == len(entry.data), f"{len(entry.data)} bytes are no {entry.dtype} of shape {entry.shape}")
+        numbers = np.frombuffer(entry.data, entry.dtype).reshape(entry.shape)
+        require(np.isfinite(numbers), "holds numbers that are not finite")
+        return numbers.astype(memory or entry.dtype)
 
     write = PlainSerializer(lambda value: stored(value.astype(file or value.dtype)))
     return Annotated[StoredArray, AfterValidator(read), write]
@@ -109,11 +101,6 @@ def vector(number: Any = float) -> Any:
     """Return the type of an array field that is a list of numbers in the file."""
     return Annotated[list[number], AfterValidator(np.array), PlainSerializer(lambda value: value.tolist())]
 
-
-def dictionary(entry: type[Entry]) -> Any:
-    """Return the type of a field that is a dictionary in memory, with those of the fields of ``entry`` that a file has."""
-    return Annotated[entry, AfterValidator(lambda value: value.model_dump(mode="json", exclude_unset=True)),
-                     PlainSerializer(dict)]
 
 
 def keyed(key: type, value: type) -> Any:
@@ -134,7 +121,7 @@ def keyed(key: type, value: type) -> Any:
 
 @cache
 def _adapter(cls: type) -> TypeAdapter:
-    cls.__pydantic_config__ = _CHECKED
+    cls.__pydantic_config__ = ENTRY
     return TypeAdapter(cls)
 
 

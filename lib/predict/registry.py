@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,8 +77,8 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
 
     Where a model was calibrated there and another was trained here, the file with the smaller held-out error counts.
     """
-    committed = sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if folder.parent == paths.REFERENCE else []
-    shipped = [path for path in committed if (name := key_of(path)[0]) == cpu_name(folder.name, name.rpartition("-")[2])]
+    committed = model_files(shipped=True) if folder.parent == paths.REFERENCE else {}
+    shipped = [path for (name, _), path in committed.items() if name == cpu_name(folder.name, name.rpartition("-")[2])]
     candidates: dict[tuple[str, str], list[Path]] = {}
     for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
         device, dtype = key_of(path)
@@ -262,14 +261,14 @@ class Predictor:
         return bool(self.origin and not self.model.scaling)
 
 
-def shipped_cpus(dtype: str) -> list[Path]:
-    """Return the files of the CPU models that ship with the reference."""
-    return [path for path in sorted(SHIPPED.glob(f"{_CPU}*{_SUFFIX}")) if key_of(path)[1] == dtype]
+def cpu_files(dtype: str, shipped: bool = False) -> list[Path]:
+    """Return the files of CPU models, or those that ship with the reference alone."""
+    return [path for (device, kind), path in model_files(shipped).items() if device.startswith(_CPU) and kind == dtype]
 
 
 def shipped_cpu(dtype: str) -> CostModel:
     """Return the CPU model that ships with the reference; InputError if none ships for the element type."""
-    if files := shipped_cpus(dtype):
+    if files := cpu_files(dtype, shipped=True):
         return load(files[0])
     raise InputError(f"no {dtype} model of a CPU ships in {SHIPPED}; there are: "
                      f"{choices(map(' '.join, sorted(model_files())))}")
@@ -305,8 +304,7 @@ def _words_of(name: str) -> list[str]:
 
 def reference_cpus(dtype: str) -> list[CostModel]:
     """Return the models of all measured CPUs, imported ones included, without calibrated models."""
-    files = [path for (device, kind), path in model_files().items() if device.startswith(_CPU) and kind == dtype]
-    models = [load(path) for path in dict.fromkeys([*files, *_machine_cpus(dtype)])]
+    models = [load(path) for path in dict.fromkeys([*cpu_files(dtype), *_machine_cpus(dtype)])]
     return [model for model in models if transfer_cpu.CALIBRATED not in model.facts]
 
 
@@ -316,15 +314,16 @@ def _machine_cpus(dtype: str) -> list[Path]:
     return [files["cpu", dtype] for files in models if ("cpu", dtype) in files]
 
 
-def _files_of_this_cpu(dtype: str, files: transfer.Files) -> list[Path]:
+def _files_of_this_cpu(dtype: str) -> list[Path]:
     """Return the model files of this machine's CPU at any thread count: calibrated here, shipped, or of its bundles."""
-    candidates, suffix = [files.get((cpu_here(), dtype)), *_machine_cpus(dtype)], f"-{transfer_cpu.identity()['hardware_id']}"
+    candidates = [model_files().get((cpu_here(), dtype)), *_machine_cpus(dtype)]
+    suffix = f"-{transfer_cpu.identity()['hardware_id']}"
     return [path for path in dict.fromkeys(candidates) if path and key_of(path)[0].endswith(suffix)]
 
 
 def has_cpu(dtype: str) -> bool:
     """Return whether a model of an element type answers for this machine's CPU."""
-    return bool(_files_of_this_cpu(dtype, model_files()) or reference_cpus(dtype))
+    return bool(_files_of_this_cpu(dtype) or reference_cpus(dtype))
 
 
 class _Models:
@@ -342,29 +341,27 @@ class _Models:
 
     def device(self, name: str) -> Predictor | None:
         """Return a device, None without a model."""
-        if name != "cpu":
-            return self._gpu(name, self.files) if name in self.vendors else None
-        return self._shipped_cpu() if self.shipped else self._cpu()
-
-    def _shipped_cpu(self) -> Predictor | None:
-        """Return the CPU as the shipped model predicts it, unscaled."""
-        model = next(map(load, shipped_cpus(self.dtype)), None)
-        return self._predictor("cpu", model, model.device, psutil.virtual_memory().total / 1e6) if model else None
+        if name == "cpu":
+            return self._cpu()
+        return self._gpu(name, self.files) if name in self.vendors else None
 
     def _cpu(self) -> Predictor | None:
         """Return this machine's CPU with its own model, or else zero-shot with the model of the nearest CPU.
 
-        Each thread count counts as its own machine, nearest to the same CPU at another count.
+        Each thread count counts as its own machine, nearest to the same CPU at another count. ``shipped``: the CPU as the
+        shipped model predicts it, unscaled.
         """
-        files = _files_of_this_cpu(self.dtype, self.files)  # read as far as needed: a later one may be damaged
-        model, origin = next((model for model in map(load, files) if model.is_of(**transfer_cpu.identity())), None), ""
-        if not model:
-            references = [load(path) for path in files] or reference_cpus(self.dtype)
-            if not references:
-                return None
-            model = transfer_cpu.nearest(references, transfer_cpu.host())
-            origin = model.device
-        return self._predictor("cpu", model, origin, psutil.virtual_memory().total / 1e6)
+        if self.shipped:
+            own, other = None, next(map(load, cpu_files(self.dtype, shipped=True)), None)
+        else:
+            files = _files_of_this_cpu(self.dtype)  # read as far as needed: a later one may be damaged
+            own = next((model for model in map(load, files) if model.is_of(**transfer_cpu.identity())), None)
+            others = [] if own else [load(path) for path in files] or reference_cpus(self.dtype)
+            other = transfer_cpu.transferred(others, transfer_cpu.host())[0] if others else None
+        if not (model := own or other):
+            return None
+        memory_mb = psutil.virtual_memory().total / 1e6
+        return Predictor("cpu", self.dtype, model, "" if own else model.device, memory_mb, shipped=self.shipped)
 
     def _gpu(self, name: str, files: transfer.Files) -> Predictor | None:
         """Return a GPU with its completed model; None without a rate for the element type, or without any donor."""
@@ -372,10 +369,7 @@ class _Models:
         if self.dtype not in vendor.peak_gflops or not vendor.multiprocessors:
             return None
         model = transfer.gpu_model(vendor, self.dtype, files, self.reader)
-        return self._predictor(name, model, "", vendor.memory_mb, vendor.price_per_hour) if model else None
-
-    def _predictor(self, device: str, *facts: Any) -> Predictor:
-        return Predictor(device, self.dtype, *facts, shipped=self.shipped)
+        return Predictor(name, self.dtype, model, "", vendor.memory_mb, vendor.price_per_hour, self.shipped) if model else None
 
     def machine(self, device: str) -> list[Predictor]:
         """Return the devices of a reference machine: all (NAME), or one device type (cpu@NAME); InputError without a model."""

@@ -64,6 +64,11 @@ def score_families(rows: pd.DataFrame) -> dict[str, float]:
             "n": len(means)}
 
 
+def _score_rows(rows: pd.DataFrame) -> dict[str, float]:
+    """Return ``score`` of rows ``held_out`` without its interval."""
+    return score(*(rows[name].to_numpy(float) for name in ("measured", "predicted", "low", "high")), interval=False)
+
+
 def score_draws(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Return ``score`` of each group of rows ``held_out`` without its interval, and ``score_families`` as ``family_...``.
 
@@ -71,8 +76,7 @@ def score_draws(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """
     lines = []
     for key, group in rows.groupby(list(keys), sort=False):
-        draws = [{**score(*(part[name].to_numpy(float) for name in ("measured", "predicted", "low", "high")), interval=False),
-                  **{f"family_{name}": value for name, value in score_families(part).items()}}
+        draws = [{**_score_rows(part), **{f"family_{name}": value for name, value in score_families(part).items()}}
                  for _, part in group.groupby("draw")]
         lines.append({**dict(zip(keys, key, strict=True)), **pd.DataFrame(draws).mean()})
     return pd.DataFrame(lines).astype({"n": int}) if lines else pd.DataFrame(columns=[*keys, "n"])
@@ -86,8 +90,8 @@ def score_gains(rows: pd.DataFrame) -> dict[str, float]:
     """
     measured, predicted = (rows[name].to_numpy(float) for name in ("measured", "predicted"))
     right, large = np.sign(np.log(measured)) == np.sign(np.log(predicted)), np.abs(np.log(measured)) > _LARGE
-    of_constant = score(measured, constants(measured, rows["fold"].to_numpy()), interval=False)
-    return {**score(measured, predicted, rows["low"].to_numpy(), rows["high"].to_numpy(), interval=False),
+    of_constant = _score_rows(rows.assign(predicted=constants(measured, rows["fold"].to_numpy())))
+    return {**_score_rows(rows),
             "sign": float(right.mean() * 100), "sign_large": float(right[large].mean() * 100) if large.any() else np.nan,
             "n_large": int(large.sum()), "constant_mape": of_constant["mape"]}
 

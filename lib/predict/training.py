@@ -13,21 +13,19 @@ from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings
-from lib.measure.statistics import VERDICTS
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import LEARNED, CostModel
-from lib.predict.operators.validation import matrices_of, shapes_of, usable
+from lib.predict.operators.validation import is_usable, matrices_of, shapes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
 
 _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.0, ai-dynamo/aiconfigurator"}
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
 _THROTTLED = {"p4": ("linear", "bmm", "conv2d")}  # while they were measured: a median of 20 % of the peak, 74 % in a second run
-_LAUNCH_MS = {"neusight": 0.03, "aiconfigurator": 0.003}  # eager launches; CUDA graphs
-_LAUNCH_MS |= {"end_to_end": _LAUNCH_MS["neusight"], "kernel": _LAUNCH_MS["aiconfigurator"]}
+_LAUNCH_MS = {"end_to_end": 0.03, "kernel": 0.003}  # eager launches; CUDA graphs
 GRIDS = ("aiconfigurator",)  # sources that measured each N and K at each M: no fold splits those
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
@@ -90,7 +88,7 @@ def targets(folder: Path) -> list[Target]:
     """
     tables = [_labelled(path) for path in sweep_files(folder)]
     rows = pd.concat(tables) if tables else pd.DataFrame(columns=["status", "verdict", "hardware_id", "gpu", "dtype"])
-    good = rows[(rows["status"] == "ok") & (rows["verdict"] != VERDICTS[-1])]
+    good = rows[is_usable(rows)]
     chosen = []
     for (hardware_id, name, dtype), part in good.groupby(["hardware_id", "gpu", "dtype"]):
         counts = part.groupby(["cache", "latency_type", "threads"]).size()
@@ -122,9 +120,8 @@ def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, 
 
     Like devices count as the first of them, a GPU's host as one without threads. Raises InputError where there is none.
     """
-    tables = {path.parent.relative_to(folder.parent).as_posix(): target.of(store.read(path, "sweep"))
-              for path in sweep_files(folder)}
-    tables = {name: table for name, table in tables.items() if len(table)}
+    tables = {path.parent.relative_to(folder.parent).as_posix(): table for path in sweep_files(folder)
+              if len(table := target.of(store.read(path, "sweep")))}
     if not tables:
         raise InputError(f"{folder} has no {target.cache} {target.latency_type} sweep of {choices(target.devices)} in "
                          f"{target.dtype}")
@@ -180,7 +177,7 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
 def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
     """Give a CPU's model what its sweeps were too few for: from the one calibrated there, else from the shipped one, scaled."""
     calibrated = registry.path_of(model.device, target.dtype, folder / "models")
-    bases = [calibrated] if calibrated.is_file() else registry.shipped_cpus(target.dtype)
+    bases = [calibrated] if calibrated.is_file() else registry.cpu_files(target.dtype, shipped=True)
     base = registry.load(bases[0]) if bases else model
     if base.device == model.device and not calibrated.is_file():
         return model  # the shipped one itself is trained anew
@@ -219,7 +216,8 @@ def balanced(table: pd.DataFrame, dtype: str) -> pd.DataFrame:
 
 
 def _facts(kind: str, table: pd.DataFrame, dtype: str, **facts: Any) -> dict[str, Any]:
-    return {"cache": "warm", "latency_type": str(table["latency_type"].iloc[0]), "dtype": dtype, "launch_ms": _LAUNCH_MS[kind],
+    latency_type = str(table["latency_type"].iloc[0])
+    return {"cache": "warm", "latency_type": latency_type, "dtype": dtype, "launch_ms": _LAUNCH_MS[latency_type],
             "source": kind, "licence": _LICENCES[kind], "trained_utc": store.utc_now(), **facts}
 
 
@@ -235,10 +233,11 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
 
 def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool = False) -> pd.DataFrame:
     """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
-    parts = {device: balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
-             for device, table in tables.items()}
-    return pd.concat([rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device)
-                      for device, rows in parts.items()], ignore_index=True)
+    parts = []
+    for device, table in tables.items():
+        rows = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+        parts.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
+    return pd.concat(parts, ignore_index=True)
 
 
 def frames_of(devices: Iterable[str], dtype: str) -> fitting.Frames:
@@ -264,5 +263,5 @@ def any_gpu(tables: Mapping[str, pd.DataFrame], kind: str, dtype: str, quick: bo
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if len(part) >= fitting.LEAST_ROWS:
             form = "rates" if name.partition(" ")[0] in _CARRIED else "boosted"
-            model.parts[name] = fitting.fit_part(part, frames, quick, part["hardware_id"], form)
+            model.parts[name] = fitting.fit_part(part, frames, part["hardware_id"], form, quick)
     return model

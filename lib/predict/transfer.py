@@ -78,15 +78,12 @@ def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, donors: Sequen
 
 
 def _rates(part: Part, launch_ms: float) -> Part:
-    """Return the bandwidth rates of a part that was timed otherwise, with this model's launch.
-
-    No byte is faster than full bandwidth: isolated kernels read part of their bytes from a cache.
-    """
+    """Return the bandwidth rates of a part that was timed otherwise, with this model's launch."""
     cost = _cost(part)
     costs = {name: value * name.endswith(("_rows", "_blocks")) for name, value in cost.items()}
-    costs |= {"call": launch_ms, **{f"{name}_ms": max(_rate(cost, name), 1.0) for name in MOVING}}
-    return replace(part, regressor=Rates(list(costs), np.array(list(costs.values()))), features=[], ranges={}, edges_ms=[],
-                   halves=[max(part.halves)], families={})
+    costs |= {"call": launch_ms, **{f"{name}_ms": _rate(cost, name) for name in MOVING}}
+    return replace(part, regressor=_regressor(costs), features=[], ranges={}, edges_ms=[], halves=[max(part.halves)],
+                   families={})
 
 
 def _window(memory: Part) -> Part:
@@ -95,15 +92,21 @@ def _window(memory: Part) -> Part:
     They are taken to reach the bandwidth of other memory-bound kernels and to read their windows from the first cache.
     """
     cost = _cost(memory)
-    moving = max(1.0, _rate(cost, "move"))
-    rates = Rates(["move_ms", "read_ms", "call"], np.array([moving, 1.0, cost["call"]]))
+    rates = _regressor({"move_ms": _rate(cost, "move"), "read_ms": 1.0, "call": cost["call"]})
     return Part(rates, [], {}, [], 0, halves=[max(_UNMEASURED, *memory.halves)], origin=ANALYTIC)
 
 
 def _rate(cost: Mapping[str, float], name: str) -> float:
-    """Return the time of a large memory-bound kernel over its time at full bandwidth; ``name`` is the kind of traffic."""
+    """Return the time of a large memory-bound kernel over its time at full bandwidth; ``name`` is the kind of traffic.
+
+    No byte is faster than full bandwidth: isolated kernels read part of their bytes from a cache.
+    """
     own = (f"{name}_ms", f"{name}_missed_ms")
-    return sum(value for term, value in cost.items() if term in own or term.startswith(f"{name}_beyond_"))
+    return max(1.0, sum(value for term, value in cost.items() if term in own or term.startswith(f"{name}_beyond_")))
+
+
+def _regressor(costs: Mapping[str, float]) -> Rates:
+    return Rates(list(costs), np.array(list(costs.values())))
 
 
 def _cost(part: Part) -> dict[str, float]:

@@ -117,7 +117,3 @@ def transferred(models: Sequence[CostModel], here: Host | None) -> list[CostMode
         return [model.borrowed(**identity(), **{DOUBTFUL: bool(here)}) for model in models]
     return sorted((scaled(model, here) for model in models), key=lambda model: model.scaling.distance)
 
-
-def nearest(models: Sequence[CostModel], here: Host | None) -> CostModel:
-    """Return the first of other CPUs' models for this machine, see ``transferred``."""
-    return transferred(models, here)[0]

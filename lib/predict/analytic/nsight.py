@@ -42,11 +42,11 @@ class Counted:
         return f"{self.name} lacks {choices(self.missing)}: that work is not among its FLOPs, and kernels that do it lie too " \
             "low; see params/nsight_metrics.yaml." if self.missing else ""
 
-    def work(self, hardware_id: str, batch_size: int = 0) -> pd.DataFrame:
+    def work(self, hardware_id: str) -> pd.DataFrame:
         """Return all kernels as one row of work for ``roofline.points``, and each kernel that took _LEAST of the time.
 
-        Time, FLOPs and bytes are of these kernels alone, never of another run. ``batch_size`` is what the program processed.
-        The element type of a row is the one that most of its FLOPs are of.
+        Time, FLOPs and bytes are of these kernels alone, never of another run. The element type of a row is the one that most
+        of its FLOPs are of. How many samples the program processed is not known: its batch size is 0.
         """
         by_kernel = self.kernels.assign(calls=1).groupby("kernel", sort=False).sum()
         heavy = by_kernel[by_kernel["seconds"] >= _LEAST * by_kernel["seconds"].sum()].sort_values("seconds", ascending=False)
@@ -54,7 +54,7 @@ class Counted:
         dtypes, whole = rows.filter(regex="^flops_").idxmax(axis=1).str.removeprefix("flops_"), rows.index == 0
         return rows[["bytes", "flops", "calls"]].assign(
             elapsed_sec=rows["seconds"], label=rows["kernel"].map(_short).where(~whole, self.name), env=self.name,
-            arch=self.name, backend="cuda", batch_size=batch_size * whole, precision=dtypes, roof_dtype=dtypes,
+            arch=self.name, backend="cuda", batch_size=0, precision=dtypes, roof_dtype=dtypes,
             bytes_source="counted", kind="counted", family=np.where(whole, "all kernels", "kernel"), occurrences=1,
             level="device", verdict="stable", hardware_id=hardware_id, software_id="counted")
 

@@ -9,11 +9,12 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
+from lib.predict.learners.trees import default_trees
 from lib.predict.operators import features, inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import FOLDS, LEAST_ROWS
+from lib.predict.operators.fitting import LEAST_ROWS
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import shapes_of
+from lib.predict.operators.validation import folds, shapes_of
 from lib.predict.scores import score_by
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
@@ -33,20 +34,18 @@ class Baselines:
 
     rows: pd.DataFrame
     x: pd.DataFrame
-    ideal_ms: np.ndarray
+    roof_ms: np.ndarray
     work: np.ndarray
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame, roof: Roof) -> "Baselines":
-        """Prepare rows of one group of a device: a line is of FLOPs, bytes and one."""
-        _, x = inputs.frames(rows, None)
-        work = rows[["flops", "bytes"]].to_numpy(float)
-        return cls(rows, x, roofline.seconds(work, roof) * 1e3, np.column_stack([work, np.ones(len(rows))]))
 
     @property
     def measured(self) -> np.ndarray:
         """Return the measured times in ms."""
         return self.rows["latency_ms"].to_numpy()
+
+    @property
+    def ideal_ms(self) -> np.ndarray:
+        """Return the ideal times in ms, at least LEAST_MS."""
+        return np.maximum(self.roof_ms, LEAST_MS)
 
 
 Learner = Callable[[Baselines, np.ndarray, np.ndarray], np.ndarray]  # (data, train, test) -> predicted ms of test
@@ -57,7 +56,7 @@ def _mean(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 
 def _roofline(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    return np.maximum(data.ideal_ms[test], LEAST_MS)
+    return data.ideal_ms[test]
 
 
 def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -86,12 +85,8 @@ def _lasso(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 def _trees(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Fit LightGBM as it comes to the log of measured over ideal time."""
-    import lightgbm
-
-    ideal = np.maximum(data.ideal_ms, LEAST_MS)
-    fitted = lightgbm.train({"verbosity": -1, "seed": _SEED, "num_threads": 1}, lightgbm.Dataset(
-        data.x.iloc[train], np.log(data.measured[train] / ideal[train])), 100)
-    return ideal[test] * np.exp(fitted.predict(data.x.iloc[test]))
+    factor = data.measured / data.ideal_ms
+    return data.ideal_ms[test] * default_trees(data.x.iloc[train], factor[train], data.x.iloc[test])
 
 
 def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -100,11 +95,10 @@ def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    ideal = np.maximum(data.ideal_ms, LEAST_MS)
     model = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, max_iter=300,
                                                          random_state=_SEED))
-    model.fit(data.x.iloc[train], np.log(data.measured[train] / ideal[train]))
-    return ideal[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
+    model.fit(data.x.iloc[train], np.log(data.measured / data.ideal_ms)[train])
+    return data.ideal_ms[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
 
 
 BASELINES: Mapping[str, Learner] = {"mean": _mean, "roofline": _roofline, "linear per operator": _linear,
@@ -122,15 +116,13 @@ def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
 
 
 def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
-            folds: int = FOLDS, baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
+            baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
 
     ``model`` was just trained on ``table``, a usable sweep, and has the predictions of its folds. Scores: ``family, learner``,
     what ``score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms,
     high_ms, predicted_gbps, relative_error, out_of_range``.
     """
-    from sklearn.model_selection import GroupKFold
-
     scored, predicted = [], []
     held_out = pd.concat([part.held_out for part in model.parts.values()])
     for family, (ops, passes) in families.items():
@@ -139,8 +131,10 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
             continue
         ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
         if baselines:
-            split = GroupKFold(folds, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows))
-            answers = predictions(Baselines.of(rows.reset_index(drop=True), roof), split)
+            work = rows[["flops", "bytes"]].to_numpy(float)
+            data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
+                             np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
+            answers = predictions(data, folds(shapes_of(rows)))
             scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
         ends = {end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}
         scored.append(pd.DataFrame({**case, "learner": "this model", **ends}))

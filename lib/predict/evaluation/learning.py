@@ -7,8 +7,8 @@ import pandas as pd
 
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import FOLDS, without_intervals
-from lib.predict.operators.validation import shapes_of
+from lib.predict.operators.fitting import without_intervals
+from lib.predict.operators.validation import folds, shapes_of
 from lib.predict.scores import score
 
 _SEED = 0
@@ -16,10 +16,7 @@ _SEED = 0
 
 def learning_curve(rows: pd.DataFrame, counts: tuple[int, ...], quick: bool = False) -> pd.DataFrame:
     """Return the error on unseen shapes against the number of measured points: ``points, mape, median, n``."""
-    from sklearn.model_selection import GroupKFold
-
-    split = GroupKFold(FOLDS, shuffle=True, random_state=_SEED).split(rows, groups=shapes_of(rows))
-    train, test = next(split)
+    train, test = folds(shapes_of(rows))[0]
     order = np.random.default_rng(_SEED).permutation(train)
     measured, frames = rows["latency_ms"].to_numpy()[test], partial(inputs.frames, chip=None)
     (terms, x), lines = frames(rows.iloc[test]), []

@@ -17,6 +17,7 @@ from lib.measure.training.summary import steady
 from lib.predict import registry, steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.step_learners import StepModel
+from lib.predict.networks.sums import each, held_out
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
 from lib.predict.scores import score_by
@@ -115,13 +116,11 @@ def _sums_of_parts(train: pd.DataFrame, column: str, predictor: Predictor) -> pd
 def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndarray]:
     """Return the steps as those predict them that know a step's description alone."""
     works, measured, groups = list(table["work"]), table["step"].to_numpy(), table[column]
-    logs, line = np.log(table["step"].where(table["mode"] == "train")), np.full(len(table), np.nan)
+    logs = np.log(table["step"].where(table["mode"] == "train"))
     of_group = logs.groupby(groups)
     mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
     sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
-    for group in set(groups):
-        test = (groups == group).to_numpy()
-        line[test] = sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test])
+    line = held_out(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
     return {"mean": mean, "linear in FLOPs and bytes": line} | {
         name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
 

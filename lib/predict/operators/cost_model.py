@@ -5,26 +5,26 @@ One model answers for one device, one element type and one way of timing. It has
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NotRequired
 
 import numpy as np
 import pandas as pd
-from pydantic import ConfigDict, Field
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.model_file import (
+    ENTRY,
     AtLeastOne,
     Below,
     Device,
-    Entry,
     Format,
     NotNegative,
     Positive,
     Saved,
     Unsaved,
-    dictionary,
     require,
 )
 from lib.predict.operators import features, gradients, inputs
@@ -44,32 +44,34 @@ RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aic
 Answer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
 
 
-class Facts(Entry):
+class Facts(TypedDict, total=False):
     """What is known of a model besides; other facts may stand there, too."""
 
-    model_config = ConfigDict(extra="allow")
+    __pydantic_config__ = {**ENTRY, "extra": "allow"}
 
-    dtype: Dtype = ""
-    latency_type: Literal["kernel", "end_to_end"] = ""
-    cache: Literal["warm", "cold"] = ""
-    hardware_id: str = ""
-    software_id: str = ""
-    source: str = ""
-    licence: str = ""
-    launch_ms: NotNegative = 0.0
-    peak_gflops: Positive = 0.0
-    peak_gbps: Positive = 0.0
-    sweeps: list[Below] = []
+    dtype: Dtype
+    latency_type: Literal["kernel", "end_to_end"]
+    cache: Literal["warm", "cold"]
+    hardware_id: str
+    software_id: str
+    source: str
+    licence: str
+    launch_ms: NotNegative
+    peak_gflops: Positive
+    peak_gbps: Positive
+    sweeps: list[Below]
 
 
-class Fitted(Entry):
+class Fitted(TypedDict):
     """What a network adds to its operators, or what it takes of resident memory."""
+
+    __pydantic_config__ = ENTRY
 
     rates: dict[str, NotNegative]
     half: NotNegative
     networks: AtLeastOne
     scores: dict[str, float]
-    interval_of: Literal["", "default", "kept"] = ""
+    interval_of: NotRequired[Literal["", "default", "kept"]]
 
 
 @dataclass
@@ -81,12 +83,12 @@ class CostModel(Saved):
     """
 
     device: Device
-    facts: dictionary(Facts)
+    facts: Facts
     parts: Annotated[dict[str, Part], Field(min_length=1)] = field(default_factory=dict)
     chip: Chip | None = None
-    compositions: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    compositions: dict[str, Fitted] = field(default_factory=dict)
     efficiencies: dict[str, dict[str, Positive]] = field(default_factory=dict)
-    resident: dict[str, dictionary(Fitted)] = field(default_factory=dict)
+    resident: dict[str, Fitted] = field(default_factory=dict)
     scaling: Unsaved = None
 
     FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
@@ -99,7 +101,7 @@ class CostModel(Saved):
         not trained on.
         """
         row = features.columns(table)
-        names = self._names(row, table["pass"].to_numpy(str))
+        names = inputs.parts_of(row, table["pass"].to_numpy(str), self.chip)
         predicted, widths, outside, origin = self._answers(row, names)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
                              "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
@@ -107,19 +109,6 @@ class CostModel(Saved):
                              "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
                             index=table.index)
 
-    def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
-                    passes: str = "forward") -> tuple[float, float, float]:
-        """Return predicted, low and high ms of one operator, without a DataFrame; ``moved`` are its compulsory bytes.
-
-        Raises InputError for a family or pass that the model was not trained on.
-        """
-        row = features.one(op, parameters, flops, moved)
-        (predicted,), (widths,), _, _ = self._answers(row, self._names(row, np.array([passes])))
-        return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
-
-    def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
-        """Return the name of the part that is of each row's group and pass."""
-        return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
 
     def _answers(self, row: Row, names: np.ndarray) -> Answer:
         """Answer for columns of any parts, by their names."""
@@ -139,7 +128,7 @@ class CostModel(Saved):
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
         for places, kernel in gradients.of(row, self.chip):
-            ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
+            ms, widths, _, device = self._answers(kernel, inputs.parts_of(kernel, "forward", self.chip))
             predicted[places] += ms
             weighed[places] += ms * widths
             origin[places] = np.where(device == "", _GRADIENTS, device)

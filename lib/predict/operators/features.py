@@ -32,6 +32,9 @@ _ABSENT = {**dict.fromkeys(SIZES, 1.0), **dict.fromkeys(
     "flops": np.nan, "bytes": np.nan}  # before: calls measured earlier in the same process, where these cost time
 
 
+Columns = dict[str, Any]  # arrays, or numbers that hold for all operators, by name
+
+
 class Row(dict):
     """Columns of operators by name, as entries and as attributes: arrays of numbers or texts."""
 
@@ -44,26 +47,13 @@ class Row(dict):
 
 def columns(table: pd.DataFrame) -> Row:
     """Return the columns of a ``sweep`` table as what features are made of; InputError lists the families that have any."""
-    _refuse_unknown(table["op"])
+    if unknown := sorted(set(table["op"]) - set(GROUP_OF)):
+        raise InputError(f"no features for {choices(unknown)}; there are: {choices(GROUP_OF)}")
     numbers = table.reindex(columns=list(_ABSENT)).to_numpy(float, na_value=np.nan)
     numbers = np.where(np.isnan(numbers), list(_ABSENT.values()), numbers)
     texts = {name: table[name].to_numpy(object) if name in table else np.full(len(table), "", object) for name in TEXTS}
     return Row(zip(_ABSENT, numbers.T, strict=True), **texts)
 
-
-def one(op: str, parameters: Mapping[str, Any], flops: float, moved: float) -> Row:
-    """Return one operator as columns of length 1; ``parameters`` are those of its family, ``moved`` its compulsory bytes.
-
-    Raises InputError for a family without features.
-    """
-    _refuse_unknown([op])
-    values = {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
-    return Row({name: np.array([values[name]], object if name in TEXTS else float) for name in (*_ABSENT, *TEXTS)})
-
-
-def _refuse_unknown(ops: Iterable[str]) -> None:
-    if unknown := sorted(set(ops) - set(GROUP_OF)):
-        raise InputError(f"no features for {choices(unknown)}; there are: {choices(GROUP_OF)}")
 
 
 def code(column: str, texts: Iterable[str]) -> np.ndarray:
@@ -71,7 +61,7 @@ def code(column: str, texts: Iterable[str]) -> np.ndarray:
     return np.array([TEXTS[column].get(text, -1) for text in texts], float)
 
 
-def coded(values: Mapping[str, Any]) -> dict[str, Any]:
+def coded(values: Mapping[str, Any]) -> Columns:
     """Return features, those that are texts as their codes."""
     return {name: code(name, value) if name in TEXTS else value for name, value in values.items()}
 
@@ -81,7 +71,7 @@ def groups(row: Row) -> np.ndarray:
     return np.array([GROUP_OF[op] for op in row.op])
 
 
-def logs(**values: Any) -> dict[str, Any]:
+def logs(**values: Any) -> Columns:
     """Return the logarithms of base 2 of values, by name."""
     return {name: np.log2(value) for name, value in values.items()}
 
@@ -101,7 +91,7 @@ def _up(value, step):
     return -(-value // step) * step
 
 
-def values(row: Row, group: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def values(row: Row, group: str) -> tuple[Columns, Columns]:
     """Return terms and features of operators of one group.
 
     Terms cost time in proportion: multiply-adds, elements read and written, and the call itself.
@@ -141,7 +131,7 @@ def _convolved(p: Row) -> Row:
                block=np.select([~many, divided(16), divided(8)], [16, 16, 8], 4), **ways)
 
 
-def _convolution_terms(p: Row) -> dict[str, Any]:
+def _convolution_terms(p: Row) -> Columns:
     taps, ins, outs, block = p.groups * p.window, p.ins, p.outs, p.block
     pixels = p.batch * p.pixels
     plain, blocked = pixels * taps * ins * outs, pixels * taps * _up(ins, block) * _up(outs, block)
@@ -157,7 +147,7 @@ def _convolution_terms(p: Row) -> dict[str, Any]:
             "ragged_inputs": p.in_ragged * ragged_in, "ragged_outputs": p.out_ragged * pixels * _up(p.out_channels, LANES)}
 
 
-def _convolution(p: Row) -> dict[str, Any]:
+def _convolution(p: Row) -> Columns:
     (depth, height, width), ins, outs, block, batch = p.out, p.ins, p.outs, p.block, p.batch
     outputs, reach = p.out_channels * p.pixels, ins * p.window
     channels = np.where(p.depthwise, p.groups, outs)
@@ -176,20 +166,20 @@ def _convolution(p: Row) -> dict[str, Any]:
             **logs(a_sample=outputs, reads_an_input=p.window * outs / (p.stride_d * p.stride_h * p.stride_w))}
 
 
-def _gemm_terms(p: Row) -> dict[str, Any]:
+def _gemm_terms(p: Row) -> Columns:
     batch, m, k, n = p.batch, p.gemm_m, p.gemm_k, p.gemm_n
     return {"macs": batch * m * k * n, "blocked_macs": batch * _up(m, 8) * k * _up(n, 3 * LANES), "left": batch * m * k,
             "right": batch * k * n, "outputs": batch * m * n, "matrices": batch}
 
 
-def _gemm(p: Row) -> dict[str, Any]:
+def _gemm(p: Row) -> Columns:
     m, k, n = p.gemm_m, p.gemm_k, p.gemm_n
     return {"op": p.op, "layout": p.layout, **logs(batch=p.batch, m=m, k=k, n=n, mn=m * n, mk=m * k, kn=k * n, m_over_n=m / n),
             "m_is_one": m == 1, "n_rest": n % LANES, "m_rest": m % LANES, "k_rest": k % LANES, "n_waste": waste(n, 3 * LANES),
             "m_waste": waste(m, 8), "small": np.minimum.reduce([m, n, k])}
 
 
-def _attention_terms(p: Row) -> dict[str, Any]:
+def _attention_terms(p: Row) -> Columns:
     heads, width, queries, keys = p.batch * p.heads, p.heads * p.head_dim, p.q_len, p.kv_len
     layer = p.kind == "mha"  # a whole layer, projections included
     return {"projections": layer * p.batch * (2 * queries + 2 * keys) * width * width, "weights": layer * 4 * width * width,
@@ -197,25 +187,25 @@ def _attention_terms(p: Row) -> dict[str, Any]:
             "queries": heads * queries * p.head_dim, "keys": heads * keys * p.head_dim, "heads": heads}
 
 
-def _attention(p: Row) -> dict[str, Any]:
+def _attention(p: Row) -> Columns:
     heads, queries, keys = p.batch * p.heads, p.q_len, p.kv_len
     return {"kind": p.kind, "heads": np.log2(heads), "heads_odd": heads % 2, **logs(queries=queries, keys=keys),
             "head_dim": p.head_dim, **logs(model_width=p.heads * p.head_dim, rows=p.batch * queries,
                                            scores=heads * queries * keys), "queries_waste": waste(queries, 32)}
 
 
-def _moved_terms(p: Row) -> dict[str, Any]:
+def _moved_terms(p: Row) -> Columns:
     return {"flops": p.flops, "bytes": p.bytes}
 
 
-def _window(p: Row) -> dict[str, Any]:
+def _window(p: Row) -> Columns:
     planes, size = p.batch * p.in_channels, p.depth * p.height * p.width
     return {"op": p.op, "kind": p.kind, "layout": p.layout, **logs(planes=planes, size=size), "width": p.width,
             "kernel": p.kernel_h, "stride": p.stride_h, "padding": p.padding_h, "out": p.out_height,
             "inputs": np.log2(planes * size)}
 
 
-def _memory(p: Row) -> dict[str, Any]:
+def _memory(p: Row) -> Columns:
     rows = np.maximum.reduce([p.rows, p.outer, p.batch * p.in_channels])
     columns = np.maximum.reduce([p.columns, p.inner, p.elements])
     return {**{name: p[name] for name in ("op", "kind", "layout", "broadcast", "inplace", "training")},
@@ -223,6 +213,6 @@ def _memory(p: Row) -> dict[str, Any]:
             "columns_rest": columns % LANES, "rows_odd": rows % 2}
 
 
-_TABLES: dict[str, tuple[Callable[[Row], dict[str, Any]], ...]] = {
+_TABLES: dict[str, tuple[Callable[[Row], Columns], ...]] = {
     "convolution": (_convolution_terms, _convolution), "gemm": (_gemm_terms, _gemm),
     "attention": (_attention_terms, _attention), "window": (_moved_terms, _window), "memory": (_moved_terms, _memory)}

@@ -14,7 +14,7 @@ import numpy as np
 from lib.predict.operators import cudnn
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cudnn import EDGE, VECTOR_TILES
-from lib.predict.operators.features import CONVOLUTIONS, Row, coded, extents, logs, waste
+from lib.predict.operators.features import CONVOLUTIONS, Columns, Row, coded, extents, logs, waste
 from lib.predict.operators.features import GROUPS as CPU_GROUPS
 
 TILES = ((32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (192, 128))
@@ -148,9 +148,6 @@ class Kernels:
         resident = np.clip((_THRASHED - working) / (_THRASHED - 1), 0.0, 1.0)
         rate = max(chip.bytes_per_ms, chip.multiprocessors * _CACHE_BYTES_PER_MS)
         return working, (1.0 - resident) * self.move, resident * self.move * chip.bytes_per_ms / rate
-
-
-Columns = dict[str, Any]
 
 
 def values(row: Row, group: str, chip: Chip) -> tuple[Columns, Columns]:

@@ -43,22 +43,20 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
         if len(rows) < LEAST_ROWS:
             few[name] = len(rows)
         else:
-            model.parts[name] = fit_part(rows, partial(inputs.frames, chip=chip), quick, groups(rows),
-                                         form="student" if chip is None else "boosted")
+            model.parts[name] = fit_part(rows, partial(inputs.frames, chip=chip), groups(rows),
+                                         "student" if chip is None else "boosted", quick)
     if not model.parts:
         raise InputError(f"too few rows: a part needs {LEAST_ROWS}, there are {few or 'none'}")
     model.facts["left_out"] = few
     return model
 
 
-def fit_part(rows: pd.DataFrame, frames: Frames, quick: bool = False, groups: pd.Series | None = None,
-             form: Form = "student") -> Part:
+def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, quick: bool = False) -> Part:
     """Train one part on its rows and validate it on groups of them that a fold left out, see ``without_intervals``.
 
-    ``groups``, aligned with the rows, says which rows no fold may split (default: equal shapes).
+    ``groups``, aligned with the rows, says which rows no fold may split.
     """
-    terms, x = frames(rows)
-    codes, groups = inputs.codes(features.columns(rows)), shapes_of(rows) if groups is None else groups
+    (terms, x), codes = frames(rows), inputs.codes(features.columns(rows))
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
         part = without_intervals(rows.iloc[train], frames, quick, form)
@@ -92,14 +90,14 @@ def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, f
 def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: np.ndarray, fold: np.ndarray,
               ops: np.ndarray | str = "") -> Part:
     """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out."""
-    error, ops = np.log(measured / predicted), np.broadcast_to(ops, len(rows))
+    error = np.log(measured / predicted)
     of_all, part.families = _intervals(error, predicted, ops)
     part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
     part.held_out = held_out(rows, predicted, error, fold, ops)
     return part
 
 
-def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray) -> tuple[Interval, dict[str, Interval]]:
+def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray | str) -> tuple[Interval, dict[str, Interval]]:
     """Return the intervals of all rows, and those of each family that has its own (``ops`` is empty where it has none)."""
     def interval(rows: Any) -> Interval:
         edges, halves = conformal(error[rows], predicted[rows])

@@ -12,7 +12,7 @@ import numpy as np
 
 from lib.predict.operators import features_gpu
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.features import AXES, Row, extents
+from lib.predict.operators.features import AXES, Columns, Row, extents
 
 
 def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
@@ -33,17 +33,17 @@ def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
                                                "bytes": chip.item * moved})
 
 
-def _of_input(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+def _of_input(row: Row, out: list[Any], taps: Any) -> Columns:
     steps = {f"stride_{axis[0]}": np.ones_like(row.batch) for axis in AXES}
     same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in AXES}
     return dict(zip(AXES, out, strict=True), in_channels=row.out_channels, out_channels=row.in_channels, **steps, **same)
 
 
-def _of_narrow_weights(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+def _of_narrow_weights(row: Row, out: list[Any], taps: Any) -> Columns:
     return {}
 
 
-def _of_weights(row: Row, out: list[Any], taps: Any) -> dict[str, Any]:
+def _of_weights(row: Row, out: list[Any], taps: Any) -> Columns:
     op = np.where(row.groups > 1, "bmm", "matmul").astype(object)
     return {"op": op, "layout": np.full(len(op), "nt", object), "batch": row.groups, "gemm_m": row.out_channels / row.groups,
             "gemm_n": row.in_channels / row.groups * taps, "gemm_k": row.batch * out[0] * out[1] * out[2]}

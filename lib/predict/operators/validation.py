@@ -14,13 +14,18 @@ FOLDS = 5
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
 
 
+def is_usable(table: pd.DataFrame) -> pd.Series:
+    """Return which measured rows succeeded, and were not measured on a machine too busy to use them."""
+    return (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
+
+
 def usable(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a ``sweep`` table that may train a model.
 
     Raises InputError for times that are not positive numbers, and for a mixture of machines, devices, threads, element types or
     ways of timing, which one model cannot answer for.
     """
-    good = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])].copy()
+    good = table[is_usable(table)].copy()
     bad = good[~(good["latency_ms"] > 0) | ~np.isfinite(good["latency_ms"])]
     if len(bad):
         raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "

@@ -5,15 +5,14 @@ The power of a kernel depends on how busy it keeps tensor cores and memory, and 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Required
 
 import numpy as np
 import pandas as pd
-from pydantic import model_validator
 
 from lib import paths
 from lib.errors import InputError
-from lib.predict.model_file import Format, Positive, dictionary, require
+from lib.predict.model_file import Format, Positive, require
 from lib.predict.operators import features, features_gpu, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel, Facts
@@ -27,26 +26,22 @@ OPS = ("linear", "matmul", "bmm")
 class PowerFacts(Facts):
     """What is known of a power model: the least power in training and the card's limit, between which all answers lie."""
 
-    least_w: Positive
-    limit_w: Positive
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "PowerFacts":
-        require(self.least_w < self.limit_w, "least_w is not below limit_w")
-        return self
+    least_w: Required[Positive]
+    limit_w: Required[Positive]
 
 
 @dataclass
 class PowerModel(CostModel):
     """A model whose one part answers in watts."""
 
-    facts: dictionary(PowerFacts)
+    facts: PowerFacts
 
     FORMAT: ClassVar = Format("power model", "train it again with: python -m lib models --train power", 4)
 
     def __post_init__(self):
-        """Refuse other parts."""
+        """Refuse other parts, and limits that are in no order."""
         require(set(self.parts) == {PART} and self.chip, f"it has other parts than {PART}, or no chip")
+        require(self.facts["least_w"] < self.facts["limit_w"], "least_w is not below limit_w")
 
     @property
     def part(self) -> Part:

@@ -10,6 +10,7 @@ import pandas as pd
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError
+from lib.predict.learners.trees import default_trees
 from lib.predict.operators import regressors
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.fitting import validated
@@ -93,12 +94,8 @@ class Study:
 
     def trees(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with LightGBM as it comes, from shape, time and utilisation."""
-        import lightgbm
-
         x = self.x[_PLAIN].to_numpy(np.float32)
-        fitted = lightgbm.train({"verbosity": -1, "seed": 0, "num_threads": 1},
-                                lightgbm.Dataset(x[train], np.log(self.watts[train])), 100)
-        return np.exp(fitted.predict(x[test]))
+        return default_trees(x[train], self.watts[train], x[test])
 
 
 def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False) -> tuple[PowerModel, pd.DataFrame]:
