@@ -5,8 +5,6 @@ import json
 import warnings
 from functools import cache
 
-import pandas as pd
-
 from lib.predict import registry
 from lib.predict.operators.cost_model import CostModel
 from tests.doors import ANY, SAME, Door, damaged, pass_through, pick
@@ -32,9 +30,7 @@ def _predicted(path):
     """Load a model, and return its prediction of a product of matrices."""
     with warnings.catch_warnings(action="ignore"):
         model = CostModel.load(path)
-        product = {"op": "matmul", "pass": "forward", "flops": 2 * 64.0**3, "bytes": 3 * 4 * 64.0**2}
-        answer = model.predict(pd.DataFrame([product])).iloc[0]
-    ms, low_ms, high_ms = (float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms"))
+        ms, low_ms, high_ms = model.predict_one("matmul", {"m": 64, "n": 64, "k": 64}, 2 * 64.0**3, 3 * 4 * 64.0**2)
     assert 0 <= low_ms <= ms <= high_ms
     return ms, low_ms, high_ms
 

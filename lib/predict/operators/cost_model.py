@@ -101,7 +101,7 @@ class CostModel(Saved):
         not trained on.
         """
         row = features.columns(table)
-        names = inputs.parts_of(row, table["pass"].to_numpy(str), self.chip)
+        names = self._names(row, table["pass"].to_numpy(str))
         predicted, widths, outside, origin = self._answers(row, names)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
                              "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
@@ -109,6 +109,19 @@ class CostModel(Saved):
                              "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
                             index=table.index)
 
+    def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
+                    passes: str = "forward") -> tuple[float, float, float]:
+        """Return predicted, low and high ms of one operator, without a DataFrame; ``moved`` are its compulsory bytes.
+
+        Raises InputError for a family or pass that the model was not trained on.
+        """
+        row = features.one(op, parameters, flops, moved)
+        (predicted,), (widths,), _, _ = self._answers(row, self._names(row, np.array([passes])))
+        return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
+
+    def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
+        """Return the name of the part that is of each row's group and pass."""
+        return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
 
     def _answers(self, row: Row, names: np.ndarray) -> Answer:
         """Answer for columns of any parts, by their names."""
@@ -128,7 +141,7 @@ class CostModel(Saved):
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
         for places, kernel in gradients.of(row, self.chip):
-            ms, widths, _, device = self._answers(kernel, inputs.parts_of(kernel, "forward", self.chip))
+            ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
             predicted[places] += ms
             weighed[places] += ms * widths
             origin[places] = np.where(device == "", _GRADIENTS, device)

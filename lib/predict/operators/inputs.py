@@ -18,16 +18,15 @@ from lib.predict.operators.features import Columns, Row
 KIND = ["op", "kind", "layout"]  # texts that a model must have been trained on to answer in range
 
 
-
-def parts_of(row: Row, passes: np.ndarray | str, chip: Chip | None) -> np.ndarray:
-    """Return the name of each operator's part: its group and pass."""
-    groups = features.groups(row) if chip is None else features_gpu.groups(row, chip)
-    return np.char.add(np.char.add(groups.astype(str), " "), passes)
+def groups(row: Row, chip: Chip | None) -> np.ndarray:
+    """Return the group of families of each operator."""
+    return features.groups(row) if chip is None else features_gpu.groups(row, chip)
 
 
 def by_part(table: pd.DataFrame, chip: Chip | None) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows of each part with its name; InputError for families without features."""
-    yield from table.groupby(parts_of(features.columns(table), table["pass"].to_numpy(str), chip), sort=False)
+    """Yield the rows of each part with its name, group and pass; InputError for families without features."""
+    names = pd.Series(groups(features.columns(table), chip), index=table.index) + " " + table["pass"]
+    yield from table.groupby(names, sort=False)
 
 
 def _values(row: Row, group: str, chip: Chip | None) -> tuple[Columns, Columns]:
@@ -48,8 +47,8 @@ def arrays(row: Row, group: str, chip: Chip | None) -> list[np.ndarray]:
 def frames(rows: pd.DataFrame, chip: Chip | None) -> list[pd.DataFrame]:
     """Return terms and features of the rows of one part as tables aligned with it."""
     row = features.columns(rows)
-    group = parts_of(row, "", chip)[0].strip()
-    return [pd.DataFrame(columns, index=rows.index, dtype=float) for columns in _values(row, group, chip)]
+    return [pd.DataFrame(columns, index=rows.index, dtype=float)
+            for columns in _values(row, str(groups(row, chip)[0]), chip)]
 
 
 def names(part: str, chip: Chip | None) -> list[list[str]]:
@@ -58,8 +57,7 @@ def names(part: str, chip: Chip | None) -> list[list[str]]:
     all_groups = features.GROUPS if chip is None else features_gpu.GROUPS
     for noun, name, known in (("group", group, all_groups), ("pass", passes, ("forward", "backward"))):
         require(name in known, f"there is no {noun} {name!r}; there are: {choices(known)}")
-    row = features.columns(pd.DataFrame({"op": all_groups[group][:1], "flops": 1.0, "bytes": 1.0}))
-    return [list(columns) for columns in _values(row, group, chip)]
+    return [list(columns) for columns in _values(features.one(all_groups[group][0], {}, 1.0, 1.0), group, chip)]
 
 
 def kinds(rows: pd.DataFrame) -> list[tuple[str, ...]]:
