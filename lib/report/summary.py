@@ -78,7 +78,7 @@ def panels(numbers: Numbers) -> tuple[Panel, ...]:
     return (Panel("Measured: training speed", "images/s, logarithmic", rates, ",.4g", logarithmic=True),
             Panel("Explained: training speed over what the peak rates allow", "% of the roofline", shares, ".0f", 100.0),
             Panel("Predicted: mean error on unseen networks, this CPU", "% of the measured time", errors, ".1f"),
-            Panel("Placed: time until all jobs are done", "over the lower bound; 1 = nothing can be faster", placed, ".2f", 1.0))
+            Panel("Placed: time until all jobs are done", "over the lower bound; 1: nothing is faster", placed, ".2f", 1.0))
 
 
 def description(numbers: Numbers) -> str:
