@@ -11,7 +11,7 @@ import pandas as pd
 from lib.errors import choices
 
 Numbers = dict[str, Any]
-KeyNumbers = dict[str, tuple[float | str, str, float | None]]  # name -> value, unit, relative tolerance
+KeyNumbers = dict[str, tuple]  # name -> value, unit, and relative tolerance where it is not the one that record is given
 Sentence = str | Mapping[str, str]
 _OTHERWISE = "else"
 

@@ -244,9 +244,8 @@ def key_numbers(results: Study, sums: pd.DataFrame, checks: pd.DataFrame) -> Key
     """
     name, detail = results.detail.replace(":", "-"), sums.set_index("network").loc[results.detail]
     ratio = sums["backward_over_forward"]
-    numbers = {f"{name} parameters": (detail["params"], ""),
-               f"{name} multiply-adds a sample": (detail["macs_forward"] / detail["batch_size"], ""),
-               f"{name} saved activations": (detail["activation_mb"], "MB"),
-               "comparisons with an unexplained difference": (int((checks["rest"].fillna(0) != 0).sum()), ""),
-               "least backward over forward": (ratio.min(), ""), "most backward over forward": (ratio.max(), "")}
-    return {key: (*number, 0.0) for key, number in numbers.items()}
+    return {f"{name} parameters": (detail["params"], ""),
+            f"{name} multiply-adds a sample": (detail["macs_forward"] / detail["batch_size"], ""),
+            f"{name} saved activations": (detail["activation_mb"], "MB"),
+            "comparisons with an unexplained difference": ((checks["rest"].fillna(0) != 0).sum(), ""),
+            "least backward over forward": (ratio.min(), ""), "most backward over forward": (ratio.max(), "")}

@@ -231,12 +231,12 @@ def key_numbers(run: pd.Series, rows: pd.DataFrame) -> KeyNumbers:
     ``run`` is its row of ``runs``, ``rows`` are its rows of ``profile``, none where only the pipelined pass was run.
     """
     name = f"{run['workload_id']}_{run['backend']}_{run['precision']}"
-    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (int(rows["warmup"].sum()), "rows", 0.0),
+    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (rows["warmup"].sum(), "rows", 0.0),
                "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
     if len(rows):
         numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001)
-    numbers |= {"throughput": (run["images_per_sec"], "images/s", None), "step": (run["step_median_ms"], "ms", None),
-                "verdict": (run["verdict"], "", None)}
+    numbers |= {"throughput": (run["images_per_sec"], "images/s"), "step": (run["step_median_ms"], "ms"),
+                "verdict": (run["verdict"], "")}
     return {f"{name} {what}": number for what, number in numbers.items()}
 
 
@@ -245,4 +245,4 @@ def shared_numbers(compared: Numbers) -> KeyNumbers:
     return {"backward over forward": (compared["backward_over_forward"], "", 0.001),
             "largest loader share": (compared["runs"]["loader_share"].max() * 100, "%", 0.001),
             "largest unexplained share": (compared["unexplained_pct"], "%", 0.001),
-            "stable runs": (f"{compared['stable']} of {len(compared['runs'])}", "", None)}
+            "stable runs": (f"{compared['stable']} of {len(compared['runs'])}", "")}

@@ -142,9 +142,9 @@ def key_numbers(results: Study, scores: pd.DataFrame, totals: pd.DataFrame,
                 table: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``recovered_numbers``."""
     power, ours = recovered_numbers(table), scores[scores["model"] == OURS]
-    numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%", 0.001) for row in ours.itertuples()}
-    numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%", 0.001)
+    numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%") for row in ours.itertuples()}
+    numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%")
     numbers["layers trained on"] = (len(results.layers), "layers", 0.0)
     if len(power["known"]):
-        numbers["synthetic power: median error of the mapping"] = (power["enough"]["error_pct"].median(), "%", 0.001)
+        numbers["synthetic power: median error of the mapping"] = (power["enough"]["error_pct"].median(), "%")
     return numbers

@@ -104,13 +104,11 @@ def against_vendor(results: Study, dtype: str) -> Numbers:
 
 def key_numbers(results: Study, table: pd.DataFrame, dtype: str) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``compared``."""
-    name, shares = results.roofs[0].device.replace(":", "-"), percent(results.steps)
-    over = len(above(results.whole)) + len(above(results.operators))
-    numbers = {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
-               f"{name} training steps": (len(results.steps), "points"),
-               f"{name} points above their roof": (over, "points"),
-               f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
-               f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%")}
-    numbers |= {f"{label}: share of attainable performance": (share, "%")
-                for label, share in zip(results.steps["label"], shares, strict=True)}
-    return {key: (*number, 0.001) for key, number in numbers.items()}
+    name, over = results.roofs[0].device.replace(":", "-"), len(above(results.whole)) + len(above(results.operators))
+    return {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
+            f"{name} training steps": (len(results.steps), "points"),
+            f"{name} points above their roof": (over, "points"),
+            f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
+            f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%"),
+            **{f"{label}: share of attainable performance": (share, "%")
+               for label, share in zip(results.steps["label"], percent(results.steps), strict=True)}}

@@ -9,7 +9,7 @@ from lib.schedule.contention import ALONE
 from lib.schedule.runtime.run_record import RunRecord
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
-_SAME = 1e-6  # relative tolerance: schedules are the same on any machine
+SAME = 1e-6  # relative tolerance of key numbers: schedules are the same on any machine
 _SIGMA, _DRIFT = 0.3, 0.2  # of the wrong predictions that are told of
 
 
@@ -107,16 +107,14 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
 def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
                 adversarial: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
-    mixes = _of_hybrid(results).set_index("mix")
-    jct_s, ratio, over_perfect, over_blind = (_means(table, column).set_index("policy")[column] for table, column in (
+    mixes = _of_hybrid(results)
+    jct_s, ratio, over_perfect, over_blind = (table.groupby("policy")[column].mean() for table, column in (
         (_nearest(loads, "load"), "mean_jct_s"), (completion, "ratio"), (_nearest(noise, "sigma"), "over_perfect"),
         (adversarial, "over_blind")))
-    numbers = {f"{mix}: hybrid / bound": (value, "") for mix, value in mixes["ratio"].items()}
-    numbers |= {f"{mix}: could be saved": (100 * value, "%") for mix, value in mixes["room"].items()}
-    numbers |= {
-        "mean completion / least": (ratio["hybrid"], ""),
-        "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
-        "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
-        "hybrid, swapped / blind": (over_blind["hybrid"], ""),
-        "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}
-    return {name: (*number, _SAME) for name, number in numbers.items()}
+    return {**{f"{mix}: hybrid / bound": (value, "") for mix, value in zip(mixes["mix"], mixes["ratio"], strict=True)},
+            **{f"{mix}: could be saved": (100 * value, "%") for mix, value in zip(mixes["mix"], mixes["room"], strict=True)},
+            "mean completion / least": (ratio["hybrid"], ""),
+            "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
+            "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
+            "hybrid, swapped / blind": (over_blind["hybrid"], ""),
+            "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}
