@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -103,6 +104,11 @@ def as_html(svg: bytes, caption: str, description: str = "") -> str:
     data = base64.b64encode(svg).decode()
     return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(description or caption)}" '
             f'style="max-width:100%"><figcaption>{html.escape(caption)}</figcaption></figure>')
+
+
+def renamed(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return some columns of a table, in their order, under the names that people read."""
+    return frame[list(names)].rename(columns=names)
 
 
 def table_html(frame: pd.DataFrame, caption: str, digits: int = 2) -> str:

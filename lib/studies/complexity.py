@@ -15,7 +15,7 @@ from lib.predict.analytic import complexity
 from lib.progress import track
 from lib.report.plots import axes, interval_rows, label_rows, legend
 from lib.report.sentences import KeyNumbers, Numbers
-from lib.report.style import SERIES
+from lib.report.style import SERIES, renamed
 from lib.work.graph import families
 
 GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix product", "matmul": "matrix product",
@@ -172,7 +172,7 @@ def by_group(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _in_units(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     """Return columns under the names that people read, each divided by the unit that its name ends in."""
-    shown = table[list(names)].rename(columns=names)
+    shown = renamed(table, names)
     return shown.assign(**{name: shown[name] / _UNITS[unit] for column, name in names.items()
                            if (unit := name.rpartition(", ")[2]) in _UNITS and not column.endswith("_mb")})
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.statistics import VERDICTS, Timing
+from lib.measure.training import matrix
 from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 from lib.missing import Missing, MissingError, needs
@@ -147,10 +148,9 @@ def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     ``attrs["unusable"]`` counts what was left out.
     """
     keys = ["workload_id", "backend", "precision"]
-    here = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
-    usable = here[here["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    newest = usable.groupby(keys).tail(1).sort_values(keys, ignore_index=True)
-    newest.attrs["unusable"] = len(here) - len(usable)
+    newest, unusable = matrix.newest(runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()], keys)
+    newest = newest.sort_values(keys, ignore_index=True)
+    newest.attrs["unusable"] = unusable
     return newest
 
 

@@ -14,7 +14,6 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
 from lib.measure.operators import isolated
-from lib.measure.statistics import VERDICTS
 from lib.measure.training import matrix
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
@@ -70,12 +69,9 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
     Each environment of the matrix has runs of its own.
     """
     here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
-    same = here[here["software_id"] == software_id]
-    usable = same[same["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    keys = ["workload_id", "arch", "batch_size", "precision", "channels_last"]
-    newest = usable.groupby([matrix.environment(usable), *keys]).tail(1)
-    left = {"runs of other software": len(here) - len(same), "unusable runs": len(same) - len(usable)}
-    return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
+    same, keys = here[here["software_id"] == software_id], ["workload_id", "arch", "batch_size", "precision"]
+    newest, unusable = matrix.newest(same.assign(env=matrix.environment(same)), ["env", *keys, "channels_last"])
+    return newest.sort_values(keys), {"runs of other software": len(here) - len(same), "unusable runs": unusable}
 
 
 def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1,

@@ -12,6 +12,7 @@ from lib.config import definitions
 from lib.config.definitions import Scenario
 from lib.measure.training.summary import PHASES_MS
 from lib.progress import track
+from lib.report.style import renamed
 from lib.schedule import bounds, gavel, job_mixes
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet
@@ -89,11 +90,11 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
 def part_table(times: StepTimes) -> pd.DataFrame:
     """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
-    names = dict(zip(PARTS, PHASES_MS.values(), strict=True))
     rows = times.table.dropna(subset=list(PARTS))
     beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
-    table = rows[["job_class", "device", "step_ms", *PARTS]].rename(columns={"step_ms": "step", **names})
-    return table.assign(**{"beside the passes %": 100 * beside})
+    return renamed(rows.assign(beside=100 * beside), {
+        "job_class": "job_class", "device": "device", "step_ms": "step", **dict(zip(PARTS, PHASES_MS.values(), strict=True)),
+        "beside": "beside the passes %"})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
@@ -152,9 +153,9 @@ def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFr
 
 def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
     """Return what contention costs by policy and by what it knows of it, means over seeds."""
-    mean = cost.groupby(["policy", "known"], sort=False)[["simulated_s", "makespan_s", "error"]].mean().reset_index()
-    return mean.rename(columns={"known": "known of contention", "simulated_s": "simulated, s", "makespan_s": "actual, s",
-                                 "error": "simulated / actual - 1"})
+    mean = cost.groupby(["policy", "known"], sort=False).mean(numeric_only=True).reset_index()
+    return renamed(mean, {"policy": "policy", "known": "known of contention", "simulated_s": "simulated, s",
+                          "makespan_s": "actual, s", "error": "simulated / actual - 1"})
 
 
 def speed_table(table: pd.DataFrame) -> pd.DataFrame:
