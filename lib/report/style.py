@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -62,10 +62,11 @@ def _encoded(figure, kind: str, **options) -> bytes:
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
 
-    _label_short_log_axes(figure)
+    sides = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    _label_short_log_axes(sides)
     for text in figure.findobj(Text):
         text.set_text(_shown(text.get_text()))
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+    for axis in sides:
         formatter = axis.get_major_formatter()
         if not isinstance(formatter, LogFormatter | ScalarFormatter):  # those write numbers, the logarithmic one as formulas
             axis.set_major_formatter(lambda value, place, label=formatter: _shown(label(value, place)))
@@ -74,11 +75,11 @@ def _encoded(figure, kind: str, **options) -> bytes:
     return content.getvalue()
 
 
-def _label_short_log_axes(figure) -> None:
+def _label_short_log_axes(sides: Iterable) -> None:
     """Label logarithmic axes of few decades at 1, 2 and 5 with plain numbers: matplotlib's formulas for each step overlap."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+    for axis in sides:
         if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):  # a figure's own labels stay
             continue
         low, high = sorted(axis.get_view_interval())

@@ -56,10 +56,10 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
 def trade(front: pd.DataFrame) -> Numbers:
     """Return the schedules on the front, the shortest first, over the shortest, and on what the joules rest."""
     ours = front[(front["policy"] == "hybrid") & front["front"]].sort_values("makespan_s")
-    values = ours[["energy_j", "makespan_s"]]
-    over, sources = values / values.head(1).sum() - 1, set(ours["energy_source"])
+    values, sources = ours[["energy_j", "makespan_s"]], sorted(set(ours["energy_source"]))
+    over = values / values.head(1).sum() - 1
     ours = ours.assign(mj=ours["energy_j"] / 1e6, saved=-over["energy_j"], longer=over["makespan_s"])
-    return {"some": len(ours) > 1, "ours": ours, "assumed": sources == {"assumed"}, "sources": "; ".join(sorted(sources))}
+    return {"some": len(ours) > 1, "ours": ours, "assumed": sources == ["assumed"], "sources": "; ".join(sources)}
 
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
