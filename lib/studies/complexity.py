@@ -177,12 +177,12 @@ def _in_units(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
                            if (unit := name.rpartition(", ")[2]) in _UNITS and not column.endswith("_mb")})
 
 
-def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
+def heaviest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the ten layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
     layers = complexity.by_layer(rows)
     step = layers["flops_forward"] + layers["flops_backward"]
     layers = layers.assign(share=step / step.sum() * 100, layer=layers["layer"].replace("", "(the network itself)"))
-    return _in_units(layers, _LAYER).loc[step.sort_values(ascending=False, kind="stable").index[:most]]
+    return _in_units(layers, _LAYER).loc[step.sort_values(ascending=False, kind="stable").index[:10]]
 
 
 def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:

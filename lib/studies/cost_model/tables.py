@@ -89,12 +89,12 @@ def case_name(family: str) -> str:
     return family
 
 
-def worst(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
+def worst(networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the ten predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
     table = retained(networks)
     table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
         error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
-    return table.sort_values("error_pct", key=abs, ascending=False).head(most)
+    return table.sort_values("error_pct", key=abs, ascending=False).head(10)
 
 
 def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:

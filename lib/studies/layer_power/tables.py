@@ -30,10 +30,10 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
             .sort_values(["modelled", "ms"], ascending=False, ignore_index=True))
 
 
-def windows(recorded: Recorded, passes: int = 2) -> pd.DataFrame:
-    """Return when layers ran in the first passes: kind, start_ms and end_ms from the first layer's start."""
+def windows(recorded: Recorded) -> pd.DataFrame:
+    """Return when layers ran in the first two passes: kind, start_ms and end_ms from the first layer's start."""
     kinds = {layer.name: layer.kind for layer in recorded.engine.layers}
-    runs = recorded.times[recorded.times["cycle"] <= passes]
+    runs = recorded.times[recorded.times["cycle"] <= 2]
     table = pd.DataFrame({"kind": runs["layer_name"].map(kinds), **{
         f"{end}_ms": 1e3 * (runs[f"{end}_s"] - recorded.times["start_s"].min()) for end in ("start", "end")}})
     return table.dropna(subset="kind")

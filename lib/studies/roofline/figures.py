@@ -62,8 +62,8 @@ def roofs(table: pd.DataFrame):
 
 
 @needs("usable points")
-def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labels: int = 30):
-    """Return points below their roofs: one colour and marker a value of ``by``, names beside the ``labels`` longest-running.
+def roofline(table: pd.DataFrame, points: pd.DataFrame, labels: int = 30):
+    """Return points below their roofs: one colour and marker a family, names beside the ``labels`` longest-running.
 
     ``table`` as for ``roofs``, of which the element types that judge a point are drawn. A point above its roof has a ring
     around it.
@@ -75,7 +75,7 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labe
     high = max(points["ai"].max(), table["ridge_point"].max()) * 3
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     figure, axis = _below(table, 4.6, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
-    draw_points(axis, points, "ai", "attained_gflops", by, s=38, linewidths=0, zorder=3)
+    draw_points(axis, points, "ai", "attained_gflops", "family", s=38, linewidths=0, zorder=3)
     over = points[points["below_roof"] < 1]
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)

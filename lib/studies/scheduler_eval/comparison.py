@@ -136,15 +136,14 @@ def stale(draw: Mix, drifts: Sequence[float] = DRIFTS, names: Sequence[str] = _P
     return _with_errors(draw, "drift", drifts, drifted, names, seeds)
 
 
-def uncertain(draw: Mix, spread: np.ndarray, names: Sequence[str] = ("fastest", "longest-first", "hybrid"),
-              seeds: int = 5) -> pd.DataFrame:
+def uncertain(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
     """Return the same where the truth is drawn from the intervals of the predictions, whose mean spread policies know.
 
     ``spread`` (classes, types) in log time, 0 where a time was measured.
     """
     sigma = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
-    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known), names,
-                        seeds)
+    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known),
+                        ("fastest", "longest-first", "hybrid"), seeds)
 
 
 def swapped(problem: Problem, seed: int) -> Problem:
@@ -210,7 +209,7 @@ def ignoring(draw: Mix, contention: Contention, names: Sequence[str] = ("longest
     return trials({"ignored": draw}, "contention", seeds, rows)
 
 
-def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int = 3) -> pd.DataFrame:
+def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int) -> pd.DataFrame:
     """Return makespans by how many host cores a GPU job takes: with the cores counted, and as if they were free.
 
     ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all

@@ -120,13 +120,12 @@ def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
                          "hybrid decides in ms": 1e3 * mean["decide_s"]["hybrid"]}).reset_index()
 
 
-def few(mixes: Mixes, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \
-        tuple[dict[str, pd.DataFrame], dict[str, str], float]:
-    """Return schedules by policy of a few jobs of the widest scenario, the class of each job, and the bound in s."""
-    problem = mixes.one(count)(0)
+def few(mixes: Mixes) -> tuple[dict[str, pd.DataFrame], dict[str, str], float]:
+    """Return schedules by policy of forty jobs of the widest scenario, the class of each job, and the bound in s."""
+    problem = mixes.one(40)(0)
     bound_s = bounds.makespan_bound(problem)
     classes = mixes.widest_times.table["job_class"].unique()[problem.jobs.job_class]
-    schedules = {name: simulate(problem, registry.policy(name)).schedule for name in names}
+    schedules = {name: simulate(problem, registry.policy(name)).schedule for name in ("fastest", "earliest-finish", "hybrid")}
     return ({f"{name}: {schedule['end_s'].max() / bound_s:.2f} times the bound": schedule
              for name, schedule in schedules.items()}, dict(zip(problem.jobs.ids, classes, strict=True)), bound_s)
 
