@@ -17,7 +17,7 @@ EPOCHS = ("epoch", "train_loss", "train_acc@1", "val_loss", "val_acc@1", "monito
 def config(own: TrainConfig) -> pd.DataFrame:
     """Return the fields of a config that are required or not at their defaults."""
     fields = TrainConfig.model_fields
-    rows = [{"field": name, "value": str(value), "default": "" if fields[name].is_required() else str(fields[name].default)}
+    rows = [(name, str(value), "" if fields[name].is_required() else str(fields[name].default))
             for name, value in own if name in own.content() and (fields[name].is_required() or value != fields[name].default)]
     return pd.DataFrame(rows, columns=["field", "value", "default"])
 

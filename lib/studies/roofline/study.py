@@ -213,7 +213,6 @@ def against_operators(results: Study) -> pd.DataFrame:
         roof = results.roof(row.roof_dtype)
         seconds = roofline.seconds(results.parts[row.label], roof).sum()
         memory = roofline.memory_share(results.parts[row.label], roof)
-        rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
-                     "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
-                     "memory_bound_pct": memory * 100, "over_operators": row.elapsed_sec / seconds})
+        rows.append((row.label, row.elapsed_sec * 1e3, row.flops / row.attainable_gflops / 1e6, seconds * 1e3, memory * 100,
+                     row.elapsed_sec / seconds))
     return pd.DataFrame(rows, columns=COMPARED)

@@ -21,8 +21,7 @@ def percent(points: pd.DataFrame) -> pd.Series:
 
 def roofs(roofs_: Iterable[Roof]) -> pd.DataFrame:
     """Return a row an element type and memory level: device, source, dtype, level, peaks and ridge point (FLOP/byte)."""
-    return pd.DataFrame([{"device": roof.device, "source": roof.source, "dtype": roof.dtype, "level": level,
-                          "peak_gflops": roof.peak_gflops, "peak_gbps": rate, "ridge_point": roof.ridge_point(level)}
+    return pd.DataFrame([(roof.device, roof.source, roof.dtype, level, roof.peak_gflops, rate, roof.ridge_point(level))
                          for roof in roofs_ for level, rate in roof.peak_gbps.items()],
                         columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "ridge_point"])
 
