@@ -103,9 +103,9 @@ def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_pat
     path = str(tmp_path / "energy.csv")
     stated = mixes.energy_table(chosen, path).set_index("job_class")
     assert stated.loc["W1"].tolist() == ["0.1 (measured)", "0.14 (assumed)"] and stated.loc["W2"]["cpu"] == "0.5 (modelled)"
-    problem = mixes.with_energy(chosen, 10, path)
+    problem = chosen.one(10)(0, energy=path)
     joules_per_s = np.array([0.1, 0.5]) / [0.02, 0.03]
     assert problem.energy.joules[:, 0] == pytest.approx(problem.actual_s[:, 0] * joules_per_s[problem.jobs.job_class])
     (tmp_path / "energy.csv").write_text("job_id,cpu,t4\nW1,1,1\n")
     with refused("energy.csv lacks jobs of the scenario one_gpu: W2"):
-        mixes.with_energy(chosen, 10, path)
+        chosen.one(10)(0, energy=path)

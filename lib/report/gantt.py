@@ -12,6 +12,8 @@ from lib.report.style import SERIES
 _WRONG = {"retried": "#b22222", "failed": "#b22222", "moved": "#c9a227", "lost": "#7a7a7a"}
 _MOST_DEVICES, _MOST_CLASSES = 24, 12
 COLOURS = (*SERIES, "#319795", "#744210", "#4a5568", "#97266d", "#276749", "#2c5282")
+
+
 @needs("attempts")
 def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] | None = None, bound_s: float | None = None):
     """Return what ran where and when, a panel a named schedule on one time axis.
@@ -26,12 +28,15 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
         raise MissingError("attempts")
     devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
     job_classes = job_classes or {}
-    names = list(dict.fromkeys(job_classes[job] for job in every["job_id"] if job in job_classes))
-    row = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
-    figure, panels = axes(1, 8.5, 0.7 + len(schedules) * (0.5 + row * len(devices)), len(schedules), sharex=True)
+    names = every["job_id"].map(job_classes).dropna().unique().tolist()
+    height = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
+    figure, panels = axes(1, 8.5, 0.7 + len(schedules) * (0.5 + height * len(devices)), len(schedules), sharex=True)
     for axis, (title, schedule) in zip(panels, schedules.items(), strict=True):
         for row in schedule[schedule["device"].isin(devices)].itertuples():
-            _bar(axis, row, devices.index(row.device), names.index(job_classes[row.job_id]) if row.job_id in job_classes else 0)
+            wrong, colour = row.status in _WRONG, names.index(job_classes[row.job_id]) if row.job_id in job_classes else 0
+            axis.barh(devices.index(row.device), row.end_s - row.start_s, left=row.start_s, height=0.8, linewidth=0.4,
+                      edgecolor="white", color=_WRONG[row.status] if wrong else COLOURS[colour % len(COLOURS)],
+                      hatch="////" if wrong else None)
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
         label_rows(axis, devices, 7 if len(devices) > 8 else 9)
@@ -48,9 +53,3 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts cpu[10] after cpu[9]."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-
-
-def _bar(axis, row, y: int, colour: int) -> None:
-    wrong = row.status in _WRONG
-    axis.barh(y, row.end_s - row.start_s, left=row.start_s, height=0.8, linewidth=0.4, edgecolor="white",
-              color=_WRONG[row.status] if wrong else COLOURS[colour % len(COLOURS)], hatch="////" if wrong else None)

@@ -53,6 +53,13 @@ class _Said(str):
         """Show nothing."""
 
 
+def _show(text: str) -> None:
+    """Show HTML."""
+    from IPython.display import HTML, display
+
+    display(HTML(text))
+
+
 class Notebook:
     """The helper of one notebook: ``p`` are its checked parameters."""
 
@@ -77,52 +84,47 @@ class Notebook:
 
     def banner(self, note: str) -> None:
         """Show where the numbers below come from; a note of synthetic data or of a replay stands out."""
-        from IPython.display import HTML, display
-
         kind = next((word for word in ("SYNTHETIC", "REPLAY") if word in note), "")
-        display(HTML(f'{BANNER}{kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
-                     f'background:#fdf6e3;color:#333">{html.escape(note)}</p>'))
+        _show(f'{BANNER}{kind.lower()}" style="border-left:4px solid #b7791f;padding:.4em .8em;'
+              f'background:#fdf6e3;color:#333">{html.escape(note)}</p>')
 
     def figure(self, figure, name: str, caption: str, hint: str = "") -> None:
         """Save a figure as SVG and PNG under ``figures/<notebook>/`` and show it with its caption.
 
         Where its rows are missing (a Missing stands in its place), one line says so, and by ``hint`` what would fill it.
         """
-        from IPython.display import HTML, display
-
         if isinstance(figure, Missing):
             self.say(f"*{caption}* {figure} {hint}")
-            return
-        display(HTML(style.as_html(style.save(figure, self.name, name), caption)))
+        else:
+            _show(style.as_html(style.save(figure, self.name, name), caption))
 
     def by_environment(self, draw: Callable, table, stem: str) -> None:
         """Save what ``draw`` makes of each environment's rows (column ``env``) as ``figures/<stem>_<env>.svg`` and ``.png``."""
-        drawn = {f"{stem}_{env}": draw(rows) for env, rows in table.groupby("env")}
-        drawn = {name: figure for name, figure in drawn.items() if not isinstance(figure, Missing)}
-        for name, figure in drawn.items():
-            style.save(figure, "", name)
+        drawn = []
+        for env, rows in table.groupby("env"):
+            if not isinstance(figure := draw(rows), Missing):
+                drawn.append(f"{stem}_{env}")
+                style.save(figure, "", drawn[-1])
         self.say(f"One figure per environment in `figures/`: {choices(drawn) or 'none'}.")
 
     def table(self, frame, caption: str, digits: int = 2, hint: str = "") -> None:
         """Show a DataFrame with its caption; where it has no rows, one line says so, and by ``hint`` what would fill it."""
-        from IPython.display import HTML, display
-
-        if not len(frame):
+        if len(frame):
+            _show(style.table_html(frame, caption, digits))
+        else:
             self.say(f"*{caption}* Nothing to show: no rows. {hint}")
-            return
-        display(HTML(style.table_html(frame, caption, digits)))
 
-    def record(self, numbers: KeyNumbers) -> None:
-        """Record key numbers of this notebook: name to value, unit and tolerance.
+    def record(self, numbers: KeyNumbers, tolerance: float | None = None) -> None:
+        """Record key numbers of this notebook: name to value, unit and, where it is not ``tolerance``, its own tolerance.
 
         A replay must find a number again within its relative tolerance; numbers without one, and all that were measured
         now, are reported and never compared. NaN could not be measured, and is recorded as such.
         """
         for name, number in numbers.items():
             is_missing = not isinstance(number[0], str) and math.isnan(number[0])
-            value, unit, tolerance = (UNKNOWN, "", None) if is_missing else number
+            value, unit, within = (UNKNOWN, "", None) if is_missing else (*number, tolerance)[:3]
             self._keys[name] = {"value": value if isinstance(value, str) else float(value), "unit": unit,
-                                "tolerance": tolerance if self.p.source == "replay" else None}
+                                "tolerance": within if self.p.source == "replay" else None}
 
     def finish(self) -> None:
         """Show the key numbers, also as data that the report and the reproducibility check read."""

@@ -235,23 +235,22 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
         if outcome.status != "ok":
             lines.append(f"{outcome.stem}: {outcome.error}")
             continue
-        then, now = committed.get(outcome.stem, {}), _comparable(keys(folder / f"{outcome.stem}.ipynb"))
-        lines += [f"{outcome.stem}: {name!r} is no longer recorded" for name in then if name not in now]
-        lines += [f"{outcome.stem}: {name!r} is new ({now[name]['value']:g}); accept it with --accept"
-                  for name in now if name not in then]
-        lines += [f"{outcome.stem}: {name!r} moved from {then[name]['value']:g} to {now[name]['value']:g} "
-                  f"(tolerance {then[name]['tolerance']:.1%})"
-                  for name in then if name in now and _differs(now[name]["value"], then[name])]
+        then, now = committed.get(outcome.stem, {}), _compared(folder, outcome)
+        words = [f"{name!r} is no longer recorded" for name in then if name not in now]
+        words += [f"{name!r} is new ({now[name]['value']:g}); accept it with --accept" for name in now if name not in then]
+        words += [f"{name!r} moved from {old['value']:g} to {now[name]['value']:g} (tolerance {old['tolerance']:.1%})"
+                  for name, old in then.items() if name in now and _differs(now[name]["value"], old)]
+        lines += [f"{outcome.stem}: {text}" for text in words]
     return lines
 
 
 def shown(folder: Path, outcome: Outcome) -> list[str]:
     """Return the key numbers of a replayed notebook that are compared, a line each."""
-    numbers = _comparable(keys(folder / f"{outcome.stem}.ipynb"))
-    return [f"  {name}: {item['value']:.4g} {item['unit']}" for name, item in numbers.items()]
+    return [f"  {name}: {item['value']:.4g} {item['unit']}" for name, item in _compared(folder, outcome).items()]
 
 
-def _comparable(recorded: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _compared(folder: Path, outcome: Outcome) -> dict[str, KeyNumber]:
+    recorded = keys(folder / f"{outcome.stem}.ipynb")
     return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
 
 
@@ -262,6 +261,5 @@ def _differs(now: float, then: dict[str, Any]) -> bool:
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:
     """Write the key numbers of replayed notebooks as the committed ones; those of notebooks that were not replayed stay."""
     path = paths.REFERENCE / "keys.json"
-    replayed = {outcome.stem: _comparable(keys(folder / f"{outcome.stem}.ipynb")) for outcome in outcomes
-                if outcome.status == "ok"}
+    replayed = {outcome.stem: _compared(folder, outcome) for outcome in outcomes if outcome.status == "ok"}
     return store.write_json({**(store.read_json(path) if path.is_file() else {}), **replayed}, path)

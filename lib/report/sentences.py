@@ -11,7 +11,7 @@ import pandas as pd
 from lib.errors import choices
 
 Numbers = dict[str, Any]
-KeyNumbers = dict[str, tuple[float | str, str, float | None]]  # name -> value, unit, relative tolerance
+KeyNumbers = dict[str, tuple]  # name -> value, unit, and relative tolerance where it is not the one that record is given
 Sentence = str | Mapping[str, str]
 _OTHERWISE = "else"
 
@@ -26,8 +26,9 @@ class _Template(Formatter):
 def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: Any) -> str:
     """Return the sentences, a line each, with ``numbers`` put into their templates (those of ``str.format``, see ``lookup``).
 
-    A sentence is left out where a number in it is missing: None, not finite, or a table without rows. A dict of templates is a
-    choice: the first whose key names a number that is true, else that of the key "else". ``rows`` gives the sentences of a
+    A text is a sentence a line. A sentence is left out where a number in it is missing: None, not finite, or a table without
+    rows. A dict of templates is a choice, of whole texts: the first whose key names a number that is true, else that of the
+    key "else". ``rows`` gives the sentences of a
     row of a table among the numbers (a DataFrame, or dicts); its rows are joined by semicolons, or stand on lines of their own
     where they are bullets. Raises KeyError for a name that the numbers do not have.
     """
@@ -36,7 +37,7 @@ def write(sentences: Sentence | Sequence[Sentence], numbers: Numbers, **rows: An
             lines = list(filter(None, (write(template, row) for row in _records(numbers[name]))))
             numbers = numbers | {name: ("\n" if lines and lines[0].startswith("- ") else "; ").join(lines)}
     every = [sentences] if isinstance(sentences, str | Mapping) else sentences
-    chosen = [_chosen(sentence, numbers) for sentence in every]
+    chosen = [text for part in every for text in ([_chosen(part, numbers)] if isinstance(part, Mapping) else part.split("\n"))]
     return "\n".join(_Template().vformat(text, (), numbers) for text in chosen if text and not _lacks(text, numbers))
 
 
@@ -77,10 +78,8 @@ def _records(table: Any) -> list[Mapping[str, Any]]:
     return table.to_dict("records") if isinstance(table, pd.DataFrame) else list(table)
 
 
-def _chosen(sentence: Sentence, numbers: Mapping[str, Any]) -> str:
-    if isinstance(sentence, str):
-        return sentence
-    return next((text for name, text in sentence.items() if name == _OTHERWISE or lookup(numbers, name)), "")
+def _chosen(choice: Mapping[str, str], numbers: Mapping[str, Any]) -> str:
+    return next((text for name, text in choice.items() if name == _OTHERWISE or lookup(numbers, name)), "")
 
 
 def _lacks(text: str, numbers: Mapping[str, Any]) -> bool:

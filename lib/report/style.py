@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -61,10 +62,11 @@ def _encoded(figure, kind: str, **options) -> bytes:
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
 
-    _label_short_log_axes(figure)
+    sides = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    _label_short_log_axes(sides)
     for text in figure.findobj(Text):
         text.set_text(_shown(text.get_text()))
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+    for axis in sides:
         formatter = axis.get_major_formatter()
         if not isinstance(formatter, LogFormatter | ScalarFormatter):  # those write numbers, the logarithmic one as formulas
             axis.set_major_formatter(lambda value, place, label=formatter: _shown(label(value, place)))
@@ -73,11 +75,11 @@ def _encoded(figure, kind: str, **options) -> bytes:
     return content.getvalue()
 
 
-def _label_short_log_axes(figure) -> None:
+def _label_short_log_axes(sides: Iterable) -> None:
     """Label logarithmic axes of few decades at 1, 2 and 5 with plain numbers: matplotlib's formulas for each step overlap."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+    for axis in sides:
         if axis.get_scale() != "log" or not isinstance(axis.get_major_locator(), LogLocator):  # a figure's own labels stay
             continue
         low, high = sorted(axis.get_view_interval())
@@ -103,6 +105,11 @@ def as_html(svg: bytes, caption: str, description: str = "") -> str:
     data = base64.b64encode(svg).decode()
     return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{html.escape(description or caption)}" '
             f'style="max-width:100%"><figcaption>{html.escape(caption)}</figcaption></figure>')
+
+
+def renamed(frame: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Return some columns of a table, in their order, under the names that people read."""
+    return frame[list(names)].rename(columns=names)
 
 
 def table_html(frame: pd.DataFrame, caption: str, digits: int = 2) -> str:

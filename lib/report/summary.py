@@ -36,18 +36,21 @@ def series(numbers: Numbers, suffix: str) -> Iterator[tuple[str, float]]:
 
     Numbers of a run that is unusable are left out.
     """
-    unusable = {name for name, verdict in verdicts(numbers).items() if verdict == UNUSABLE}
-    for recorded in numbers.values():
-        for name, item in recorded.items():
-            subject = name.removesuffix(suffix).strip()
-            if name.endswith(suffix) and not isinstance(item["value"], str) and subject not in unusable:
-                yield subject, item["value"]
+    found = verdicts(numbers)
+    for name, value in _ending(numbers, suffix):
+        if not isinstance(value, str) and found.get(name.strip()) != UNUSABLE:
+            yield name.strip(), value
 
 
 def verdicts(numbers: Numbers) -> dict[str, str]:
     """Return the verdict of each run that recorded one."""
-    return {name.removesuffix(_VERDICT): item["value"] for recorded in numbers.values() for name, item in recorded.items()
-            if name.endswith(_VERDICT)}
+    return dict(_ending(numbers, _VERDICT))
+
+
+def _ending(numbers: Numbers, suffix: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name without the suffix, value) of every key number whose name ends in ``suffix``."""
+    return ((name.removesuffix(suffix), item["value"]) for recorded in numbers.values() for name, item in recorded.items()
+            if name.endswith(suffix))
 
 
 def fleet(scenario: str) -> str:

@@ -15,7 +15,7 @@ from lib.predict.analytic import complexity
 from lib.progress import track
 from lib.report.plots import axes, interval_rows, label_rows, legend
 from lib.report.sentences import KeyNumbers, Numbers
-from lib.report.style import SERIES
+from lib.report.style import SERIES, renamed
 from lib.work.graph import families
 
 GROUPS = {"conv2d": "convolution", "conv3d": "convolution", "linear": "matrix product", "matmul": "matrix product",
@@ -172,17 +172,17 @@ def by_group(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _in_units(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
     """Return columns under the names that people read, each divided by the unit that its name ends in."""
-    shown = table[list(names)].rename(columns=names)
+    shown = renamed(table, names)
     return shown.assign(**{name: shown[name] / _UNITS[unit] for column, name in names.items()
                            if (unit := name.rpartition(", ")[2]) in _UNITS and not column.endswith("_mb")})
 
 
-def heaviest(rows: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
+def heaviest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the ten layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
     layers = complexity.by_layer(rows)
     step = layers["flops_forward"] + layers["flops_backward"]
     layers = layers.assign(share=step / step.sum() * 100, layer=layers["layer"].replace("", "(the network itself)"))
-    return _in_units(layers, _LAYER).loc[step.sort_values(ascending=False, kind="stable").index[:most]]
+    return _in_units(layers, _LAYER).loc[step.sort_values(ascending=False, kind="stable").index[:10]]
 
 
 def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:
@@ -244,9 +244,8 @@ def key_numbers(results: Study, sums: pd.DataFrame, checks: pd.DataFrame) -> Key
     """
     name, detail = results.detail.replace(":", "-"), sums.set_index("network").loc[results.detail]
     ratio = sums["backward_over_forward"]
-    numbers = {f"{name} parameters": (detail["params"], ""),
-               f"{name} multiply-adds a sample": (detail["macs_forward"] / detail["batch_size"], ""),
-               f"{name} saved activations": (detail["activation_mb"], "MB"),
-               "comparisons with an unexplained difference": (int((checks["rest"].fillna(0) != 0).sum()), ""),
-               "least backward over forward": (ratio.min(), ""), "most backward over forward": (ratio.max(), "")}
-    return {key: (*number, 0.0) for key, number in numbers.items()}
+    return {f"{name} parameters": (detail["params"], ""),
+            f"{name} multiply-adds a sample": (detail["macs_forward"] / detail["batch_size"], ""),
+            f"{name} saved activations": (detail["activation_mb"], "MB"),
+            "comparisons with an unexplained difference": ((checks["rest"].fillna(0) != 0).sum(), ""),
+            "least backward over forward": (ratio.min(), ""), "most backward over forward": (ratio.max(), "")}

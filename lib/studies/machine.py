@@ -66,11 +66,11 @@ def key_numbers(results: Ceilings) -> KeyNumbers:
     rates, device = reached(results), results.table["device"][0]
     launch = results.overheads.set_index("what")["median_us"].get("launch", np.nan)
     return {"ceiling rows": (len(results.table), "rows", 0.0),
-            "unusable rows": (int((results.table["verdict"] == VERDICTS[-1]).sum()), "rows", 0.0),
-            "cpu name": (results.facts["hardware"]["cpu"], "", None),
-            f"{device} fp32 ceiling": (rates["fp32_gflops"], "GFLOP/s", None),
-            f"{device} memory ceiling": (rates["gbps"], "GB/s", None),
-            f"{device} launch overhead": (launch, "µs", None),
+            "unusable rows": ((results.table["verdict"] == VERDICTS[-1]).sum(), "rows", 0.0),
+            "cpu name": (results.facts["hardware"]["cpu"], ""),
+            f"{device} fp32 ceiling": (rates["fp32_gflops"], "GFLOP/s"),
+            f"{device} memory ceiling": (rates["gbps"], "GB/s"),
+            f"{device} launch overhead": (launch, "µs"),
             f"{device} fp32 ridge point": (rates["ridge_point"], "FLOP/byte", 0.001)}
 
 

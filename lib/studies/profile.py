@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.statistics import VERDICTS, Timing
+from lib.measure.training import matrix
 from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 from lib.missing import Missing, MissingError, needs
@@ -147,10 +148,9 @@ def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     ``attrs["unusable"]`` counts what was left out.
     """
     keys = ["workload_id", "backend", "precision"]
-    here = runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()]
-    usable = here[here["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    newest = usable.groupby(keys).tail(1).sort_values(keys, ignore_index=True)
-    newest.attrs["unusable"] = len(here) - len(usable)
+    newest, unusable = matrix.newest(runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()], keys)
+    newest = newest.sort_values(keys, ignore_index=True)
+    newest.attrs["unusable"] = unusable
     return newest
 
 
@@ -231,12 +231,12 @@ def key_numbers(run: pd.Series, rows: pd.DataFrame) -> KeyNumbers:
     ``run`` is its row of ``runs``, ``rows`` are its rows of ``profile``, none where only the pipelined pass was run.
     """
     name = f"{run['workload_id']}_{run['backend']}_{run['precision']}"
-    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (int(rows["warmup"].sum()), "rows", 0.0),
+    numbers = {"rows": (len(rows), "rows", 0.0), "warm-up rows": (rows["warmup"].sum(), "rows", 0.0),
                "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
     if len(rows):
         numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001)
-    numbers |= {"throughput": (run["images_per_sec"], "images/s", None), "step": (run["step_median_ms"], "ms", None),
-                "verdict": (run["verdict"], "", None)}
+    numbers |= {"throughput": (run["images_per_sec"], "images/s"), "step": (run["step_median_ms"], "ms"),
+                "verdict": (run["verdict"], "")}
     return {f"{name} {what}": number for what, number in numbers.items()}
 
 
@@ -245,4 +245,4 @@ def shared_numbers(compared: Numbers) -> KeyNumbers:
     return {"backward over forward": (compared["backward_over_forward"], "", 0.001),
             "largest loader share": (compared["runs"]["loader_share"].max() * 100, "%", 0.001),
             "largest unexplained share": (compared["unexplained_pct"], "%", 0.001),
-            "stable runs": (f"{compared['stable']} of {len(compared['runs'])}", "", None)}
+            "stable runs": (f"{compared['stable']} of {len(compared['runs'])}", "")}

@@ -160,6 +160,12 @@ def environment(table: pd.DataFrame) -> pd.Series:
     return table["label"].str.split("/").str[0].where(named, table["hardware_id"])
 
 
+def newest(table: pd.DataFrame, by: list) -> tuple[pd.DataFrame, int]:
+    """Return the newest usable run of each group of runs, and how many of the runs are unusable."""
+    usable = table[table["verdict"] != VERDICTS[-1]]
+    return usable.sort_values("timestamp", kind="stable").groupby(by).tail(1), len(table) - len(usable)
+
+
 SETTINGS = [name for name in CONFIGURATION if name not in (*KEYS, "workload_id", "dataset", "hardware_id", "software_id")]
 
 

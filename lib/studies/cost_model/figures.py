@@ -9,6 +9,7 @@ from lib.predict.trust import errors
 from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, points
 from lib.report.style import SERIES
 
+_FAMILIES, _FEATURES = 6, 14  # that a figure shows at most
 _MANY = 10  # networks of a kind, below which its error says little
 _MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
 _OTHER_ERRORS = {errors.FINAL: ("final set", "x", "#111111"), errors.NOISE: ("labels", "|", "#7a7a7a")}
@@ -50,9 +51,9 @@ def trust(rows: pd.DataFrame):
 
 
 @needs("predictions")
-def parity(predictions: pd.DataFrame, most: int = 6):
+def parity(predictions: pd.DataFrame):
     """Return predicted over measured time, a panel a family; the band is 10 %."""
-    families = predictions["family"].value_counts().index[:most]
+    families = predictions["family"].value_counts().index[:_FAMILIES]
     shown = predictions[predictions["family"].isin(families)].sort_values("family", key=families.get_indexer, kind="stable")
     figure, panels = facets(shown, "family", 3.1, 2.9, 3)
     for axis, _, part in panels:
@@ -78,10 +79,10 @@ def learners(scores: pd.DataFrame):
 
 
 @needs("predictions")
-def by_size(table: pd.DataFrame, most: int = 6):
+def by_size(table: pd.DataFrame):
     """Return the median error against the measured time, a line a family."""
     figure, (axis,) = axes(height=3.4)
-    for _, part, options in groups(table[table["family"].isin(table["family"].unique()[:most])], "family"):
+    for _, part, options in groups(table[table["family"].isin(table["family"].unique()[:_FAMILIES])], "family"):
         axis.plot(np.sqrt(part["from_ms"] * part["to_ms"]), part["median"], markersize=4, **options)
     axis.set(xscale="log", xlabel="measured, ms", ylabel="median error, %", ylim=(0, None))
     axis.legend(fontsize=9, ncols=2)
@@ -101,9 +102,9 @@ def learning_curve(curve: pd.DataFrame):
 
 
 @needs("features")
-def effects(table: pd.DataFrame, most: int = 14):
+def effects(table: pd.DataFrame):
     """Return how much each feature's shuffling adds to the error."""
-    shown = table.head(most)
+    shown = table.head(_FEATURES)
     figure, (axis,) = axes(width=7, height=0.8 + 0.24 * len(shown))
     axis.barh(range(len(shown)), shown["added_mape"], color=SERIES[0])
     axis.set(xlabel="MAPE added when the feature is shuffled, percentage points")

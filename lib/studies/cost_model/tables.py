@@ -11,7 +11,7 @@ from lib.predict.evaluation import evaluate, profiled_steps
 from lib.predict.trust import errors
 from lib.progress import watched
 from lib.report.sentences import KeyNumbers, Numbers
-from lib.report.style import table_html
+from lib.report.style import renamed, table_html
 from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation, retained
 
 _COVERAGE = (88, 92)  # %, of intervals that are nominally 90 %
@@ -31,14 +31,13 @@ _CASE = ["network", "mode", "batch_size", "memory"]
 def trust(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how wrong whole networks and steps are, the weakest first: of each device, kind and mode the worst condition."""
     table = errors.weakest_first(rows[rows["what"].isin((errors.NETWORKS, errors.NEW_CARDS, errors.STEPS))])
-    table["kind"] = table["kind"].where(table["what"] == errors.NETWORKS, table["what"])
-    return table[[*_TRUST, "conditions"]].rename(columns={**_TRUST, "conditions": "of conditions"})
+    kind = table["kind"].where(table["what"] == errors.NETWORKS, table["what"])
+    return renamed(table.assign(kind=kind), {**_TRUST, "conditions": "of conditions"})
 
 
 def _of(rows: pd.DataFrame, what: tuple[str, ...], without: tuple[str, ...], **names: str) -> pd.DataFrame:
     """Return the scores of some things under the names that people read, without some columns; ``names`` are other names."""
-    shown = {name: names.get(name, title) for name, title in _TRUST.items() if name not in without}
-    return rows[rows["what"].isin(what)][list(shown)].rename(columns=shown)
+    return renamed(rows[rows["what"].isin(what)], {**_TRUST, **names}).drop(columns=[_TRUST[name] for name in without])
 
 
 def final_set(rows: pd.DataFrame) -> pd.DataFrame:
@@ -70,7 +69,7 @@ def ours(scores: pd.DataFrame) -> pd.DataFrame:
     """Return this model's scores, with the best other learner beside."""
     ours = scores[scores["learner"] == OURS]
     others = scores[scores["learner"] != OURS].sort_values("mape").drop_duplicates("family").set_index("family")
-    table = ours[["family", *_SHOWN]].rename(columns=_SHOWN).reset_index(drop=True)
+    table = renamed(ours, {"family": "family", **_SHOWN}).reset_index(drop=True)
     if len(others):
         best = others.reindex(table["family"])
         table["next best"] = [f"{name} {value:.1f}" for name, value in zip(best["learner"], best["mape"], strict=True)]
@@ -79,8 +78,8 @@ def ours(scores: pd.DataFrame) -> pd.DataFrame:
 
 def by_case(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of whole networks by mode, batch size and allocator."""
-    table = scores[scores["kind"] == "network"][["family", *_SHOWN]].rename(columns={**_SHOWN, "family": "case"})
-    return table.assign(case=table["case"].map(case_name))
+    networks = scores[scores["kind"] == "network"]
+    return renamed(networks.assign(family=networks["family"].map(case_name)), {"family": "case", **_SHOWN})
 
 
 def case_name(family: str) -> str:
@@ -90,21 +89,21 @@ def case_name(family: str) -> str:
     return family
 
 
-def worst(networks: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """Return the predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
+def worst(networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the ten predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
     table = retained(networks)
     table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
         error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
-    return table.sort_values("error_pct", key=abs, ascending=False).head(most)
+    return table.sort_values("error_pct", key=abs, ascending=False).head(10)
 
 
 def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of profiled steps that were left out, by what was left out and learner."""
     if predictions.empty:
-        return pd.DataFrame(columns=["left out", "learner", *_SHOWN.values()])
+        return predictions
     table = profiled_steps.scores(predictions)
-    table["family"] = table["family"].str.removeprefix("whole step, ").str.removesuffix(" left out")
-    return table[["family", "learner", *_SHOWN]].rename(columns={**_SHOWN, "family": "left out"})
+    left_out = table["family"].str.removeprefix("whole step, ").str.removesuffix(" left out")
+    return renamed(table.assign(family=left_out), {"family": "left out", "learner": "learner", **_SHOWN})
 
 
 # ------------------------------------------------------------------------------------------------- numbers of sentences

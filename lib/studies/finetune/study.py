@@ -16,7 +16,7 @@ import torch
 from lib import locks, paths, store
 from lib.config.base import load
 from lib.config.notebooks import FinetuneParams
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.finetune import finetune, networks, run
 from lib.finetune.checkpoints import BEST, LAST
 from lib.finetune.config import TrainConfig, load_configs
@@ -83,11 +83,9 @@ def study(p: FinetuneParams) -> Study:
 
 def named(p: FinetuneParams) -> TrainConfig:
     """Return the config of params/training.yaml that the parameters name, with what they change of it; "auto" and 0 do not."""
-    configs = load_configs()
-    if p.config not in configs:
-        raise InputError(f"no config {p.config!r} in params/training.yaml; there are: {choices(configs)}")
+    config = entry(load_configs(), p.config, "config", "in params/training.yaml")
     changed = {"device": p.device, "epochs": p.epochs, "threads": p.threads}
-    return configs[p.config].model_copy(update={name: value for name, value in changed.items() if value not in ("auto", 0)})
+    return config.model_copy(update={name: value for name, value in changed.items() if value not in ("auto", 0)})
 
 
 def read(folder: Path, note: str) -> Study:

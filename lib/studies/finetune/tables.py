@@ -17,7 +17,7 @@ EPOCHS = ("epoch", "train_loss", "train_acc@1", "val_loss", "val_acc@1", "monito
 def config(own: TrainConfig) -> pd.DataFrame:
     """Return the fields of a config that are required or not at their defaults."""
     fields = TrainConfig.model_fields
-    rows = [{"field": name, "value": str(value), "default": "" if fields[name].is_required() else str(fields[name].default)}
+    rows = [(name, str(value), "" if fields[name].is_required() else str(fields[name].default))
             for name, value in own if name in own.content() and (fields[name].is_required() or value != fields[name].default)]
     return pd.DataFrame(rows, columns=["field", "value", "default"])
 
@@ -113,6 +113,7 @@ def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,
                     "predicted forward and backward": (step["forward_ms"] + step["backward_ms"], "ms"),
                     "measured step": (step["measured_ms"], "ms"),
                     "measured forward and backward": (measured_ms(results.rows)["passes_ms"], "ms")}
-    checked = {"values that differ after a resume": (resumed["different"].sum(), "", 0.0)} if len(resumed) else {}
+    if len(resumed):
+        numbers["values that differ after a resume"] = (resumed["different"].sum(), "", 0.0)
     rate = pd.DataFrame(results.summary["history"])["images_per_sec"].median()
-    return {**{name: (*number, 0.001) for name, number in numbers.items()}, **checked, "throughput": (rate, "images/s", None)}
+    return {**numbers, "throughput": (rate, "images/s", None)}

@@ -1,5 +1,6 @@
 """The layer-power study: a recording with its power, layers of several networks, models of them, an engine's prediction."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +20,17 @@ from lib.tensorrt.models.layer_model import LayerModel, score
 from lib.tensorrt.recordings import dataset, mapping, recording, synthetic_power
 from lib.work import networks
 
-LEARNERS = {"mean": baselines.mean, "roofline": baselines.roofline}
 ORIGINAL, CORRECTED, OURS = "original pipeline", "original pipeline, terms corrected", "physics (ours)"
+_TARGET = "runtime"
 _LEAST_FOR_LASSO = 5  # rows, in as many folds as it makes of one network
 _MEASURED_RUNS = 30
+
+
+def _lasso(corrected: bool) -> Callable:
+    return lambda train, test, target: lasso.predict(test, lasso.fit(train, target, corrected=corrected))
+
+
+LEARNERS = {"mean": baselines.mean, "roofline": baselines.roofline, ORIGINAL: _lasso(False), CORRECTED: _lasso(True)}
 
 
 @dataclass(frozen=True)
@@ -125,54 +133,50 @@ def described(layers: pd.DataFrame) -> pd.DataFrame:
 
 def held_out_scores(results: Study) -> pd.DataFrame:
     """Return the scores of every learner on networks left out in turn, a row a kind and learner; beside ours the baselines."""
-    target = "runtime"
-    rows, table = [], layer_model.measured(results.layers, target)
+    rows, table = [], layer_model.measured(results.layers, _TARGET)
     for kind in KINDS.values():
-        layers = table[table["kind"] == kind]
+        is_kind = table["kind"] == kind
+        layers = table[is_kind]
         if layers["network"].nunique() < 2:
             continue
-        learners = {name: _left_out(layers, learner, target) for name, learner in LEARNERS.items()}
-        if len(layers) - layers["network"].value_counts().max() >= _LEAST_FOR_LASSO:
-            learners |= {ORIGINAL: _left_out(layers, _lasso(False), target), CORRECTED: _left_out(layers, _lasso(True), target)}
-        ours = layer_model.held_out(table, kind, target, results.settings.of(target, kind))
-        learners[OURS] = ours[(table["kind"] == kind).to_numpy()]
-        rows += [{"kind": kind, "model": name, **score(layers[target], predicted), "n": len(layers)}
-                 for name, predicted in learners.items()]
+        enough = len(layers) - layers["network"].value_counts().max() >= _LEAST_FOR_LASSO
+        predicted = {name: _left_out(layers, learner) for name, learner in LEARNERS.items()
+                     if enough or name not in (ORIGINAL, CORRECTED)}
+        predicted[OURS] = layer_model.held_out(table, kind, _TARGET, results.settings.of(_TARGET, kind))[is_kind.to_numpy()]
+        rows += [{"kind": kind, "model": name, **score(layers[_TARGET], values), "n": len(layers)}
+                 for name, values in predicted.items()]
     return pd.DataFrame(rows)
 
 
-def _lasso(corrected: bool):
-    return lambda train, test, target: lasso.predict(test, lasso.fit(train, target, corrected=corrected))
-
-
-def _left_out(table: pd.DataFrame, learner, target: str) -> np.ndarray:
+def _left_out(table: pd.DataFrame, learner: Callable) -> np.ndarray:
     predicted = pd.Series(np.nan, table.index)
     for name in table["network"].unique():
         test = table["network"] == name
-        predicted[test] = learner(table[~test], table[test], target)
+        predicted[test] = learner(table[~test], table[test], _TARGET)
     return predicted.to_numpy()
 
 
 def totals(results: Study) -> pd.DataFrame:
     """Return measured and predicted time of each network's layers, each predicted by models that did not see it."""
-    table = layer_model.measured(results.layers, "runtime").assign(predicted=np.nan, half=0.0)
+    table = layer_model.measured(results.layers, _TARGET).assign(predicted_ms=np.nan, half=0.0)
     for kind in KINDS.values():
-        is_kind, model = table["kind"] == kind, results.models.get(("runtime", kind))
+        is_kind, model = table["kind"] == kind, results.models.get((_TARGET, kind))
         if model:
-            table.loc[is_kind, "predicted"] = layer_model.held_out(table, kind, "runtime", model.setting)[is_kind.to_numpy()]
+            table.loc[is_kind, "predicted_ms"] = layer_model.held_out(table, kind, _TARGET, model.setting)[is_kind.to_numpy()]
             table.loc[is_kind, "half"] = model.half
-    table = table.assign(low=table["predicted"] * np.exp(-table["half"]), high=table["predicted"] * np.exp(table["half"]))
-    sums = {f"{name}_ms": (column, lambda values: values.sum(skipna=False)) for name, column in (
-        ("measured", "runtime"), ("predicted", "predicted"), ("low", "low"), ("high", "high"))}
-    table = table.groupby("network").agg(layers=("runtime", "size"), **sums).reset_index()
-    return table.assign(error=table["predicted_ms"] / table["measured_ms"] - 1)
+    table = table.assign(measured_ms=table[_TARGET], low_ms=table["predicted_ms"] * np.exp(-table["half"]),
+                         high_ms=table["predicted_ms"] * np.exp(table["half"]))
+    groups = table.groupby("network")[["measured_ms", "predicted_ms", "low_ms", "high_ms"]]
+    sums = groups.agg(lambda values: values.sum(skipna=False))
+    sums.insert(0, "layers", groups.size())
+    return sums.assign(error=sums["predicted_ms"] / sums["measured_ms"] - 1).reset_index()
 
 
 def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
     """Return the trials of the search for each kind's setting of runtime, ``trials`` more than before: kind, trial, value."""
-    kinds = [kind for kind in KINDS.values() if ("runtime", kind) in results.models] if trials else []
+    kinds = [kind for kind in KINDS.values() if (_TARGET, kind) in results.models] if trials else []
     rows = [(kind, trial.number, trial.value) for kind in kinds for trial in tuning.search(
-        results.layers, kind, "runtime", results.device, results.settings, trials, seed).trials if trial.value is not None]
+        results.layers, kind, _TARGET, results.device, results.settings, trials, seed).trials if trial.value is not None]
     return pd.DataFrame(rows, columns=["kind", "trial", "value"])
 
 

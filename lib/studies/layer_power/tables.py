@@ -30,10 +30,10 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
             .sort_values(["modelled", "ms"], ascending=False, ignore_index=True))
 
 
-def windows(recorded: Recorded, passes: int = 2) -> pd.DataFrame:
-    """Return when layers ran in the first passes: kind, start_ms and end_ms from the first layer's start."""
+def windows(recorded: Recorded) -> pd.DataFrame:
+    """Return when layers ran in the first two passes: kind, start_ms and end_ms from the first layer's start."""
     kinds = {layer.name: layer.kind for layer in recorded.engine.layers}
-    runs = recorded.times[recorded.times["cycle"] <= passes]
+    runs = recorded.times[recorded.times["cycle"] <= 2]
     table = pd.DataFrame({"kind": runs["layer_name"].map(kinds), **{
         f"{end}_ms": 1e3 * (runs[f"{end}_s"] - recorded.times["start_s"].min()) for end in ("start", "end")}})
     return table.dropna(subset="kind")
@@ -142,9 +142,9 @@ def key_numbers(results: Study, scores: pd.DataFrame, totals: pd.DataFrame,
                 table: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``recovered_numbers``."""
     power, ours = recovered_numbers(table), scores[scores["model"] == OURS]
-    numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%", 0.001) for row in ours.itertuples()}
-    numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%", 0.001)
+    numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%") for row in ours.itertuples()}
+    numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%")
     numbers["layers trained on"] = (len(results.layers), "layers", 0.0)
     if len(power["known"]):
-        numbers["synthetic power: median error of the mapping"] = (power["enough"]["error_pct"].median(), "%", 0.001)
+        numbers["synthetic power: median error of the mapping"] = (power["enough"]["error_pct"].median(), "%")
     return numbers

@@ -13,20 +13,21 @@ from lib.studies.roofline.tables import percent
 
 LEVELS = {"L1": ":", "L2": "-.", "L3": "--", "RAM": "-", "device": "-"}
 _APART = 1.2  # times: roofs nearer to each other share a label
-_STEPS = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+_ANGLES = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+_RADII, _CIRCLE = np.arange(10, 120, 8)[:, None], np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)  # of places for a name
 
 
-def _scales(axis, low: float, high: float, bottom: float, top: float) -> None:
+def _below(table: pd.DataFrame, height: float, low: float, high: float, bottom: float, top: float):
+    """Return a figure of roofs and its axis: a slope a memory level, shared by all types, and each type's compute roof.
+
+    A compute roof starts at its first ridge point.
+    """
+    figure, (axis,) = axes(width=8.5, height=height)
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top),
              xlabel="arithmetic intensity, FLOP/byte", ylabel="GFLOP/s")
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_formatter("{x:,g}")
         side.set_minor_formatter("")
-
-
-def _lines(axis, table: pd.DataFrame) -> None:
-    """Draw a slope a memory level, shared by all element types, and each type's compute roof from its first ridge point on."""
-    low, high = axis.get_xlim()
     for row in table.loc[table.groupby("level", sort=False)["ridge_point"].idxmax()].itertuples():
         ends = np.array([low, row.ridge_point])
         axis.plot(ends, ends * row.peak_gbps, LEVELS[row.level], color=INK, linewidth=1.3, zorder=1,
@@ -42,6 +43,7 @@ def _lines(axis, table: pd.DataFrame) -> None:
             axis.annotate(", ".join(names), (high, peak), xytext=(-4, 3), textcoords="offset points", ha="right", color=colour,
                           fontsize=9)
             names.clear()
+    return figure, axis
 
 
 @needs("roofs")
@@ -50,11 +52,9 @@ def roofs(table: pd.DataFrame):
 
     ``table``: device, source, dtype, level, peak_gflops, peak_gbps, ridge_point.
     """
-    figure, (axis,) = axes(width=8.5, height=4.2)
     low, high = table["ridge_point"].min() / 8, table["ridge_point"].max() * 12
     bottom = max(low * table["peak_gbps"].min(), table["peak_gflops"].min() / 8)
-    _scales(axis, low, high, bottom, table["peak_gflops"].max() * 2.2)
-    _lines(axis, table)
+    figure, axis = _below(table, 4.2, low, high, bottom, table["peak_gflops"].max() * 2.2)
     source = "as the vendor states it" if table["source"].iloc[0] == "vendor" else "measured here"
     axis.set_title(f"{table['device'].iloc[0]}, {source}")
     legend(figure)
@@ -62,8 +62,8 @@ def roofs(table: pd.DataFrame):
 
 
 @needs("usable points")
-def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labels: int = 30):
-    """Return points below their roofs: one colour and marker a value of ``by``, names beside the ``labels`` longest-running.
+def roofline(table: pd.DataFrame, points: pd.DataFrame, labels: int = 30):
+    """Return points below their roofs: one colour and marker a family, names beside the ``labels`` longest-running.
 
     ``table`` as for ``roofs``, of which the element types that judge a point are drawn. A point above its roof has a ring
     around it.
@@ -71,13 +71,11 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labe
     table = table[table["dtype"].isin(points["roof_dtype"])]
     if table.empty:
         raise MissingError("roofs of these element types")
-    figure, (axis,) = axes(width=8.5, height=4.6)
     low = min(points["ai"].min(), table["ridge_point"].min()) / 2.5
     high = max(points["ai"].max(), table["ridge_point"].max()) * 3
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
-    _scales(axis, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
-    _lines(axis, table)
-    draw_points(axis, points, "ai", "attained_gflops", by, s=38, linewidths=0, zorder=3)
+    figure, axis = _below(table, 4.6, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
+    draw_points(axis, points, "ai", "attained_gflops", "family", s=38, linewidths=0, zorder=3)
     over = points[points["below_roof"] < 1]
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)
@@ -89,45 +87,27 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, by: str = "family", labe
 def _label(figure, axis, named: pd.DataFrame, points: pd.DataFrame) -> None:
     """Write names near their points where nothing lies yet: rings of places are tried, nearest first."""
     figure.canvas.draw()
-    spots = axis.transData.transform(points[["ai", "attained_gflops"]].to_numpy(float))
-    frame = axis.get_window_extent()
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
-    scale = figure.dpi / 72
-    taken += [(x, y, x, y) for line in axis.get_lines() for x, y in _along(axis, line)]
-    taken += [(box.x0, box.y0, box.x1, box.y1) for box in (text.get_window_extent() for text in axis.texts)]
+    to_pixels, frame, scale = axis.transData.transform, axis.get_window_extent(), figure.dpi / 72
+    spots = to_pixels(points[["ai", "attained_gflops"]].to_numpy(float))
+    texts = [text.get_window_extent() for text in axis.texts]
+    along = [spot for line in axis.get_lines() for spot in np.linspace(*to_pixels(line.get_xydata())[[0, -1]], 200)]
+    low = np.vstack([*(spots - 5), *along, *(box.min for box in texts)])  # of what is taken
+    high = np.vstack([*(spots + 5), *along, *(box.max for box in texts)])
     for row in named.itertuples():
-        x, y = axis.transData.transform((row.ai, row.attained_gflops))
         sample = axis.text(0.5, 0.5, row.label, fontsize=8, transform=axis.transAxes)
-        width, height = sample.get_window_extent().width + 2 * scale, sample.get_window_extent().height
+        half = sample.get_window_extent().size / 2 + (scale, 0)
         sample.remove()
-        box, place = _free(x, y, width, height, taken, frame)
-        if box is None:
-            continue
-        taken.append(box)
-        near = abs(place[0]) <= width / 2 + 12 and abs(place[1]) <= height / 2 + 12
-        line = None if near else {"arrowstyle": "-", "color": "#999999", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
-        axis.annotate(row.label, (row.ai, row.attained_gflops), xytext=np.array(place) / scale, textcoords="offset points",
-                      ha="center", va="center", fontsize=8, zorder=5, arrowprops=line)
-
-
-def _along(axis, line) -> np.ndarray:
-    """Return places along a straight line, close together, in pixels (n, 2)."""
-    if len(line.get_xydata()) < 2:
-        return np.empty((0, 2))
-    first, last = axis.transData.transform(line.get_xydata())[[0, -1]]
-    return np.linspace(first, last, 200)
-
-
-def _free(x: float, y: float, width: float, height: float, taken: list[tuple], frame) -> tuple:
-    """Return the first free box around a point and its centre's offset, or (None, None)."""
-    for radius in range(10, 120, 8):
-        for angle in _STEPS:
-            dx, dy = (radius + width / 2) * np.cos(angle), (radius + height / 2) * np.sin(angle)
-            box = (x + dx - width / 2, y + dy - height / 2, x + dx + width / 2, y + dy + height / 2)
-            inside = box[0] > frame.x0 and box[2] < frame.x1 and box[1] > frame.y0 and box[3] < frame.y1
-            if inside and not any(box[0] < t[2] and box[2] > t[0] and box[1] < t[3] and box[3] > t[1] for t in taken):
-                return box, (dx, dy)
-    return None, None
+        offsets = ((_RADII + half)[:, None] * _CIRCLE).reshape(-1, 2)
+        centres = to_pixels((row.ai, row.attained_gflops)) + offsets
+        lows, highs = centres - half, centres + half
+        is_inside = ((lows > frame.min) & (highs < frame.max)).all(axis=1)
+        is_taken = ((lows[:, None] < high) & (highs[:, None] > low)).all(axis=2).any(axis=1)
+        for place in np.flatnonzero(is_inside & ~is_taken)[:1]:
+            low, high = np.vstack([low, lows[place]]), np.vstack([high, highs[place]])
+            is_near = (abs(offsets[place]) <= half + 12).all()
+            line = None if is_near else {"arrowstyle": "-", "color": "#999999", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
+            axis.annotate(row.label, (row.ai, row.attained_gflops), xytext=offsets[place] / scale, textcoords="offset points",
+                          ha="center", va="center", fontsize=8, zorder=5, arrowprops=line)
 
 
 @needs("usable points")

@@ -14,7 +14,6 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
 from lib.measure.operators import isolated
-from lib.measure.statistics import VERDICTS
 from lib.measure.training import matrix
 from lib.predict.analytic import nsight, roofline
 from lib.predict.analytic.roofline import Roof
@@ -22,7 +21,7 @@ from lib.work import networks
 from lib.work.building import fakes
 from lib.work.dtypes import torch_name
 from lib.work.graph import capture, counts, ops
-from lib.work.workloads import Task, prepare
+from lib.work.workloads import prepare
 
 CEILINGS_S = 12.0
 COMPARED = ["label", "measured_ms", "roof_ms", "operators_roof_ms", "memory_bound_pct", "over_operators"]
@@ -70,28 +69,24 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
     Each environment of the matrix has runs of its own.
     """
     here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
-    same = here[here["software_id"] == software_id]
-    usable = same[same["verdict"] != VERDICTS[-1]].sort_values("timestamp", kind="stable")
-    keys = ["workload_id", "arch", "batch_size", "precision", "channels_last"]
-    newest = usable.groupby([matrix.environment(usable), *keys]).tail(1)
-    left = {"runs of other software": len(here) - len(same), "unusable runs": len(same) - len(usable)}
-    return newest.sort_values(["workload_id", "arch", "batch_size", "precision"]), left
+    same, keys = here[here["software_id"] == software_id], ["workload_id", "arch", "batch_size", "precision"]
+    newest, unusable = matrix.newest(same.assign(env=matrix.environment(same)), ["env", *keys, "channels_last"])
+    return newest.sort_values(keys), {"runs of other software": len(here) - len(same), "unusable runs": unusable}
 
 
-def step_work(task: Task, precision: str, channels_last: bool = False, accumulate: int = 1,
-              device: str = "cpu", optimizer: str = "adam") -> np.ndarray:
-    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step on ``device``, by their shapes.
+def step_work(run: Any) -> np.ndarray:
+    """Return FLOPs and compulsory bytes (n, 2) of the operators of one training step of a run, by their shapes.
 
-    The optimizer's share counts once in ``accumulate`` steps; views are no work. Raises InputError for operators whose FLOPs
-    are not known.
+    The optimizer's share counts once in as many steps as gradients are accumulated over; views are no work. Raises InputError
+    for operators whose FLOPs are not known.
     """
-    shape = (task.workload.batch_size, *task.shape)
-    graph = capture.capture(fakes.build(task.model), shape, "train", optimizer, dtype=torch_name(precision),
-                            channels_last=channels_last, device=device)
+    task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
+    graph = capture.capture(fakes.build(task.model), (task.workload.batch_size, *task.shape), "train", run.optimizer,
+                            dtype=torch_name(run.precision), channels_last=bool(run.channels_last), device=run.backend)
     unknown = sorted({op.short for op in graph.ops if not counts.is_counted(op)})
     if unknown:
         raise InputError(f"{task.workload.id}: the FLOPs of {choices(unknown)} are not known")
-    share = {"optimizer": 1 / accumulate}
+    share = {"optimizer": 1 / run.grad_accum_steps}
     return _parts(graph) * np.array([[share.get(op.phase, 1.0)] for op in graph.ops if op.short not in counts.VIEWS])
 
 
@@ -113,14 +108,13 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     rows, parts, skipped = [], {}, []
     for run, env in zip(runs.itertuples(index=False), matrix.environment(runs), strict=True):
         try:
-            task = prepare(matrix.workload_of(run.workload_id, run.arch, run.batch_size))
-            each = step_work(task, run.precision, bool(run.channels_last), run.grad_accum_steps, run.backend,
-                             run.optimizer)
+            each = step_work(run)
         except InputError as error:
             skipped.append(f"{run.run_id}: {error}")
             continue
-        parts[_step_name(run)] = each
-        rows.append({"label": _step_name(run), "env": env, "arch": run.arch, "backend": run.backend,
+        label = _step_name(run)
+        parts[label] = each
+        rows.append({"label": label, "env": env, "arch": run.arch, "backend": run.backend,
                      "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each), "precision": run.precision,
                      "batch_size": run.batch_size, "elapsed_sec": run.elapsed_sec / run.measured_iters,
                      "bytes_source": "compulsory" if run.precision == "fp32" else "estimated", "kind": "step",
@@ -148,12 +142,6 @@ def _ceilings(p: RooflineParams, device: str) -> ceilings.Ceilings:
     return ceilings.saved(device) or ceilings.measure_ceilings(parameters)
 
 
-def _levelled(work: pd.DataFrame, roofs: list[Roof]) -> pd.DataFrame:
-    """Give operators, which were timed repeatedly, the nearest memory level that holds what they touch."""
-    level = [roofs[0].level_of(row.footprint) if row.kind == "operator" else row.level for row in work.itertuples()]
-    return work.assign(level=level)
-
-
 def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.DataFrame, str]:
     """Return points of networks and operators, measured now and stored, or read back and compared anew; and a note."""
     models = p.models.split(",")
@@ -166,7 +154,8 @@ def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.Dat
             raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(measured)}")
         return roofline.points(chosen, roofs), note
     work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s)
-    frame = roofline.points(_levelled(work, roofs), roofs)
+    level = [roofs[0].level_of(row.footprint) if row.kind == "operator" else row.level for row in work.itertuples()]
+    frame = roofline.points(work.assign(level=level), roofs)  # what is timed repeatedly: the nearest level that holds it
     frame.attrs["failed"] = facts["failed"]
     if frame.empty:
         return frame, "Nothing usable was measured: the machine is too busy or has no roof of this element type."
@@ -222,7 +211,6 @@ def against_operators(results: Study) -> pd.DataFrame:
         roof = results.roof(row.roof_dtype)
         seconds = roofline.seconds(results.parts[row.label], roof).sum()
         memory = roofline.memory_share(results.parts[row.label], roof)
-        rows.append({"label": row.label, "measured_ms": row.elapsed_sec * 1e3,
-                     "roof_ms": row.flops / row.attainable_gflops / 1e6, "operators_roof_ms": seconds * 1e3,
-                     "memory_bound_pct": memory * 100, "over_operators": row.elapsed_sec / seconds})
+        rows.append((row.label, row.elapsed_sec * 1e3, row.flops / row.attainable_gflops / 1e6, seconds * 1e3, memory * 100,
+                     row.elapsed_sec / seconds))
     return pd.DataFrame(rows, columns=COMPARED)

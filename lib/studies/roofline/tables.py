@@ -21,8 +21,7 @@ def percent(points: pd.DataFrame) -> pd.Series:
 
 def roofs(roofs_: Iterable[Roof]) -> pd.DataFrame:
     """Return a row an element type and memory level: device, source, dtype, level, peaks and ridge point (FLOP/byte)."""
-    return pd.DataFrame([{"device": roof.device, "source": roof.source, "dtype": roof.dtype, "level": level,
-                          "peak_gflops": roof.peak_gflops, "peak_gbps": rate, "ridge_point": roof.ridge_point(level)}
+    return pd.DataFrame([(roof.device, roof.source, roof.dtype, level, roof.peak_gflops, rate, roof.ridge_point(level))
                          for roof in roofs_ for level, rate in roof.peak_gbps.items()],
                         columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "ridge_point"])
 
@@ -104,13 +103,11 @@ def against_vendor(results: Study, dtype: str) -> Numbers:
 
 def key_numbers(results: Study, table: pd.DataFrame, dtype: str) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``compared``."""
-    name, shares = results.roofs[0].device.replace(":", "-"), percent(results.steps)
-    over = len(above(results.whole)) + len(above(results.operators))
-    numbers = {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
-               f"{name} training steps": (len(results.steps), "points"),
-               f"{name} points above their roof": (over, "points"),
-               f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
-               f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%")}
-    numbers |= {f"{label}: share of attainable performance": (share, "%")
-                for label, share in zip(results.steps["label"], shares, strict=True)}
-    return {key: (*number, 0.001) for key, number in numbers.items()}
+    name, over = results.roofs[0].device.replace(":", "-"), len(above(results.whole)) + len(above(results.operators))
+    return {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
+            f"{name} training steps": (len(results.steps), "points"),
+            f"{name} points above their roof": (over, "points"),
+            f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
+            f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%"),
+            **{f"{label}: share of attainable performance": (share, "%")
+               for label, share in zip(results.steps["label"], percent(results.steps), strict=True)}}

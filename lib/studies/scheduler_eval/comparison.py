@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,9 @@ def under_load(draw: Callable[[int, float], Problem], loads: Sequence[float] = L
         {"policy": label, **run(problem, label.partition(",")[0], **options)} for label, options in _ONLINE.items()))
 
 
-def spans(problem: Problem, names: Sequence[str]) -> dict[str, float]:
-    """Return the makespan of each policy."""
-    return {name: run(problem, name)["makespan_s"] for name in names}
+def makespan(problem: Problem, name: str) -> float:
+    """Return the makespan of a policy."""
+    return run(problem, name)["makespan_s"]
 
 
 # ------------------------------------------------------------------------------------------------- wrong predictions
@@ -101,9 +102,10 @@ def _with_errors(draw: Mix, column: str, sizes: Sequence, wrong: Callable, names
     def rows(drawn, seed):
         for size in sizes:
             problem = wrong(drawn, size, seed)
-            perfect, bound_s = spans(problem.with_predictions(problem.actual_s), names), bounds.makespan_bound(problem)
-            for name, span_s in spans(problem, names).items():
-                yield {column: size, "policy": name, "over_perfect": span_s / perfect[name], "ratio": span_s / bound_s}
+            perfect, bound_s = problem.with_predictions(problem.actual_s), bounds.makespan_bound(problem)
+            for name in names:
+                span_s, perfect_s = makespan(problem, name), makespan(perfect, name)
+                yield {column: size, "policy": name, "over_perfect": span_s / perfect_s, "ratio": span_s / bound_s}
 
     return trials({"wrong": draw}, "predictions", seeds, rows)
 
@@ -134,15 +136,14 @@ def stale(draw: Mix, drifts: Sequence[float] = DRIFTS, names: Sequence[str] = _P
     return _with_errors(draw, "drift", drifts, drifted, names, seeds)
 
 
-def uncertain(draw: Mix, spread: np.ndarray, names: Sequence[str] = ("fastest", "longest-first", "hybrid"),
-              seeds: int = 5) -> pd.DataFrame:
+def uncertain(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
     """Return the same where the truth is drawn from the intervals of the predictions, whose mean spread policies know.
 
     ``spread`` (classes, types) in log time, 0 where a time was measured.
     """
     sigma = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
-    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known), names,
-                        seeds)
+    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known),
+                        ("fastest", "longest-first", "hybrid"), seeds)
 
 
 def swapped(problem: Problem, seed: int) -> Problem:
@@ -158,12 +159,11 @@ def adversarial(draw: Mix, seeds: int = 5) -> pd.DataFrame:
     """Return makespans with predictions swapped between types for half of the jobs, over the best that uses none."""
     def rows(problem, seed):
         nothing = problem.with_predictions(np.where(np.isfinite(problem.actual_s), 1.0, np.inf))  # but where a job can run
-        blind = spans(nothing, ("first-come", "earliest-finish", "hybrid"))
-        every = {f"{name}, blind": span_s for name, span_s in blind.items()}
-        every |= spans(swapped(problem, seed), ("fastest", "earliest-finish", "longest-first", "hybrid"))
-        every["hybrid, perfect"] = run(problem, "hybrid")["makespan_s"]
-        return [{"policy": name, "over_blind": span_s / min(blind["first-come"], blind["earliest-finish"])}
-                for name, span_s in every.items()]
+        spans_s = {f"{name}, blind": makespan(nothing, name) for name in ("first-come", "earliest-finish", "hybrid")}
+        least_s, wrong = min(spans_s["first-come, blind"], spans_s["earliest-finish, blind"]), swapped(problem, seed)
+        spans_s |= {name: makespan(wrong, name) for name in ("fastest", "earliest-finish", "longest-first", "hybrid")}
+        spans_s["hybrid, perfect"] = makespan(problem, "hybrid")
+        return [{"policy": name, "over_blind": span_s / least_s} for name, span_s in spans_s.items()]
 
     return trials({"adversarial": draw}, "predictions", seeds, rows)
 
@@ -200,16 +200,16 @@ def ignoring(draw: Mix, contention: Contention, names: Sequence[str] = ("longest
     ``error`` is how far the one is off the other.
     """
     def rows(problem, _seed):
-        for name in names:
-            for label, known in (("nothing", None), ("the mean", contention.averaged()), ("every pair", contention)):
-                simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
-                yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
-                       "error": simulated_s / actual_s - 1}
+        for name, (label, known) in product(names, knowledge.items()):
+            simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
+            yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
+                   "error": simulated_s / actual_s - 1}
 
+    knowledge = {"nothing": None, "the mean": contention.averaged(), "every pair": contention}
     return trials({"ignored": draw}, "contention", seeds, rows)
 
 
-def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int = 3) -> pd.DataFrame:
+def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int) -> pd.DataFrame:
     """Return makespans by how many host cores a GPU job takes: with the cores counted, and as if they were free.
 
     ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all

@@ -9,24 +9,24 @@ from lib.report.plots import axes, equality, facets, label_rows, points
 from lib.report.style import SERIES
 from lib.schedule.contention import ALONE
 
-_OURS = SERIES[1]
+_OURS, _MOST = SERIES[1], 2.5
 _OTHERS = ("#2b6cb0", "#2f855a", "#805ad5", "#b7791f", "#d53f8c", "#4a5568")
 
 
 @needs("schedules")
-def against_bound(table: pd.DataFrame, most: float = 2.5):
-    """Return makespan over bound by policy, a panel a mix; columns ``mix, policy, ratio``. Bars beyond ``most`` are cut."""
+def against_bound(table: pd.DataFrame):
+    """Return makespan over bound by policy, a panel a mix; columns ``mix, policy, ratio``. Bars beyond _MOST are cut."""
     names, mixes = table["policy"].unique(), table["mix"].nunique()
     figure, panels = facets(table, "mix", min(10, 2.6 * mixes + 1) / mixes, 0.9 + 0.27 * len(names), sharey=True)
     for axis, _, part in panels:
         ratios = part.groupby("policy")["ratio"].agg(["mean", "min", "max"]).reindex(names)
-        cut = ratios.clip(upper=most)
+        cut = ratios.clip(upper=_MOST)
         bars = axis.barh(range(len(names)), cut["mean"] - 1, left=1, ecolor="#333333",
                          color=[_OURS if name == "hybrid" else SERIES[0] for name in names],
                          xerr=(cut["mean"] - cut["min"], cut["max"] - cut["mean"]))
         axis.bar_label(bars, [f"{value:.3f}" if value < 9.995 else f"{value:.1f}" for value in ratios["mean"]], padding=3,
                        fontsize=8)
-        axis.set_xlim(1, most * 1.25)
+        axis.set_xlim(1, _MOST * 1.25)
         label_rows(axis, names, 11)
     figure.supxlabel("makespan / lower bound (mean of seeds; line: range)", fontsize=10)
     return figure

@@ -9,7 +9,7 @@ from lib.schedule.contention import ALONE
 from lib.schedule.runtime.run_record import RunRecord
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
-_SAME = 1e-6  # relative tolerance: schedules are the same on any machine
+SAME = 1e-6  # relative tolerance of key numbers: schedules are the same on any machine
 _SIGMA, _DRIFT = 0.3, 0.2  # of the wrong predictions that are told of
 
 
@@ -56,10 +56,10 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
 def trade(front: pd.DataFrame) -> Numbers:
     """Return the schedules on the front, the shortest first, over the shortest, and on what the joules rest."""
     ours = front[(front["policy"] == "hybrid") & front["front"]].sort_values("makespan_s")
-    values = ours[["energy_j", "makespan_s"]]
-    over, sources = values / values.head(1).sum() - 1, set(ours["energy_source"])
+    values, sources = ours[["energy_j", "makespan_s"]], sorted(set(ours["energy_source"]))
+    over = values / values.head(1).sum() - 1
     ours = ours.assign(mj=ours["energy_j"] / 1e6, saved=-over["energy_j"], longer=over["makespan_s"])
-    return {"some": len(ours) > 1, "ours": ours, "assumed": sources == {"assumed"}, "sources": "; ".join(sorted(sources))}
+    return {"some": len(ours) > 1, "ours": ours, "assumed": sources == ["assumed"], "sources": "; ".join(sources)}
 
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
@@ -107,16 +107,14 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
 def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
                 adversarial: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
-    mixes = _of_hybrid(results).set_index("mix")
-    jct_s, ratio, over_perfect, over_blind = (_means(table, column).set_index("policy")[column] for table, column in (
+    mixes = _of_hybrid(results)
+    jct_s, ratio, over_perfect, over_blind = (table.groupby("policy")[column].mean() for table, column in (
         (_nearest(loads, "load"), "mean_jct_s"), (completion, "ratio"), (_nearest(noise, "sigma"), "over_perfect"),
         (adversarial, "over_blind")))
-    numbers = {f"{mix}: hybrid / bound": (value, "") for mix, value in mixes["ratio"].items()}
-    numbers |= {f"{mix}: could be saved": (100 * value, "%") for mix, value in mixes["room"].items()}
-    numbers |= {
-        "mean completion / least": (ratio["hybrid"], ""),
-        "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
-        "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
-        "hybrid, swapped / blind": (over_blind["hybrid"], ""),
-        "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}
-    return {name: (*number, _SAME) for name, number in numbers.items()}
+    return {**{f"{mix}: hybrid / bound": (value, "") for mix, value in zip(mixes["mix"], mixes["ratio"], strict=True)},
+            **{f"{mix}: could be saved": (100 * value, "%") for mix, value in zip(mixes["mix"], mixes["room"], strict=True)},
+            "mean completion / least": (ratio["hybrid"], ""),
+            "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
+            "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
+            "hybrid, swapped / blind": (over_blind["hybrid"], ""),
+            "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}

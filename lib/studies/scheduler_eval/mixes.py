@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,9 +12,10 @@ from lib.config import definitions
 from lib.config.definitions import Scenario
 from lib.measure.training.summary import PHASES_MS
 from lib.progress import track
+from lib.report.style import renamed
 from lib.schedule import bounds, gavel, job_mixes
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, JobEnergy, Problem
+from lib.schedule.problem import Fleet
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
 from lib.studies.scheduler_eval.scenario import PARTS, StepTimes
@@ -51,14 +51,19 @@ class Mixes:
         """Return the scenario with the most device types."""
         return max(self.scenarios, key=lambda scenario: len(scenario.devices))
 
+    @property
+    def widest_times(self) -> StepTimes:
+        """Return the times of the widest scenario's job classes."""
+        return self.times.subset(self.widest.kinds)
+
     def one(self, count: int) -> comparison.Mix:
-        """Return the mix of the widest scenario; with ``load`` its jobs arrive over time."""
+        """Return the mix of the widest scenario; with ``load`` its jobs arrive over time, with ``energy`` they take joules."""
         return partial(scenario.draw, self.times, self.widest, count)
 
     @property
     def spread(self) -> np.ndarray:
         """Return the spread of the widest scenario's times (classes, types) in log time."""
-        return self.times.subset(self.widest.kinds).spread(self.widest.devices)
+        return self.widest_times.spread(self.widest.devices)
 
 
 def load(names: Sequence[str], reference: str = "") -> Mixes:
@@ -85,11 +90,11 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
 def part_table(times: StepTimes) -> pd.DataFrame:
     """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
-    names = dict(zip(PARTS, PHASES_MS.values(), strict=True))
     rows = times.table.dropna(subset=list(PARTS))
     beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
-    table = rows[["job_class", "device", "step_ms", *PARTS]].rename(columns={"step_ms": "step", **names})
-    return table.assign(**{"beside the passes %": 100 * beside})
+    return renamed(rows.assign(beside=100 * beside), {
+        "job_class": "job_class", "device": "device", "step_ms": "step", **dict(zip(PARTS, PHASES_MS.values(), strict=True)),
+        "beside": "beside the passes %"})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
@@ -97,25 +102,14 @@ def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
 
     ``energy`` is the CSV that states them; empty: watts times time.
     """
-    by_watts = scenario.step_energy(mixes.times, mixes.widest)
-    stated = step_energies(mixes, energy) or by_watts
-    table = mixes.times.subset(mixes.widest.kinds).wide("step_ms", mixes.widest.devices)
-    in_table = ~np.isnan(stated.joules)
-    joules = np.where(in_table, stated.joules, by_watts.joules)
-    sources = np.where(in_table, np.array(stated.sources, object)[:, None], "assumed")
-    texts = np.vectorize(lambda value, source: f"{value:.3g} ({source})")(joules, sources)
-    cells = np.where(np.isnan(table), "does not fit", np.where(np.isnan(joules), "not known", texts))
-    return pd.DataFrame(cells, columns=list(table), index=table.index).rename_axis(columns=None).reset_index()
-
-
-def step_energies(mixes: Mixes, energy: str) -> JobEnergy | None:
-    """Return what the CSV ``energy`` states of a step of the widest scenario's job classes; None where it is empty."""
-    return scenario.step_energy(mixes.times, mixes.widest, Path(energy)) if energy else None
-
-
-def with_energy(mixes: Mixes, count: int, energy: str = "") -> Problem:
-    """Return a problem of the widest scenario whose jobs take the joules that the CSV ``energy`` states; empty: watts."""
-    return scenario.draw(mixes.times, mixes.widest, count, 0, steps=step_energies(mixes, energy))
+    step_ms = mixes.widest_times.wide("step_ms", mixes.widest.devices).rename_axis(columns=None)
+    cells = step_ms.isna().map({True: "does not fit", False: "not known"}.get)
+    for path in ("", energy):  # what is stated stands over what follows from watts
+        steps = scenario.step_energy(mixes.times, mixes.widest, path)
+        joules = pd.DataFrame(steps.joules, step_ms.index, step_ms.columns)
+        texts = joules.map("{:.3g} (".format).add(pd.Series(steps.sources, step_ms.index) + ")", axis=0)
+        cells = cells.mask(joules.notna() & step_ms.notna(), texts)
+    return cells.reset_index()
 
 
 def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
@@ -126,17 +120,14 @@ def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
                          "hybrid decides in ms": 1e3 * mean["decide_s"]["hybrid"]}).reset_index()
 
 
-def few(mixes: Mixes, count: int = 40, names: Sequence[str] = ("fastest", "earliest-finish", "hybrid")) -> \
-        tuple[dict[str, pd.DataFrame], dict[str, str], float]:
-    """Return schedules by policy of a few jobs of the widest scenario, the class of each job, and the bound in s."""
-    problem = mixes.one(count)(0)
+def few(mixes: Mixes) -> tuple[dict[str, pd.DataFrame], dict[str, str], float]:
+    """Return schedules by policy of forty jobs of the widest scenario, the class of each job, and the bound in s."""
+    problem = mixes.one(40)(0)
     bound_s = bounds.makespan_bound(problem)
-    classes = list(mixes.times.subset(mixes.widest.kinds).rates(mixes.widest.devices).index)
-    shown = {}
-    for name in names:
-        schedule = simulate(problem, registry.policy(name)).schedule
-        shown[f"{name}: {float(schedule['end_s'].max()) / bound_s:.2f} times the bound"] = schedule
-    return shown, {job: classes[number] for job, number in zip(problem.jobs.ids, problem.jobs.job_class, strict=True)}, bound_s
+    classes = mixes.widest_times.table["job_class"].unique()[problem.jobs.job_class]
+    schedules = {name: simulate(problem, registry.policy(name)).schedule for name in ("fastest", "earliest-finish", "hybrid")}
+    return ({f"{name}: {schedule['end_s'].max() / bound_s:.2f} times the bound": schedule
+             for name, schedule in schedules.items()}, dict(zip(problem.jobs.ids, classes, strict=True)), bound_s)
 
 
 def speed(mixes: Mixes, scale: int) -> pd.DataFrame:
@@ -155,20 +146,18 @@ def speed(mixes: Mixes, scale: int) -> pd.DataFrame:
 def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFrame:
     """Return means over seeds, a row a value of one column and a column a value of another."""
     if table.empty:
-        return pd.DataFrame(columns=[rows])
-    means = table.pivot_table(index=rows, columns=columns, values=values, sort=False).reset_index()
-    means.columns = [str(name) for name in means.columns]
-    return means
+        return table[[rows]]
+    return table.pivot_table(index=rows, columns=columns, values=values, sort=False).rename_axis(columns=None).reset_index()
 
 
 def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
     """Return what contention costs by policy and by what it knows of it, means over seeds."""
-    mean = cost.groupby(["policy", "known"], sort=False)[["simulated_s", "makespan_s", "error"]].mean().reset_index()
-    return mean.rename(columns={"known": "known of contention", "simulated_s": "simulated, s", "makespan_s": "actual, s",
-                                 "error": "simulated / actual - 1"})
+    mean = cost.groupby(["policy", "known"], sort=False).mean(numeric_only=True).reset_index()
+    return renamed(mean, {"policy": "policy", "known": "known of contention", "simulated_s": "simulated, s",
+                          "makespan_s": "actual, s", "error": "simulated / actual - 1"})
 
 
 def speed_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return the time of a decision at the largest size."""
     shown = table[(table["jobs"] == table["jobs"].max()) & table["decide_p99_us"].notna()]
-    return shown[["policy", "jobs", "devices", "simulation_s", *[name for name in shown if name.startswith("decide")]]]
+    return shown.drop(columns=["jobs_per_s", "refine_s"])

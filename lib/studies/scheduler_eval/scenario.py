@@ -19,6 +19,7 @@ from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
 PARTS = tuple(f"{name}_ms" for name in step.PARTS)
+_TIMES = ["step_ms", "low_ms", "high_ms"]
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
 
 
@@ -39,9 +40,8 @@ class StepTimes:
 
     def wide(self, column: str, devices: Iterable[str]) -> pd.DataFrame:
         """Return one column as a row a class and a column a device."""
-        wide = self.table.pivot_table(index="job_class", columns="device", values=column, aggfunc="first", sort=False,
-                                      dropna=False)
-        return wide[list(devices)]
+        return self.table.pivot_table(index="job_class", columns="device", values=column, aggfunc="first", sort=False,
+                                      dropna=False)[list(devices)]
 
     def rates(self, devices: Iterable[str]) -> pd.DataFrame:
         """Return steps per second, a row a class and a column a device; 0 where it does not fit."""
@@ -73,65 +73,53 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
         answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, answer, profiled_ms) for answer in answers.to_dict("records")]
-    table = pd.DataFrame(rows).reindex(columns=[*rows[0], *(name for name in PARTS if name not in rows[0])])
-    for name in ("step_ms", "low_ms", "high_ms"):
-        table[name] = [float(f"{value:.{_DIGITS}g}") for value in table[name]]
-    return StepTimes(table)
+    table = pd.DataFrame(rows, columns=["job_class", "device", "memory_mb", "source", *_TIMES, *PARTS])
+    return StepTimes(table.assign(**table[_TIMES].map(f"{{:.{_DIGITS}g}}".format).astype(float)))
 
 
 def _row(job_class: JobClass, answer: dict, profiled_ms: float) -> dict:
     device = answer["device"].partition("@")[0]
     measured_ms = profiled_ms if device == "cpu" and np.isfinite(profiled_ms) else answer["measured_ms"]
-    case = {"job_class": job_class.id, "device": device, "memory_mb": answer["memory_mb"], "low_ms": np.nan,
-             "high_ms": np.nan}
     if not answer["fits"]:
-        return {**case, "step_ms": np.nan, "source": "does not fit"}
-    if np.isfinite(measured_ms):
-        return {**case, "step_ms": measured_ms, "source": "measured"}
-    predicted = {name: answer[name] for name in ("low_ms", "high_ms", "source", *PARTS)}
-    return {**case, **predicted, "step_ms": answer["predicted_ms"]}
+        known = {"source": "does not fit"}
+    elif np.isfinite(measured_ms):
+        known = {"source": "measured", "step_ms": measured_ms}
+    else:
+        known = {**answer, "step_ms": answer["predicted_ms"]}
+    return {**known, "job_class": job_class.id, "device": device, "memory_mb": answer["memory_mb"]}
 
 
 def fleet(scenario: Scenario) -> Fleet:
     """Return the devices of a scenario, with the vendors' memory sizes and the scenario's assumed watts and prices."""
-    vendors = definitions.load_devices()
-    groups = scenario.devices
-
-    def numbers(name: str) -> list[float]:
-        return [np.nan if getattr(group, name) is None else getattr(group, name) for group in groups.values()]
-
-    memory = [vendors[name].memory_mb if name in vendors else np.nan for name in groups]
-    return Fleet.from_counts({name: group.count for name, group in groups.items()}, memory_mb=memory, idle_w=numbers("idle_w"),
-                    busy_w=numbers("busy_w"), price_per_hour=numbers("price_per_hour"))
+    vendors, groups = definitions.load_devices(), scenario.devices
+    stated = {name: [getattr(group, name) for group in groups.values()] for name in ("idle_w", "busy_w", "price_per_hour")}
+    return Fleet.from_counts({name: group.count for name, group in groups.items()}, **stated,
+                             memory_mb=[vendors[name].memory_mb if name in vendors else np.nan for name in groups])
 
 
-def step_energy(times: StepTimes, scenario: Scenario, path: Path | None = None) -> JobEnergy:
+def step_energy(times: StepTimes, scenario: Scenario, path: str = "") -> JobEnergy:
     """Return the joules of a step of each job class of a scenario on each device type, NaN not known, and how they are known.
 
     Those of ``path`` (``problem_files.read_energy``, a row a job class), else the scenario's watts times the step's time.
     InputError names what is wrong in the file, and job classes that it lacks.
     """
-    shared = times.subset(scenario.kinds)
-    step_s = shared.wide("step_ms", scenario.devices) / 1e3
-    by_watts = step_s.to_numpy(float) * fleet(scenario).busy_w
-    classes = [str(name) for name in step_s.index]
-    if path is None:
-        return JobEnergy(by_watts, ("assumed",) * len(classes))
-    return problem_files.read_energy(path, list(scenario.devices), classes, f"the scenario {scenario.id}")
+    step_s = times.subset(scenario.kinds).wide("step_ms", scenario.devices) / 1e3
+    if path:
+        return problem_files.read_energy(Path(path), list(scenario.devices), list(step_s.index), f"the scenario {scenario.id}")
+    return JobEnergy(step_s.to_numpy(float) * fleet(scenario).busy_w, ("assumed",) * len(step_s))
 
 
-def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0,
-         steps: JobEnergy | None = None) -> Problem:
+def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: float = 0.0, energy: str = "") -> Problem:
     """Draw a problem of a scenario: ``count`` jobs over its classes; with ``load`` they arrive over time.
 
-    ``steps`` are the joules of a step of each class (``step_energy``); without, jobs take the watts of their devices.
+    Jobs take the joules that the CSV ``energy`` states of a step (``step_energy``); empty: the watts of their devices.
     """
     shared = times.subset(scenario.kinds)
     rates = shared.rates(scenario.devices)
     problem = job_mixes.draw(rates, fleet(scenario), count, seed, load, (scenario.shortest_s, scenario.longest_s),
                              shared.memory_mb())
-    if steps is None:
+    if not energy:
         return problem
-    kinds = problem.jobs.job_class
+    steps, kinds = step_energy(times, scenario, energy), problem.jobs.job_class
     steps_done = np.where(np.isfinite(problem.actual_s), problem.actual_s, np.nan) * rates.to_numpy(float)[kinds]
     return replace(problem, energy=JobEnergy(steps.joules[kinds] * steps_done, tuple(steps.sources[kind] for kind in kinds)))
