@@ -82,7 +82,7 @@ def test_resident_memory_is_what_a_fresh_process_grows_by():
     """Of the libraries, weights and tensors: more than the tensors, with the optimizer's state where a step is asked for."""
     (cpu,) = registry.for_devices(["cpu"], "fp32", shipped=True)
     for mode in ("infer", "train"):
-        captured = advise.CapturedQuery(Query("simple_cnn", 8, "3x28x28", mode), shipped=True)
+        captured = advise.CapturedQuery(Query("simple_cnn", 8, "3x28x28", mode))
         row = advise.Answer(captured, cpu).columns
         assert row["memory_mb"] + 150 < row["rss_mb"] < 2 * row["memory_mb"] + 250
         assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]
@@ -360,9 +360,10 @@ def test_gains_of_one_device_are_not_measured_on_another():
 
 def test_a_prediction_is_verified_on_this_machine(home, monkeypatch):
     monkeypatch.setattr(end_to_end, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+    monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
     found = asked("cpu")
     larger = next(change for change in suggestions.suggestions(found) if "batch" in change.what)
-    measured_ms, (measured,) = suggestions.verified(found, [larger], budget_s=0.05)
+    measured_ms, (measured,) = suggestions.verified(found, [larger])
     assert measured_ms > 0 and measured.measured_gain > 0
     assert "the interval" in advise_text.verdict(found, measured_ms)
 

@@ -22,7 +22,7 @@ def networks(log_ms, log_predicted, condition=EAGER, batch_size=64):
     part = pd.DataFrame({"device": "rtx-4090", "network": numbers.astype(str), "image_size": 224, "module": numbers.astype(str),
                          "batch_size": batch_size, "fold": numbers, "condition": condition.name, "half": 0.2,
                          "kind": "CNN", "log_ms": log_ms, "log_predicted": log_predicted})
-    return card_errors.rows(part, what=held_out.NETWORKS, left_out="families of timm", source="timm", licence="Apache-2.0")
+    return card_errors.rows(part, what=held_out.NETWORKS, left_out="families of timm")
 
 
 def gains(*parts):
@@ -85,15 +85,16 @@ def test_networks_that_ran_one_way_alone_tell_no_gain_and_those_measured_again_t
     assert set(noise["left_out"]) == {"none: torch 2.10.0 against it"}
 
 
-def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_path):
+def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_path, monkeypatch):
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     several = [networks(np.zeros(3), 0.1, replace(condition, torch=torch))
                for torch in ("2.9.1", "2.10.0") for condition in (EAGER, LAST)]
     held_out.save(pd.concat(several, ignore_index=True), tmp_path / "rtx-4090.json")
-    assert card_errors.of_change("rtx-4090", EAGER, LAST, tmp_path)["torch"] == "2.9.1"
-    newest = card_errors.of_change("rtx-4090", *(replace(one, torch="2.11.0") for one in (EAGER, LAST)), tmp_path)
+    assert card_errors.of_change("rtx-4090", EAGER, LAST)["torch"] == "2.9.1"
+    newest = card_errors.of_change("rtx-4090", *(replace(one, torch="2.11.0") for one in (EAGER, LAST)))
     assert newest["torch"] == "2.10.0", "the newest that was held out"
     assert "in 100 % of 3 cases with torch 2.10.0" in card_errors.change_words(newest), "and said to be"
-    assert card_errors.of_change("rtx-4090", EAGER, COMPILED, tmp_path) is None
+    assert card_errors.of_change("rtx-4090", EAGER, COMPILED) is None
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 
 import numpy as np
@@ -45,12 +45,12 @@ ms = st.floats(1e-3, 1e4)
 @pytest.fixture(scope="module")
 def cpu():
     model = registry.shipped_cpu("fp32")
-    return Predictor("cpu", "fp32", model, model.device)
+    return Predictor("cpu", "fp32", model, model.device, shipped=True)
 
 
 @pytest.fixture(scope="module")
 def t4():
-    return registry.for_devices(["t4"], "fp32")[0]
+    return registry.for_devices(["t4"], "fp32", shipped=True)[0]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w
     for name in ("W1", "W3", "W6"):
         profile_run.profile(ProfileParams(workload=name, device="cuda:0", data_source="synthetic"))
     gpu = registry.for_devices([device], "fp32")[0]
-    before = steps.predict(gpu, w1, steps.loading("W1", w1), shipped=True)
+    before = steps.predict(replace(gpu, shipped=True), w1, steps.loading("W1", w1))
     profiled_steps.learn_all("measure")
     table = profiled_steps.published(steps.path_of(device), "measure")
     ours = table[(table["learner"] == profiled_steps.OURS) & (table["workload"] == "W1")].iloc[0]
@@ -127,13 +127,10 @@ def test_an_interval_is_that_of_groups_left_out_and_one_group_says_nothing_of_ot
         step.fit("h2d", terms, measured, np.zeros(24), "test")
 
 
-predicted = partial(steps.predict, shipped=True)
-
-
 def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
     load = steps.loading("W1", w1)
     for predictor in (cpu, t4):
-        whole = predicted(predictor, w1, load)
+        whole = steps.predict(predictor, w1, load)
         assert tuple(whole.parts) == PARTS and all(one.predicted_ms > 0 for one in whole.parts.values())
         assert whole.predicted_ms - whole.beside_ms == pytest.approx(whole.passes.predicted_ms)
         assert whole.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6)
@@ -142,11 +139,11 @@ def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
 
 def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, w1):
     load = steps.loading("W1", w1)
-    plain, wait_ms = predicted(t4, w1, load), predicted(t4, w1, load).parts["loader_wait"].predicted_ms
-    assert predicted(t4, w1, load, Recipe(num_workers=1)).predicted_ms == pytest.approx(
+    plain, wait_ms = steps.predict(t4, w1, load), steps.predict(t4, w1, load).parts["loader_wait"].predicted_ms
+    assert steps.predict(t4, w1, load, Recipe(num_workers=1)).predicted_ms == pytest.approx(
         max(plain.predicted_ms - wait_ms, wait_ms))
-    assert predicted(cpu, w1, load, Recipe(num_workers=4)).parts["loader_wait"].predicted_ms == 0
-    every, fourth = (predicted(cpu, w1, load, Recipe(grad_accum_steps=count)).parts["optimizer"] for count in (1, 4))
+    assert steps.predict(cpu, w1, load, Recipe(num_workers=4)).parts["loader_wait"].predicted_ms == 0
+    every, fourth = (steps.predict(cpu, w1, load, Recipe(grad_accum_steps=count)).parts["optimizer"] for count in (1, 4))
     assert fourth.predicted_ms == pytest.approx(every.predicted_ms / 4)
 
 
@@ -204,7 +201,7 @@ def test_what_ships_follows_from_the_reference_profiles(without_learners):
     (predictor,) = registry.for_devices([profiled_steps.device_of(runs, "replay")], "fp32", shipped=True)
     profiles = profiled_steps.gather(runs, "replay", predictor)
     shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem)
-    assert (steps.own_files(predictor, shipped=True)[0], again.runs) == (SHIPPED, shipped.runs)
+    assert (steps.own_files(predictor)[0], again.runs) == (SHIPPED, shipped.runs)
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)

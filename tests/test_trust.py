@@ -261,15 +261,16 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
     assert "give one" in capsys.readouterr().err
 
 
-def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path):
+def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path, monkeypatch):
     """A network that is predicted half again too slow in one family of CNNs shows there, and nowhere else."""
     part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4,
                          "device": "card", "condition": EAGER.name, "fold": [0, 1] * 60, "log_ms": 0.0,
                          "log_predicted": [0.0, math.log(1.5)] * 60,
                          "kind": [architectures.of_rows(rows.of_network(network_of(build)))
                                   for build in (mixer, lambda: nn.Conv2d(3, 8, 3))] * 60})
-    predictions = card_errors.table(part, "timm", "MIT")
+    predictions = card_errors.table(part)
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     held_out_rows.save(predictions, tmp_path / "card.json")
-    by_kind, by_family = (card_errors.scores("card", what, tmp_path) for what in (errors.NETWORKS, errors.FAMILIES))
+    by_kind, by_family = (card_errors.scores("card", what) for what in (errors.NETWORKS, errors.FAMILIES))
     assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})
     assert by_family.set_index("kind")["mape"].to_dict() == pytest.approx({"c": 50, "m": 0})

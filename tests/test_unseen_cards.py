@@ -53,14 +53,15 @@ def two_cards(tables):
         return cards, unseen_cards.left_out(cards, (0, 10, 50))
 
 
-def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tmp_path):
-    rows_of = unseen_cards.table(two_cards[1], "timm", "Apache-2.0")
+def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_cards, tmp_path, monkeypatch):
+    monkeypatch.setattr(card_model, "FOLDER", tmp_path)
+    rows_of = unseen_cards.table(two_cards[1])
     scores = unseen_cards.curve(rows_of).set_index(["device", "networks"])
     assert rows_of.groupby("device")["group"].nunique().tolist() == [7, 7]
     for device in ("rtx-3090", "rtx-4090"):
         assert scores["mape"][device].is_monotonic_decreasing
     held_out.save(rows_of, tmp_path / f"{card_model.ANY}.json")
-    alone, corrected, together = (card_errors.scores(card_model.ANY, what, tmp_path) for what in (
+    alone, corrected, together = (card_errors.scores(card_model.ANY, what) for what in (
         held_out.NEW_CARDS, held_out.CORRECTED_CARDS, held_out.NETWORKS))
     assert alone["mape"].tolist() == pytest.approx([scores["mape"][device, 0] for device in alone["device"]], rel=1e-4)
     assert set(corrected["kind"]) == {"10 of its networks", "50 of its networks"} and set(corrected["n"]) == {70}
@@ -70,7 +71,7 @@ def test_a_card_left_out_is_scored_with_none_and_with_some_of_its_networks(two_c
 
 def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards):
     cards, predicted = two_cards
-    shared = unseen_cards.train(cards, predicted, "timm", "Apache-2.0")
+    shared = unseen_cards.train(cards, predicted)
     (fitted,) = shared.conditions.values()
     zero = predicted[predicted["networks"] == 0]
     inside = (zero["log_predicted"] - zero["log_ms"]).abs() <= fitted.half

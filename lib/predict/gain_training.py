@@ -1,7 +1,6 @@
 """Learning what layouts and element types gain, from the networks that a reference machine ran each way."""
 
-from collections.abc import Iterator
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,11 @@ from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
-from lib.predict import held_out, registry
-from lib.predict.networks import composition, gains, work
-from lib.predict.networks.composition import Composition
+from lib.predict import held_out, network_training, registry
+from lib.predict.networks import composition, gains
 from lib.predict.networks.gains import FOLDER, GainCondition, Gains
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score, score_gains
-from lib.progress import track
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
@@ -50,11 +47,10 @@ def pairs(table: pd.DataFrame) -> pd.DataFrame:
 
 def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
     """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
-    cost_model, terms, keys = registry.shipped_cpu("fp32"), {}, list(cases[_CASE].itertuples(index=False, name=None))
-    for name, mode, batch_size in track(list(dict.fromkeys(keys)), "capture"):
-        item = work.captured(networks.network(name, batch_size), mode)
-        terms[name, mode, batch_size] = gains.terms(item, composition.predicted_operators(item, cost_model))
-    return cases.assign(family=cases["network"].map(networks.family), **pd.DataFrame([terms[key] for key in keys], cases.index))
+    cost_model, items = registry.shipped_cpu("fp32"), network_training.works(cases.assign(input_shape=""))
+    terms = {key: gains.terms(item, composition.predicted_operators(item, cost_model)) for key, item in items.items()}
+    rows = [terms[key] for key in cases[_CASE].itertuples(index=False, name=None)]
+    return cases.assign(family=cases["network"].map(networks.family), **pd.DataFrame(rows, cases.index))
 
 
 def noise(raw: Path) -> dict[tuple[str, str, str], float]:
@@ -68,16 +64,6 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     logs = np.log(both["ratio"]).groupby([both[name] for name in dict.fromkeys([*_CASE, *_WAY])])
     difference = (logs.max() - logs.min())[logs.size() > 1] * 100
     return difference.groupby(_WAY).mean().to_dict()
-
-
-def learned(rows: pd.DataFrame) -> Iterator[tuple[GainCondition, Composition, pd.DataFrame]]:
-    """Yield what is learned of each way of enough networks, with its scores, and the predictions of families left out."""
-    for way, part in rows.groupby(_WAY):
-        networks_of = part.reset_index(drop=True)
-        usable = networks_of[networks_of["usable"]].reset_index(drop=True)
-        if usable["network"].nunique() >= LEAST_NETWORKS:
-            predicted = gains.left_out(networks_of)
-            yield GainCondition(*way), replace(gains.fit(usable), scores=scores_of(predicted)), predicted
 
 
 def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
@@ -102,10 +88,14 @@ def ship() -> pd.DataFrame:
     if "bf16_instructions" not in facts:
         raise InputError(f"the provenance of {path} does not say by which instructions bf16 was computed; measure it again")
     spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
-    for way, gain, predicted in learned(with_terms(pairs(store.read(path, "networks")))):
-        floor = {"noise": spread[astuple(way)]} if astuple(way) in spread else {}
-        ways[way] = replace(gain, scores=gain.scores | floor)
-        rows.append(table(name, way, predicted))
+    for key, part in with_terms(pairs(store.read(path, "networks"))).groupby(_WAY):
+        way, networks_of = GainCondition(*key), part.reset_index(drop=True)
+        usable = networks_of[networks_of["usable"]].reset_index(drop=True)
+        if usable["network"].nunique() >= LEAST_NETWORKS:
+            predicted = gains.left_out(networks_of)
+            floor = {"noise": spread[key]} if key in spread else {}
+            ways[way] = replace(gains.fit(usable), scores=scores_of(predicted) | floor)
+            rows.append(table(name, way, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")
     model_path = FOLDER / f"cpu-{name}.json"

@@ -10,11 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS
 from lib.predict.networks import architectures, composition, fitting, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS, Learned
-from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.registry import Predictor
@@ -77,11 +75,9 @@ def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, floa
 def learned(table: pd.DataFrame, without: str = "") -> dict[str, Learned]:
     """Learn what networks add to their operators, by mode, from all networks of a table of ``terms`` but workloads.
 
-    ``without`` names a family of networks that is left out. Modes of fewer than LEAST_NETWORKS networks have none.
+    ``without`` names a family of networks that is left out. Modes of too few networks have none (``fitting.enough``).
     """
-    good = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & (table["family"] != without)]
-    good = good[~good["network"].str.fullmatch(WORKLOADS)]
-    return {mode: fitting.fit(rows) for mode, rows in good.groupby("mode") if rows["network"].nunique() >= LEAST_NETWORKS}
+    return {mode: fitting.fit(rows) for mode, rows in fitting.enough(table[archive.usable(table)], "mode", without)}
 
 
 def compositions(modes: Mapping[str, Learned]) -> dict[str, Composition]:

@@ -133,7 +133,7 @@ class Predictor:
     """A device that can be predicted: its model, memory and price.
 
     ``origin`` names the machine that the model was trained on if it is another one: every answer is then zero-shot.
-    ``shipped``: models calibrated here are ignored.
+    ``shipped``: what was calibrated or profiled here is ignored.
     """
 
     device: str
@@ -381,9 +381,10 @@ class _Models:
                 continue
             if kind == "cpu":
                 memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
-                predictors.append(Predictor(f"cpu@{name}", dtype, self.reader(path), memory_mb=memory_mb))
+                predictors.append(Predictor(f"cpu@{name}", dtype, self.reader(path), memory_mb=memory_mb,
+                                            shipped=self.shipped))
             elif kind in self.vendors and (gpu := self._gpu(kind, {**self.files, (kind, dtype): path})):
-                predictors.append(replace(gpu, device=f"{kind}@{name}", shipped=False))
+                predictors.append(replace(gpu, device=f"{kind}@{name}"))
         if not predictors:
             raise InputError(f"no {self.dtype} model of {device}; the machine {name} has: "
                              f"{choices(map(' '.join, models)) or 'none'}; train them on what was measured there: "

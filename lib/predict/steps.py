@@ -68,10 +68,10 @@ class Loop:
     resized: bool
     recipe: Recipe
 
-    def step(self, predictor: Predictor, mode: str = "train", shipped: bool = False) -> Step:
+    def step(self, predictor: Predictor, mode: str = "train") -> Step:
         """Predict its training step, or its evaluated batch (``infer``), on a device, see ``predict``."""
         item = self.works[mode]
-        return predict(predictor, item, _loading(item, self.resized), self.recipe, shipped)
+        return predict(predictor, item, _loading(item, self.resized), self.recipe)
 
 
 def path_of(device: str, folder: Path | None = None) -> Path:
@@ -79,28 +79,28 @@ def path_of(device: str, folder: Path | None = None) -> Path:
     return (folder or paths.MODELS) / FOLDER / f"{device}{SUFFIX}"
 
 
-def own_files(predictor: Predictor, shipped: bool = False) -> list[Path]:
+def own_files(predictor: Predictor) -> list[Path]:
     """Return the files that may hold costs learned from a device's own profiles; ``learn_all`` writes the first."""
     if predictor.device_type != "cpu":
-        return [path_of(predictor.kind, folder) for folder in _folders(shipped)]
-    return _own_cpu(predictor, shipped) or [path_of(predictor.model.device, registry.SHIPPED)]
+        return [path_of(predictor.kind, folder) for folder in _folders(predictor)]
+    return _own_cpu(predictor) or [path_of(predictor.model.device, registry.SHIPPED)]
 
 
-def _own_cpu(predictor: Predictor, shipped: bool) -> list[Path]:
+def _own_cpu(predictor: Predictor) -> list[Path]:
     """Return the files of the CPU of a device's machine; a reference machine's lie beside its models."""
     if predictor.machine:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
         return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
-    return [] if shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(shipped)]
+    return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(predictor)]
 
 
-def _folders(shipped: bool) -> list[Path]:
-    return [registry.SHIPPED] if shipped else [paths.MODELS, registry.SHIPPED]
+def _folders(predictor: Predictor) -> list[Path]:
+    return [registry.SHIPPED] if predictor.shipped else [paths.MODELS, registry.SHIPPED]
 
 
-def of_itself(predictor: Predictor, shipped: bool = False) -> StepModel | None:
+def of_itself(predictor: Predictor) -> StepModel | None:
     """Return costs learned from a device's own profiles, or None."""
-    return _first(own_files(predictor, shipped))
+    return _first(own_files(predictor))
 
 
 def _first(candidates: Iterable[Path]) -> StepModel | None:
@@ -112,18 +112,18 @@ def _read(path: Path, _: int) -> StepModel:
     return StepModel.load(path)
 
 
-def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]:
+def costs_of(predictor: Predictor) -> Mapping[str, Costs]:
     """Return the costs of each part on a device; the loader's are the host's. InputError without costs of any CPU.
 
     A CPU without profiles takes those of the reference, a GPU assumed ones.
     """
     of_reference = sorted((registry.SHIPPED / FOLDER).glob(f"cpu-*{SUFFIX}"))
-    host = _first([*_own_cpu(predictor, shipped), *of_reference])
+    host = _first([*_own_cpu(predictor), *of_reference])
     if host is None:
         raise InputError(f"no costs of a CPU's loader in {registry.SHIPPED / FOLDER}; run: python -m lib models --train "
                          "profiles")
     others = [path_of(predictor.model.device, registry.SHIPPED), *of_reference] if predictor.device_type == "cpu" else []
-    if own := _first([*own_files(predictor, shipped), *others]):
+    if own := _first([*own_files(predictor), *others]):
         return own.costs
     return {"loader_wait": replace(host.costs["loader_wait"], source=f"as on {host.device}"),
             "h2d": Costs({"batches": predictor.model.facts["launch_ms"], "mb": 1 / LINK_GBPS}, _ASSUMED, 0,
@@ -131,14 +131,14 @@ def costs_of(predictor: Predictor, shipped: bool = False) -> Mapping[str, Costs]
             "optimizer": Costs({"operators_ms": 1.0, "calls": 0.0}, _ASSUMED, 0, "the sum of its operators")}
 
 
-def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe: Recipe = BASELINE, shipped: bool = False,
+def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe: Recipe = BASELINE,
             passes: Estimate | None = None, costs: Mapping[str, Costs] | None = None) -> Step:
     """Predict a training step (work of mode train) or an evaluated batch, with all of its parts.
 
-    ``load``: see ``loading``; ``shipped``: use only files of the reference; ``passes``, ``costs``: those of the device by
-    default. Raises InputError without a profile of any CPU.
+    ``load``: see ``loading``; ``passes``, ``costs``: those of the device by default. Raises InputError without a profile of any
+    CPU.
     """
-    passes, costs = passes or passes_in_a_loop(predictor, work), costs or costs_of(predictor, shipped)
+    passes, costs = passes or passes_in_a_loop(predictor, work), costs or costs_of(predictor)
     parts = {name: costs[name].predict(load) for name in ("loader_wait", "h2d")} | split(passes)
     if work.mode == "train":
         update, half = optimizer_terms(predictor, work, recipe.optimizer)
@@ -173,8 +173,8 @@ def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -
 
 def split(passes: Estimate) -> dict[str, Part]:
     """Split an estimate into forward and backward by the time of their operators."""
-    cost = passes.operators["predicted_ms"] * passes.operators["calls"]
-    share = float((cost * passes.operators["backward_calls"] / passes.operators["calls"]).sum() / cost.sum())
+    cost_ms, backward, calls = (passes.operators[name] for name in ("cost_ms", "backward_calls", "calls"))
+    share = float((cost_ms * backward / calls).sum() / cost_ms.sum())
     whole = Part(passes.predicted_ms, passes.low_ms, passes.high_ms)
     return {"forward": whole.times(1 - share), "backward": whole.times(share)}
 
@@ -196,14 +196,11 @@ def measured_ms(runs: pd.DataFrame) -> dict[tuple[str, int], float]:
     return runs.groupby(["workload_id", "batch_size"])["step_median_ms"].median().to_dict()
 
 
-def measured_step_ms(predictor: Predictor, model: str, batch_size: int, shipped: bool = False) -> float:
-    """Return the profiled ms of a workload's plain step at a batch size on a device, NaN without one.
-
-    ``shipped``: use only profiles of the reference.
-    """
+def measured_step_ms(predictor: Predictor, model: str, batch_size: int) -> float:
+    """Return the profiled ms of a workload's plain step at a batch size on a device, NaN without one."""
     facts = predictor.model.facts
     if predictor.device_type != "cpu" or not facts.get("hardware_id"):
         return math.nan
-    runs = pd.concat(map(archive.runs, ("replay",) if shipped else ("replay", "measure")), ignore_index=True)
+    runs = pd.concat(map(archive.runs, ("replay",) if predictor.shipped else ("replay", "measure")), ignore_index=True)
     same = runs[(runs["hardware_id"] == facts["hardware_id"]) & (runs["threads"] == facts.get("threads"))]
     return measured_ms(same).get((model, batch_size), math.nan)

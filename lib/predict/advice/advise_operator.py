@@ -19,7 +19,7 @@ from lib.work.graph.spaces import Config
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "gbps", "pct_of_attainable", "bound",
            "out_of_range", "measured_ms", "latency_type", "cache")
-_AXES = {"kernel": "kernel", "stride": "stride", "padding": "padding", "dilation": "dilation"}  # short: of all axes
+_AXES = ("kernel", "stride", "padding", "dilation")  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 _TIMED = {"kernel": "kernels alone", "end_to_end": "end to end, launch included"}
 _LARGEST_DIGITS = 9

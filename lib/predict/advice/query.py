@@ -79,23 +79,22 @@ def once(call: Callable) -> Callable:
 class CapturedQuery:
     """A query and the captures of its network: one per device type and batch size, reused by every answer.
 
-    ``shipped``: use only profiles of the reference. Raises InputError for an unknown element type or mode, and for a network
-    that cannot be built.
+    Raises InputError for an unknown element type or mode, and for a network that cannot be built.
     """
 
-    def __init__(self, query: Query, shipped: bool = False):
+    def __init__(self, query: Query):
         if query.dtype not in _DTYPES:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         network = query.network()
-        self.query, self.shipped, self.batch_size, self.dimensions = query, shipped, network.shape[0], len(network.shape)
+        self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
         self._captured = once(lambda batch_size, device_type: work.captured(
             query.network(batch_size), query.mode, dtypes.torch_name(query.dtype), device=device_type, ready=module()))
         self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
         self._rows = cache(lambda: card_rows.of_network(network, module()))
-        self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous"), shipped))
+        self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous")))
 
     def under(self, **changes) -> "CapturedQuery":
         """Return the query with another batch size, layout or compiled; both share their captures."""
@@ -191,8 +190,7 @@ class Answer:
         passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
         if self.query.mode == "infer":
             return passes or self._operator_sum
-        return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes,
-                             shipped=self.captured.shipped)
+        return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes)
 
     @property
     def passes(self) -> Estimate:
@@ -301,8 +299,7 @@ class Answer:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         query, batch_size = self.query, self.work.batch_size
         if query.mode == "train":
-            return steps.measured_step_ms(self.predictor, query.model, batch_size, self.captured.shipped) \
-                if query.dtype == "fp32" else math.nan
+            return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
         table = self.predictor.measured_networks
         if table is None:
             return math.nan

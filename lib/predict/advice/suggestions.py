@@ -15,6 +15,7 @@ from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.cards.whole_networks import gain
 from lib.progress import track
 
+_BUDGET_S = 2.0  # of measuring one change
 _FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
 
 
@@ -46,8 +47,7 @@ def changes(answer: Answer) -> list[Change]:
     gains = [*_retained_memory(answer), *_larger_batches(answer)]
     if not query.compiled:
         operators = answer.passes.operators
-        cost = operators["predicted_ms"] * operators["calls"]
-        fused = cost[operators["op"].isin(_FUSED)].sum() / cost.sum()
+        fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
         gains.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
                                              f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
     if query.layout == "contiguous" and any(entry.is_picture for entry in query.network().batch):
@@ -95,38 +95,35 @@ def _half_precision(answer: Answer) -> Change:
     change = Change("bf16 (autocast)", math.nan, "", {"dtype": "bf16"})
     if answer.predictor.device == "cpu" and not registry.has_cpu("bf16"):
         return _learned(answer, change)
-    captured = answer.captured
     try:
-        (other,) = registry.for_devices([answer.predictor.device], "bf16", captured.shipped)
+        (other,) = registry.for_devices([answer.predictor.device], "bf16", answer.predictor.shipped)
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
-    query = replace(captured.query, dtype="bf16", batch_size=captured.batch_size)
-    half = Answer(CapturedQuery(query, captured.shipped), other)
+    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=answer.captured.batch_size)), other)
     return replace(change, predicted_gain=answer.estimate.predicted_ms / half.estimate.predicted_ms,
                    why=f"by the bf16 model, {other.source(half.passes)}")
 
 
-def verified(advice: Advice, suggested: Iterable[Change], device: str = "cpu",
-             budget_s: float = 2.0) -> tuple[float, list[Change]]:
-    """Measure the query and each change on this machine, a fresh process each; return the ms and the changes with gains.
+def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[Change]]:
+    """Measure the query and each change on this machine's CPU, a fresh process each; return the ms and the changes with gains.
 
     A gain is in images a second. Of a training step forward and backward are measured, the rest is as predicted. What cannot be
-    measured says so in ``why``. Raises InputError where the query itself cannot be measured, or was not about ``device``.
+    measured says so in ``why``. Raises InputError where the query itself cannot be measured, or was not about the CPU.
     """
-    answer = advice.of(device)
+    answer = advice.of("cpu")
     if answer is None:
-        raise InputError(f"--verify measures this machine's {device}; the query is about {choices(advice.table['device'])}: "
-                         f"add --device {device}")
-    base_ms = _median_ms(answer, {}, device, budget_s)
+        raise InputError(f"--verify measures this machine's cpu; the query is about {choices(advice.table['device'])}: "
+                         "add --device cpu")
+    base_ms = _median_ms(answer, {})
     if isinstance(base_ms, str):
-        raise InputError(f"{answer.query.model} cannot be measured on {device}: {base_ms}")
-    return base_ms, [_verified(answer, change, base_ms, device, budget_s) for change in track(list(suggested), "verify")]
+        raise InputError(f"{answer.query.model} cannot be measured on cpu: {base_ms}")
+    return base_ms, [_verified(answer, change, base_ms) for change in track(list(suggested), "verify")]
 
 
-def _verified(answer: Answer, change: Change, base_ms: float, device: str, budget_s: float) -> Change:
+def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
     if "num_workers" in change.apply:
         return replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2")
-    measured_ms = _median_ms(answer, change.apply, device, budget_s)
+    measured_ms = _median_ms(answer, change.apply)
     if isinstance(measured_ms, str):
         return replace(change, why=f"{change.why}; could not be measured: {measured_ms}")
     batch_size = answer.captured.batch_size
@@ -135,7 +132,7 @@ def _verified(answer: Answer, change: Change, base_ms: float, device: str, budge
     return replace(change, measured_gain=before_ms / after_ms * changed.batch_size / batch_size)
 
 
-def _median_ms(answer: Answer, apply: Mapping[str, Any], device: str, budget_s: float) -> float | str:
+def _median_ms(answer: Answer, apply: Mapping[str, Any]) -> float | str:
     """Return the median time of a changed query in a process of its own, or the reason why there is none."""
     from lib.measure.networks import end_to_end
     from lib.measure.networks.case import Case
@@ -144,7 +141,7 @@ def _median_ms(answer: Answer, apply: Mapping[str, Any], device: str, budget_s: 
     query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
     case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
                 query.compiled)
-    visit = end_to_end.in_a_process([case], device, budget_s, memory)[0][0]
+    visit = end_to_end.in_a_process([case], "cpu", _BUDGET_S, memory)[0][0]
     return visit.reason or float(np.median(visit.samples_ms))
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 
 from lib import store
 from lib.errors import InputError, choices
+from lib.measure import archive
 from lib.measure.published import whole_networks
-from lib.measure.statistics import VERDICTS
 from lib.predict.cards import card_model, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
@@ -50,7 +50,7 @@ def read(path: Path) -> pd.DataFrame:
         table = table.assign(network="timm:" + table["network"], image_size="3x" + size + "x" + size)
     else:
         table = store.read(path, "networks")
-        table = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & table["device"].str.startswith("cuda")]
+        table = table[archive.usable(table) & table["device"].str.startswith("cuda")]
         family = table["network"].str.extract(r"(?:.*:)?([A-Za-z]*)", expand=False).str.lower()
         table = table.assign(
             image_size=table["input_shape"].fillna(""), module=family, torch="",
@@ -92,7 +92,7 @@ def _shifted(parts: Sequence[Cases]) -> Weigh:
     return lambda part: part.start + shift
 
 
-def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | None = None) -> Calibrated:
+def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     """Correct what is known of a card by networks that were measured on it, and save it for this machine.
 
     The interval is that of families left out in turn. Raises InputError for a card of which nothing is known, for fewer than
@@ -119,7 +119,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path], folder: Path | Non
         raise InputError(f"the calibration did not help: families left out err by {scored[1]['mape']:.0f} % after it, by "
                          f"{scored[0]['mape']:.0f} % before; nothing is saved")
     card = _corrected(start, parts, after, count)
-    return Calibrated(card.save((folder or card_model.folder()) / f"{device}.json"), card, count, *scored, reasons)
+    return Calibrated(card.save(card_model.folder() / f"{device}.json"), card, count, *scored, reasons)
 
 
 def _corrected(start: CardModel, parts: Sequence[Cases], left_out: pd.DataFrame, networks_used: int) -> CardModel:

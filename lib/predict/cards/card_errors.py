@@ -1,6 +1,6 @@
 """Networks on cards, each predicted without its family: rows ``held_out``, and their scores by kind, family and change."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, permutations
@@ -24,12 +24,12 @@ _AUTOCAST = {"amp_fp16", "amp_bf16"}
 _KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]
 
 
-def table(predicted: pd.DataFrame, source: str, licence: str) -> pd.DataFrame:
+def table(predicted: pd.DataFrame) -> pd.DataFrame:
     """Return a card's networks, each predicted without its family (``learning.left_out``), as rows ``held_out``."""
     half = pd.Series(np.nan, predicted.index)
     for _, part in predicted.groupby("condition"):
-        half[part.index] = _intervals_of(part, part["log_ms"], part["log_predicted"])[0]
-    return rows(predicted.assign(half=half), what=NETWORKS, left_out="families of timm", source=source, licence=licence)
+        half[part.index] = _intervals_of(part, part["log_ms"] - part["log_predicted"])[0]
+    return rows(predicted.assign(half=half), what=NETWORKS, left_out="families of timm")
 
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
@@ -37,7 +37,7 @@ def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
     names = ("device", "kind", "condition", "batch_size", "fold", "networks", "draw")
     low, predicted, high = (np.exp(part["log_predicted"] + sign * part["half"]) for sign in (-1, 0, 1))
     return held_out.frame(
-        **{name: part[name] for name in names if name in part}, **values, group=part["module"],
+        **{name: part[name] for name in names if name in part}, **values, **card_model.SOURCE, group=part["module"],
         mode=np.where(part["condition"].str.startswith("train"), "train", "infer"), predicted=predicted, low=low, high=high,
         case=part["network"] + " " + part["image_size"].astype(str), measured=np.exp(part["log_ms"]))
 
@@ -64,20 +64,38 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
     return half, of_kinds
 
 
-def _intervals_of(part: pd.DataFrame, measured: pd.Series, predicted: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
-    return intervals((measured - predicted).to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str))
+def _intervals_of(part: pd.DataFrame, error: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
+    return intervals(error.to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str))
 
 
-def scores(device: str, what: str, folder: Path | None = None) -> pd.DataFrame:
+def scores(device: str, what: str) -> pd.DataFrame:
     """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
-    ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of NETWORKS have
-    ``half``, half an interval in log time (NaN: that of all kinds), lines of GAINS the conditions ``before`` and ``after``
-    (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows are.
+    ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
+    the conditions ``before`` and ``after`` (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows
+    are.
     """
-    model = (folder or card_model.FOLDER) / f"{device}.json"
+    return _of_rows(_scores, device, what)
+
+
+def half_of(device: str, condition: Condition, kind: str) -> float | None:
+    """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
+    return _of_rows(_halves, device, condition.name).get(kind)
+
+
+def _of_rows(compute: Callable[..., Any], device: str, what: str) -> Any:
+    """Return what is computed of the rows beside a model, once for a file."""
+    model = card_model.FOLDER / f"{device}.json"
     path = held_out.path_of(model)
-    return _scores(model, what, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=[*_KEYS, "half"])
+    return compute(model, what, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@cache
+def _halves(model: Path, condition: str, _: int) -> dict[str, float]:
+    table = held_out.load(model)
+    part = table[(table["what"] == NETWORKS) & (table["condition"] == condition)]
+    measured, predicted = (np.log(part[name].astype(float)) for name in ("measured", "predicted"))
+    return _intervals_of(part, measured - predicted)[1] if len(part) else {}
 
 
 @cache
@@ -95,20 +113,7 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
     view = table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})
-    if shared or what != NETWORKS:
-        return score_draws(view, _KEYS)
-    lines = score_draws(pd.concat([view, table]), _KEYS)
-    log = np.log(table[["measured", "predicted"]].astype(float))
-    halves = {(condition, kind): half for condition, part in table.groupby("condition")
-              for kind, half in _intervals_of(part, *(log.loc[part.index, name] for name in log))[1].items()}
-    return lines.assign(half=[halves.get(case, np.nan) for case in zip(lines["condition"], lines["kind"], strict=True)])
-
-
-def half_of(device: str, condition: Condition, kind: str, folder: Path | None = None) -> float | None:
-    """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
-    lines = scores(device, NETWORKS, folder)
-    half = lines.loc[(lines["kind"] == kind) & (lines["condition"] == condition.name), "half"]
-    return float(half.iloc[0]) if half.notna().any() else None
+    return score_draws(view if shared or what != NETWORKS else pd.concat([view, table]), _KEYS)
 
 
 def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condition]]:
@@ -151,9 +156,9 @@ def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
                               left_out=f"none: torch {first.torch} against it")[list(table)]
 
 
-def of_change(device: str, before: Condition, after: Condition, folder: Path | None = None) -> dict[str, Any] | None:
+def of_change(device: str, before: Condition, after: Condition) -> dict[str, Any] | None:
     """Return the scores of a change on a card, of the same torch or else the newest; None where none was held out."""
-    lines = (line for line in scores(device, GAINS, folder).to_dict("records")
+    lines = (line for line in scores(device, GAINS).to_dict("records")
              if (line["before"], line["after"]) == (before.how, after.how))
     return max(lines, default=None, key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
 

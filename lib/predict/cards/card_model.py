@@ -16,6 +16,7 @@ FOLDER = paths.REFERENCE / "models" / "composed"
 ANY = "any-card"  # what cards share, for those without a model of their own
 _CORES = frozenset("volta turing ampere ada hopper blackwell".split())  # architectures whose matrix units take 16 bits
 _STRANGER = 2  # times as wide is the interval of an architecture that no measured card is of
+SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}  # of those that ship
 RETRAIN = "train it again with: python -m lib models --train timm"
 
 

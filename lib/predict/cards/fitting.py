@@ -23,7 +23,7 @@ FLAGS = np.isin(COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd
 ITERATIONS, SHIFT_ITERATIONS = 150, 60
 # Prior widths of a shift by few networks: of what all computing, and all moving, is faster by, and of each weight of its own.
 TOGETHER = 0.5
-INTERCEPT, SLOPE, OVERHEAD = 0.15, 0.02, 0.4
+SHIFT_WIDTHS = 0.15, 0.02, 0.4
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,12 @@ def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int]
     return torch.as_tensor(best.x)
 
 
+def _width(flags: np.ndarray, intercept: float, slope: float, overhead: float) -> np.ndarray:
+    """Return the prior widths of all weights; those of computing ``flags`` are as wide as intercepts."""
+    return kernel_sum.flat(computing=np.where(flags, intercept, slope),
+                           moving=np.where(kernel_sum.FIRST["moving"], intercept, slope), overheads=overhead)
+
+
 def fit(cases: Sequence[Cases]) -> pd.DataFrame:
     """Fit to networks of several conditions, around the usual efficiencies.
 
@@ -105,10 +111,7 @@ def fit(cases: Sequence[Cases]) -> pd.DataFrame:
     levels = ["", *sorted({level for part in cases for level in part.levels})]
     mean = torch.as_tensor(np.stack([kernel_sum.usual(), *np.zeros((len(levels) - 1, kernel_sum.SIZE))]))
     widths = [WIDTHS["train" if "train" in level else "level" if level else "base"] for level in levels]
-    width = torch.as_tensor(np.stack([
-        kernel_sum.flat(computing=np.where(FLAGS, intercept, slope),
-                        moving=np.where(kernel_sum.FIRST["moving"], intercept, slope), overheads=overhead)
-        for intercept, slope, overhead in widths]))
+    width = torch.as_tensor(np.stack([_width(FLAGS, *of_level) for of_level in widths]))
     rows = [[levels.index(level) for level in ("", *part.levels)] for part in cases]
 
     def every(apart: torch.Tensor) -> torch.Tensor:
@@ -125,11 +128,10 @@ def weights_of(fitted: pd.DataFrame, levels: Sequence[str]) -> np.ndarray:
 
 def shift(cases: Sequence[Cases]) -> np.ndarray:
     """Return what a few networks of a card add to the weights that each condition starts from, the same for all of them."""
-    computing, moving = kernel_sum.FIRST["computing"], kernel_sum.FIRST["moving"]
-    width = torch.as_tensor(kernel_sum.flat(computing=np.where(computing, INTERCEPT, SLOPE),
-                                       moving=np.where(moving, INTERCEPT, SLOPE), overheads=OVERHEAD))
-    directions = torch.as_tensor(np.stack([kernel_sum.flat(computing=computing * TOGETHER, moving=0.0, overheads=0.0),
-                                           kernel_sum.flat(computing=0.0, moving=moving * TOGETHER, overheads=0.0)]))
+    none = dict.fromkeys(kernel_sum.SHAPES, 0.0)
+    width = torch.as_tensor(_width(kernel_sum.FIRST["computing"], *SHIFT_WIDTHS))
+    directions = torch.as_tensor(np.stack([kernel_sum.flat(**none | {name: first * TOGETHER})
+                                           for name, first in kernel_sum.FIRST.items()]))
     starts = [torch.as_tensor(part.start) for part in cases]
 
     def added(apart: torch.Tensor) -> torch.Tensor:

@@ -29,10 +29,8 @@ OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
 ALIKE = 1e-3  # of its parameters: timm has changed some networks by less since, such as TNT
-SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}
 CONDITION = ["mode", "precision", "layout", "compiled", "torch"]
 _KEY = ["network", "image_size"]
-Rows = Mapping[tuple, pd.DataFrame]
 
 
 def tables() -> pd.DataFrame:
@@ -44,7 +42,7 @@ def tables() -> pd.DataFrame:
     return pd.concat([store.read(path, "whole_networks") for path in paths_of], ignore_index=True)
 
 
-def with_rows(table: pd.DataFrame, captures: Rows) -> pd.DataFrame:
+def with_rows(table: pd.DataFrame, captures: Mapping[tuple, pd.DataFrame]) -> pd.DataFrame:
     """Return the networks of a table that were captured, with their ``rows`` of work and ``kind``."""
     frames = pd.Series([captures.get(key) for key in zip(*(table[name] for name in _KEY), strict=True)], table.index, object)
     table = table.assign(rows=frames)[frames.notna()].reset_index(drop=True)
@@ -125,13 +123,13 @@ def error(predicted: pd.DataFrame) -> np.ndarray:
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
 
 
-def of_card(device: str, parts: list[Cases], predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
+def of_card(device: str, parts: list[Cases], predicted: pd.DataFrame) -> CardModel:
     """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
     weights, fitted = fit(parts), {}
     for part in parts:
         of_condition = predicted[predicted["condition"] == part.condition.name]
         fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
-    return CardModel(device, fitted, source, licence)
+    return CardModel(device, fitted, **card_model.SOURCE)
 
 
 def is_final(modules: pd.Series) -> pd.Series:
@@ -145,27 +143,30 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     Networks whose parallel branches timm had merged (``--reparam``) are recognised by their parameter count and named so. Rows
     whose count fits neither form are left out.
     """
-    def build(names: pd.Series) -> tuple[Rows, dict[str, str], np.ndarray]:
-        """Return the captures of names, why others have none, and the million parameters of each row (NaN: not captured)."""
+    captures, reasons = {}, {}
+
+    def built_m(names: pd.Series) -> np.ndarray:
+        """Capture networks by their names; return the million parameters of each row of the table (NaN: not captured)."""
         keys = list(zip(names, table.loc[names.index, "image_size"], strict=True))
         frames, why = rows.of_networks(keys, lambda name, size: networks.network(f"timm:{name}", rows.BATCH,
                                                                                  f"3x{size}x{size}"))
+        captures.update(frames)
+        reasons.update(why)
         counts = [rows.parameters(frames[key]) / 1e6 if key in frames else np.nan for key in keys]
-        return frames, why, pd.Series(counts, names.index).reindex(table.index).to_numpy()
+        return pd.Series(counts, names.index).reindex(table.index).to_numpy()
 
     names, stated = table["network"], table["parameters_m"].to_numpy(float)
-    captures, reasons, usual_m = build(names)
-    unlike = np.abs(stated - usual_m) > ROUNDED
-    merged_captures, merged_reasons, merged_m = build((names + MERGED)[unlike])
+    usual_m = built_m(names)
+    merged_m = built_m((names + MERGED)[np.abs(stated - usual_m) > ROUNDED])
     merged = np.abs(stated - merged_m) < np.abs(stated - usual_m)
-    nearer_m, reasons = np.where(merged, merged_m, usual_m), reasons | merged_reasons
+    nearer_m = np.where(merged, merged_m, usual_m)
     neither = np.abs(stated - nearer_m) > np.maximum(ROUNDED, ALIKE * nearer_m)
     for place in np.flatnonzero(neither):
         also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
         name, size = table.loc[table.index[place], _KEY]
         reasons[f"{name} {size} of {stated[place]:.2f} M parameters"] = f"timm builds it with {usual_m[place]:.2f} M{also}"
     named = table.assign(network=names.where(~merged, names + MERGED))[~neither]
-    return with_rows(named, captures | merged_captures), reasons
+    return with_rows(named, captures), reasons
 
 
 def material() -> tuple[pd.DataFrame, dict[str, str]]:
@@ -185,7 +186,7 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
     tables_of = []
     for device, parts in cards.items():
         predicted = left_out(parts, fit)
-        path = of_card(device, parts, predicted, **SOURCE).save(card_model.FOLDER / f"{device}.json")
-        tables_of.append(card_errors.table(predicted, **SOURCE))
+        path = of_card(device, parts, predicted).save(card_model.FOLDER / f"{device}.json")
+        tables_of.append(card_errors.table(predicted))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

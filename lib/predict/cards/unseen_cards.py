@@ -70,7 +70,7 @@ def _tested(part: Cases, fold: int, networks: Sequence[int]) -> Iterator[pd.Data
             yield test.predicted(part.start + shift).assign(networks=count, draw=draw)
 
 
-def table(predicted: pd.DataFrame, source: str, licence: str) -> pd.DataFrame:
+def table(predicted: pd.DataFrame) -> pd.DataFrame:
     """Return ``left_out`` as rows ``held_out``; the interval of each card comes from the errors of the other cards."""
     half, corrected = pd.Series(np.nan, predicted.index), predicted["networks"] > 0
     for _, alike in predicted.groupby(["networks", predicted["condition"].str.partition("-")[0]]):
@@ -78,8 +78,7 @@ def table(predicted: pd.DataFrame, source: str, licence: str) -> pd.DataFrame:
             half[part.index] = interval(alike[alike["device"] != device])
     part = predicted.assign(half=half, networks=predicted["networks"].where(corrected))
     return card_errors.rows(
-        part, what=np.where(corrected, held_out.CORRECTED_CARDS, held_out.NEW_CARDS),
-        left_out="the card and families of timm", source=source, licence=licence)
+        part, what=np.where(corrected, held_out.CORRECTED_CARDS, held_out.NEW_CARDS), left_out="the card and families of timm")
 
 
 def interval(predicted: pd.DataFrame) -> float:
@@ -87,7 +86,7 @@ def interval(predicted: pd.DataFrame) -> float:
     return max(half_interval(learning.error(part)) for _, part in predicted.groupby("device"))
 
 
-def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str) -> CardModel:
+def train(cards: OfCards, predicted: pd.DataFrame) -> CardModel:
     """Fit what all cards share; interval and scores of a condition are those of cards left out (``left_out``).
 
     A condition that no card could be left out of, such as training on one card, is not in it.
@@ -99,16 +98,15 @@ def train(cards: OfCards, predicted: pd.DataFrame, source: str, licence: str) ->
         if len(measured):
             fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), measured,
                                                   "others")
-    return CardModel(card_model.ANY, fitted, source, licence, tuple(cards))
+    return CardModel(card_model.ANY, fitted, **card_model.SOURCE, siblings=tuple(cards))
 
 
 def ship(networks: pd.DataFrame) -> pd.DataFrame:
     """Train and save what cards share, beside it its predictions of cards left out; return their scores by condition."""
     cards = of_cards(networks)
     predicted = left_out(cards)
-    path = train(cards, predicted, **learning.SOURCE).save(card_model.FOLDER / f"{card_model.ANY}.json")
-    rows = table(predicted, **learning.SOURCE)
-    held_out.save(rows, path)
+    rows = table(predicted)
+    held_out.save(rows, train(cards, predicted).save(card_model.FOLDER / f"{card_model.ANY}.json"))
     return curve(rows)
 
 

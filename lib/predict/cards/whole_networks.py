@@ -23,12 +23,13 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
     Where the card has no such condition, that of the shared model of all cards is taken.
     """
     precisions = _PRECISIONS.get(dtype, ())
-    candidates = {(-precisions.index(condition.precision), version(condition.torch)): condition for condition in card.conditions
+    candidates = [condition for condition in card.conditions
                   if (condition.mode, condition.compiled, condition.layout) == (mode, compiled, LAYOUTS[layout])
-                  and condition.precision in precisions and torch in ("", condition.torch)}
+                  and condition.precision in precisions and torch in ("", condition.torch)]
     if not candidates and card.others:
         return condition_of(card.others, dtype, mode, layout, compiled, torch)
-    return candidates[max(candidates)] if candidates else None
+    return max(candidates, default=None,
+               key=lambda condition: (-precisions.index(condition.precision), version(condition.torch)))
 
 
 def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Estimate:

@@ -147,7 +147,7 @@ def learn_all(source: str) -> list[Path]:
     for device, of_machines in devices.items():
         try:
             predictor = registry.for_devices([device], "fp32", shipped)[0]
-            path = steps.own_files(predictor, shipped)[0]
+            path = steps.own_files(predictor)[0]
             table = gather(pd.concat(of_machines, ignore_index=True), source, predictor)
             model = learn(table, path.stem)
         except InputError as error:

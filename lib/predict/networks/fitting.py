@@ -4,13 +4,12 @@ An operator that is timed alone does not find its inputs in the caches, where an
 cannot show the difference. It is fitted from the total times of whole networks (``sums``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import KINDS, MAPPED, PARTS, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
@@ -22,6 +21,17 @@ _USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured
 # Spreads of logs: of a kind's factor about the common one (one is chosen by families left out), of the common one, of the
 # page-fault costs of replayed and mapped memory, and of networks about their sums.
 _SUMS = sums(len(KINDS), (0.05, 0.1, 0.2), 0.3, (1.0, 1.0), 0.07, np.array([*[1.0] * len(KINDS), _USUAL_MS, _USUAL_MS]))
+
+
+def enough(table: pd.DataFrame, key: str, without: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the networks of each value of a column, where there are LEAST_NETWORKS of them or more.
+
+    Workloads are left out, and the family ``without``.
+    """
+    used = (table["family"] != without) & ~table["network"].str.fullmatch(WORKLOADS)
+    for value, rows in table[used].groupby(key):
+        if rows["network"].nunique() >= LEAST_NETWORKS:
+            yield value, rows
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,10 @@ def learn(sums: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals:
 
     Raises InputError for fewer than four networks.
     """
-    count = int(rows["network"].nunique())
-    if count < LEAST_NETWORKS:
-        raise InputError(f"rates are learned from four networks or more, not from {count}")
     logs, held_out = learned(sums, rows, rows[list(names)].to_numpy(float), totals)
     rates = dict(zip(names, sums[0].rates(logs).tolist(), strict=True))
-    return Composition(rates, half_interval(np.log(totals / held_out)), count, score(totals, held_out))
+    return Composition(rates, half_interval(np.log(totals / held_out)), int(rows["network"].nunique()),
+                       score(totals, held_out))
 
 
 def fit(rows: pd.DataFrame) -> Learned:
@@ -55,8 +63,6 @@ def fit(rows: pd.DataFrame) -> Learned:
     Families left out give the intervals and choose the spread of the factors; scoring therefore needs outer folds. A heap
     without measurements has the interval of the other heap and no scores. Raises InputError for fewer than four networks.
     """
-    if rows["network"].nunique() < LEAST_NETWORKS:
-        raise InputError(f"a composition is fitted to four networks or more, not to {rows['network'].nunique()}")
     parts, measured_ms = rows[list(PARTS)].to_numpy(float, copy=True), rows["latency_ms"].to_numpy(float)
     parts[rows["memory"] != "default", -2:] = 0.0  # memory costs nothing where it is retained
     logs, held_out_ms = learned(_SUMS, rows, parts, measured_ms)

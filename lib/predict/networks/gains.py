@@ -6,7 +6,7 @@ The factors are learned through the sums of networks that were measured both way
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -57,7 +57,7 @@ def fit(rows: pd.DataFrame) -> Composition:
     Families left out give the interval and choose the spread, so score it in outer folds. Raises InputError for fewer than
     four networks.
     """
-    return replace(fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float)), scores={})
+    return fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float))
 
 
 def of(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:

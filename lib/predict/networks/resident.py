@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.fitting import WORKLOADS, learn
-from lib.predict.networks.sums import LEAST_NETWORKS, Sum, interval
+from lib.predict.networks.fitting import enough, learn
+from lib.predict.networks.sums import Sum, interval
 from lib.predict.networks.work import Work
 
 # first use of libraries (1 or 0), weights and inputs, peak of tensors by mode, all blocks of a pass
@@ -21,7 +21,7 @@ _SUM = Sum(np.eye(len(TERMS)), expected=np.array([0.5, 0.05, 0.5, 0.5, 1.0]), no
 
 def parts_of(work: Work) -> dict[str, float]:
     """Return ``memory_mb, peak_mb`` of a network, and ``blocks_mb``, the sum of all blocks of a pass."""
-    return {"memory_mb": work.memory_mb, "peak_mb": work.peak_bytes / 1e6, "blocks_mb": work.blocks_bytes / 1e6}
+    return {"memory_mb": work.memory_mb, "peak_mb": work.peak_bytes / 1e6, "blocks_mb": sum(work.plan.blocks) / 1e6}
 
 
 def _terms(table: pd.DataFrame) -> pd.DataFrame:
@@ -34,12 +34,10 @@ def _terms(table: pd.DataFrame) -> pd.DataFrame:
 def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
     """Learn rates of TERMS by heap from networks with ``rss_mb``; ``without`` names a family to leave out.
 
-    Intervals come from families left out. Heaps with fewer than LEAST_NETWORKS networks are skipped.
+    Intervals come from families left out. Heaps with too few networks are skipped (``enough``).
     """
-    used = (table["rss_mb"] > 0) & ~table["network"].str.fullmatch(WORKLOADS) & (table["family"] != without)
-    heaps = {heap: rows.assign(**_terms(rows)) for heap, rows in table[used].groupby("memory")}
-    return {heap: learn([_SUM], TERMS, rows, rows["rss_mb"].to_numpy(float)) for heap, rows in heaps.items()
-            if rows["network"].nunique() >= LEAST_NETWORKS}
+    heaps = enough(table[table["rss_mb"] > 0], "memory", without)
+    return {heap: learn([_SUM], TERMS, rows.assign(**_terms(rows)), rows["rss_mb"].to_numpy(float)) for heap, rows in heaps}
 
 
 def predicted(table: pd.DataFrame) -> pd.DataFrame:

@@ -41,24 +41,20 @@ def _elements(op: Op) -> int:
 
 def _convolution(op: Op) -> tuple[str, Params] | None:
     """Return a convolution as one of two or three dimensions; a transposed one is that from its output to its input."""
-    backward = op.short.endswith("backward")
-    data, weight = op.args[1:3] if backward else op.args[:2]
-    output = op.args[0] if backward else op.outputs[0]
-    stride, padding, dilation, transposed, _, groups = op.args[4:10] if backward else op.args[3:9]
-    dims = len(weight.shape) - 2
+    given = shapes.convolution(op)
+    dims = len(given.weight.shape) - 2
     if dims not in _DIMS:
         return None
-    source, result = (output, data) if transposed else (data, output)
+    source, result = (given.output, given.data) if given.transposed else (given.data, given.output)
     added = max(0, _MODELLED - dims)
     axes = AXES[len(AXES) - dims - added:]
-    window = {"kernel": weight.shape[2:], "stride": stride, "padding": padding, "dilation": dilation}
-    sizes = {f"{name}_{axis[0]}": value for name, values in window.items()
-             for axis, value in zip(axes, (*[int(name != "padding")] * added, *shapes.wide(values, dims)), strict=True)}
-    mask = op.args[10] if backward else (True, True, op.args[2] is not None)
+    window = zip(("kernel", "stride", "padding", "dilation"), (given.weight.shape[2:], *given.steps), strict=True)
+    sizes = {f"{name}_{axis[0]}": value for name, values in window
+             for axis, value in zip(axes, (*[int(name != "padding")] * added, *values), strict=True)}
     return f"conv{dims + added}d", {
         "batch": source.shape[0], "in_channels": source.shape[1], "out_channels": result.shape[1],
-        **dict(zip(axes, (*[1] * added, *source.shape[2:]), strict=True)), **sizes, "groups": groups,
-        "bias": int(mask[2]), "layout": shapes.layout(data), "input_grad": int(mask[0])}
+        **dict(zip(axes, (*[1] * added, *source.shape[2:]), strict=True)), **sizes, "groups": given.groups,
+        "bias": int(given.wanted[2]), "layout": shapes.layout(given.data), "input_grad": int(given.wanted[0])}
 
 
 def _group_norm(op: Op) -> tuple[str, Params]:

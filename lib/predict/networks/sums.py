@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from lib.errors import InputError
+
 LEAST_NETWORKS = 4
 _FOLDS = 5
 
@@ -93,7 +95,12 @@ def sums(kinds: int, spreads: Sequence[float], common: float, beside: Sequence[f
 
 
 def learned(sums: Sequence[Sum], rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logs of the sum that predicts totals of families left out best, and these predictions (n)."""
+    """Return the logs of the sum that predicts totals of families left out best, and these predictions (n).
+
+    Raises InputError for fewer than four networks.
+    """
+    if (count := rows["network"].nunique()) < LEAST_NETWORKS:
+        raise InputError(f"rates are learned from four networks or more, not from {count}")
     predicted = [fitted.held_out(rows, parts, totals) for fitted in sums]
     best = min(range(len(sums)), key=lambda number: np.abs(np.log(predicted[number] / totals)).mean())
     return sums[best].logs(parts, totals), predicted[best]

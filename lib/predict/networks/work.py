@@ -108,11 +108,6 @@ class Work:
         return (self.weight_bytes + self.peak_bytes) / 1e6
 
     @property
-    def blocks_bytes(self) -> float:
-        """Return the bytes of all blocks that a pass takes in turn."""
-        return float(sum(self.plan.blocks))
-
-    @property
     def mapped_bytes(self) -> float:
         """Return the bytes of blocks that are mapped on their own where the heap has no room; 0 where nothing comes fresh."""
         return float(sum(size for size in self.plan.blocks if size >= allocator.ALWAYS_MAPPED)) if self.fresh_bytes else 0.0

@@ -37,7 +37,7 @@ from lib.predict.held_out import (
     load,
 )
 from lib.predict.networks import gains as cpu_gains
-from lib.predict.networks import step
+from lib.predict.networks import resident, step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws
@@ -54,7 +54,6 @@ ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column
 _MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
 _NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
              "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
-_RESIDENT = ("rss_predicted_mb", "rss_low_mb", "rss_high_mb")  # of machines where it was learned
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
 _CARD = r"torch \d"  # in the conditions of networks on cards alone
@@ -132,8 +131,7 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
     From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
     """
     rows = archive.networks(folder)
-    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1)
-                  & (rows["status"] == "ok") & (rows["verdict"] != VERDICTS[-1])]
+    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1) & archive.usable(rows)]
     for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
         error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
         yield {"device": name, "what": NOISE, "kind": ALL, "mode": mode, "condition": condition_of_cpu(memory, int(batch)),
@@ -193,8 +191,8 @@ def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
     tensors_mb = table["memory_mb"] - table["peak_mb"] + table["tensors_mb"]
     parts = [times, frame(**counted, what=TENSORS, measured=tensors_mb),
              frame(**counted, what=RESIDENT, measured=table["rss_mb"])]
-    if {*_RESIDENT} <= {*table}:
-        ends = {end: table[name] for end, name in zip(("predicted", "low", "high"), _RESIDENT, strict=True)}
+    if {*resident.PREDICTED} <= {*table}:  # of machines where it was learned
+        ends = {end: table[name] for end, name in zip(("predicted", "low", "high"), resident.PREDICTED, strict=True)}
         parts.append(frame(**table, **ends, what=RESIDENT, condition=LEARNED, measured=table["rss_mb"]))
     return pd.concat(parts, ignore_index=True)
 

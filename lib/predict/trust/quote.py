@@ -117,7 +117,7 @@ def _of_calibration(answer) -> Quote:
 def _of_operators(answer) -> Quote:
     """Return the mean errors of the model's parts, by their shares of the time: no network was measured on the device."""
     table, model = answer.passes.operators, answer.predictor.model
-    times = (table["predicted_ms"] * table["calls"]).groupby(table["part"]).sum().sort_values(ascending=False)
+    times = table["cost_ms"].groupby(table["part"]).sum().sort_values(ascending=False)
     shares = times / times.sum()
     rows = {name: errors.of_part(model, name) for name in shares.index if model.parts[name].scores}
     text = []

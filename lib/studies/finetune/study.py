@@ -127,7 +127,7 @@ def predicted(results: Study, shipped: bool) -> pd.DataFrame:
     device = _device(results)
     rows = []
     for predictor in sorted(predictors, key=lambda predictor: predictor.device != device):
-        step = loops[predictor.device_type].step(predictor, shipped=shipped)
+        step = loops[predictor.device_type].step(predictor)
         rows.append({"device": predictor.device,
                      "source": f"zero-shot from {predictor.origin}" if predictor.origin else "predicted",
                      "predicted_ms": step.predicted_ms, "low_ms": step.low_ms, "high_ms": step.high_ms,

@@ -69,7 +69,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
     for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode), shipped=True)
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
         answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, answer, profiled_ms) for answer in answers.to_dict("records")]
