@@ -21,11 +21,6 @@ from tests.schedules import contention_of
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
 
-SCENARIOS = """
-kinds: {a: {model: W1, mode: train}}
-scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}
-"""
-
 
 class Clockwork(killed.Inline):
     """A worker whose steps take what STEP_S and SLOWED say, by who starts at the same moment."""
@@ -136,22 +131,6 @@ def test_drift_is_shared_by_kind_and_type():
     assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
     table = comparison.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
-
-
-def changed(right, wrong):
-    return SCENARIOS.replace(right, wrong)
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    *((text, "") for text in ("- a\n- b\n", "", "kinds: {a: 5}\n", "\x00", SCENARIOS + "scenarioz: {}\n")),
-    (changed("count: 1", 'count: 1, idle_w: "inf"'), "idle_w"), (changed("shortest_s: 1", "shortest_s: 3"), "shortest_s"),
-    (changed("mode: train", "mode: fly"), "mode"), (changed("note: n", "note: n, kinds: [b]"), "no kinds b")])
-def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
-    path = tmp_path / "scenarios.yaml"
-    path.write_text(text)
-    with refused(f"scenarios.yaml.*{words}") as caught:
-        definitions.load_scenarios(path)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.slow

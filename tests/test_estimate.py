@@ -13,7 +13,7 @@ from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting
 from lib.predict.networks.work import Work
 from lib.work.graph import capture, ops
-from tests import refused
+from tests import in_both_modes, refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
@@ -22,7 +22,7 @@ def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 
     return capture.capture(nn.Sequential(*layers), shape, mode)
 
 
-@pytest.mark.parametrize("mode", ops.MODES)
+@in_both_modes
 @pytest.mark.parametrize("build", [
     lambda: nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 32, 3, groups=32)),
     lambda: nn.Sequential(nn.Conv2d(16, 48, 3), nn.Conv2d(48, 48, 3, groups=16), nn.MaxPool2d(2), nn.Flatten(),
