@@ -56,9 +56,9 @@ def home_paths(root: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def card_alone(patience_s=3600.0):
+def card_alone():
     """Hold the card against the tests of other workers, which would share its time, and let its real meter be found."""
-    with locks.device("card of the tests", patience_s), mock.patch.dict(os.environ):
+    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
         os.environ.pop("LIB_METER", None)
         yield
 
@@ -118,7 +118,7 @@ def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(time, "monotonic", lambda: made.now)
     monkeypatch.setattr(time, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(made.now * 1e9))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: round(made.now * 1e9))
     monkeypatch.setattr(time, "sleep", made.work)
     monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 1.0, 2.0, 0.0, 0.0))
     return made

@@ -171,7 +171,7 @@ def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(
     assert loops["energy_j"].max() <= energy_s
 
 
-def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home, monkeypatch):
+def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home):
     cells = [matrix.Cell(f"box/net{number}/b1/fp32", matrix.workload_of("pathmnist-28", "resnet18", 1),
                          ProfileParams(device="cpu")) for number in range(9)]
 

@@ -133,11 +133,11 @@ def synthetic(count, seed):
     return frames
 
 
-def cases_of(frames, parts, more=0.0, levels=(), families=None):
+def cases_of(frames, parts, more, levels):
     """Return networks, all at batch 64 in eager mode, that take as long as weights say, and ``more`` in log time."""
     log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
     table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
-                          "module": np.arange(len(frames)).astype(str) if families is None else families})
+                          "module": np.arange(len(frames)).astype(str)})
     return fitting.Cases(table, EAGER, CHIP, levels, kernel_sum.usual())
 
 

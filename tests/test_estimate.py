@@ -89,7 +89,7 @@ def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
 FACTORS = {"conv": 1.2, "conv_1x1": 0.8, "gemm": 1.1, "elements": 0.7}
 
 
-def networks_of(count=24, noise=0.01, heaps=("kept", "default")):
+def networks_of(count=24, heaps=("kept", "default")):
     """Return networks whose operators run among others by FACTORS, with 0.2 ms a replayed MB and 0.4 a mapped one."""
     draw, rows = np.random.default_rng(0), []
     for number in range(count):
@@ -99,7 +99,7 @@ def networks_of(count=24, noise=0.01, heaps=("kept", "default")):
         for heap in heaps:
             fresh_ms = (0.2 * parts["replayed_mb"] + 0.4 * parts["mapped_mb"]) * (heap == "default")
             rows.append({"network": f"net{number}", "family": f"family{number % 8}", "memory": heap, **parts,
-                         "latency_ms": (sum_ms + fresh_ms) * np.exp(draw.normal(0, noise))})
+                         "latency_ms": (sum_ms + fresh_ms) * np.exp(draw.normal(0, 0.01))})
     return pd.DataFrame(rows)
 
 

@@ -257,20 +257,15 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
     assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": "RuntimeError: no words for this"}
 
 
-def shared_points(op, count=6):
-    return points.Points(SweepParams(op=op, count=count, budget_s=0), {"cuda:0": 10.0, "cuda:1": 1e12})
-
-
-def taken(shared, device="cuda:1"):
-    return shared.take(device, (), lambda: False)
-
-
 def test_points_are_drawn_once_however_many_threads_take_them(box):
-    several, alone = (shared_points(QUICK["op"], 60) for _ in range(2))
+    def taken(shared):
+        return [config.key for config, _ in iter(lambda: shared.take("cuda:1", (), lambda: False), None)]
+
+    several, alone = (points.Points(SweepParams(op=QUICK["op"], count=60, budget_s=0), {"cuda:0": 10.0, "cuda:1": 1e12})
+                      for _ in range(2))
     with ThreadPoolExecutor(4) as pool:
-        parts = list(pool.map(lambda _: list(iter(lambda: taken(several), None)), range(4)))
-    keys = [config.key for part in parts for config, _ in part]
-    assert len(keys) == 60 and sorted(keys) == sorted({config.key for config, _ in iter(lambda: taken(alone), None)})
+        keys = sum(pool.map(taken, [several] * 4), [])
+    assert len(keys) == 60 and sorted(keys) == sorted(set(taken(alone)))
 
 
 def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):

@@ -21,7 +21,7 @@ from lib.tensorrt.models import layer_model, predictions, training, tuning
 from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
-from tests import SHARED, output_of, refusal, refused
+from tests import SHARED, called, output_of, refusal, refused
 from tests.test_layer_models import layers
 
 SMALL = "3x32x32"
@@ -182,8 +182,8 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
         recording.record(networks.network(name, 1, "3x64x64"), raw / name, 3)
     output_of("layer-power", "dataset", raw, "--out", built)
     train = ["layer-power", "train", built / "training_data", "--out", models, "--device"]
-    said = output_of(*train, "here")
-    assert "runtime of convolutional layers, networks left out: MAPE" in said and "refused: 0 of" in said
+    status, out, error = called(*train, "here")
+    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
     output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
     predict = ["layer-power", "predict", "--trt-engine-path", raw / "simple_cnn" / dataset.ENGINE, "--result-csv-path", table]
     output_of(*predict, "--models", models, "--device", "here", "--strict")

@@ -21,11 +21,11 @@ def a_policy(name):
     return registry.policy(name, **({"steps": 12_000} if name == "hybrid" else {}))
 
 
-def a_problem(seed=0, count=30, holes=0.1):
+def a_problem(seed=0, count=30):
     """Return jobs of four classes, all there at once, for two devices of each of three types."""
     draw = np.random.default_rng(seed)
     times = np.exp(draw.normal(2, 1, (count, 1)) + draw.normal(0, 1, (count, 3)))
-    times[draw.random(times.shape) < holes] = np.inf
+    times[draw.random(times.shape) < 0.1] = np.inf
     times[np.arange(count), draw.integers(3, size=count)] = np.exp(draw.normal(2, 1, count))
     jobs = Jobs.plain(count, job_class=draw.integers(4, size=count))
     return Problem(jobs, Fleet.from_counts({"cpu": 2, "v100": 2, "p100": 2}), times, times)

@@ -100,11 +100,11 @@ def test_a_gpu_updates_many_parameters_by_one_kernel(w1):
     assert w1.update("adam", True, itemsize=2).bytes == pytest.approx(2 * together.bytes, rel=1e-3), "its state is in 32 bits"
 
 
-def costs_known(seed, rates, rows=24):
+def costs_known(seed, rates):
     """Return terms with the times that known rates give, and the group of each row."""
     draw = np.random.default_rng(seed)
-    terms = pd.DataFrame({name: draw.uniform(1, 50, rows) for name in rates})
-    return terms, terms.to_numpy() @ list(rates.values()), np.arange(rows) % 6
+    terms = pd.DataFrame({name: draw.uniform(1, 50, 24) for name in rates})
+    return terms, terms.to_numpy() @ list(rates.values()), np.arange(24) % 6
 
 
 @pytest.mark.parametrize(("name", "rates"), [
