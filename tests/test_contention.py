@@ -15,7 +15,7 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
-from tests import killed, refused
+from tests import killed, refusal, refused
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
@@ -76,6 +76,10 @@ def test_pairs_are_found(table):
 def test_nothing_is_not_measured_with_success(options, words):
     with refused(words):
         measured(**options)
+
+
+def test_more_slots_than_cores_are_refused(home):
+    assert "4097 slots" in refusal("contention", "--slots", 4097)
 
 
 def test_the_newest_table_is_the_last_version(table, tmp_path):
