@@ -1,6 +1,10 @@
 """Tests, one file per module or theme."""
 
+import contextlib
+import io
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +24,76 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 FEW = settings(max_examples=settings().max_examples // 5)
 
 
+in_both_modes = pytest.mark.parametrize("mode", ["infer", "train"])
+
+
+def nightly(*values):
+    """Return the values of a parametrised test that runs every night alone."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def advice_on(devices, *query, **more):
+    """Return the advice on a query for one device or several, without batch sizes at which another one is better."""
+    from lib.predict.advice import advise
+    from lib.predict.advice import query as queries
+
+    several = [devices] if isinstance(devices, str) else devices
+    return advise.advise(queries.Query(*query, **more), several, crossovers=False)
+
+
 def refused(words):
-    """Expect an InputError with these words (a regular expression)."""
+    """Expect an InputError with these words (a regular expression); such an error is one line by itself."""
     return pytest.raises(InputError, match=words)
+
+
+def row(table, **values):
+    """Return a table of one row: what is not in ``values`` is the least that its column allows."""
+    import pandas as pd
+
+    from lib import tables
+
+    least = {c.name: values.get(c.name, (c.of or ("x",))[0] if c.kind == "text" else False if c.kind == "bool" else 1.0)
+             for c in tables.TABLES[table]}
+    return pd.DataFrame([least])
+
+
+def python(*words, status=0, cwd=paths.ROOT, **environment):
+    """Run Python in a process of its own, which ends with a status (None: any); return what ``subprocess.run`` does."""
+    ran = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env={**os.environ, **environment}, check=False,
+                         capture_output=True, text=True)
+    assert status in (None, ran.returncode), ran.stdout + ran.stderr
+    return ran
+
+
+def written(folder, contents):
+    """Write files into a folder, texts or bytes by their names; return the folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def called(*words):
+    """Run a command line in this process; return exit status, standard output and error."""
+    from lib.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            status = main([*map(str, words)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, out.getvalue(), error.getvalue()
+
+
+def output_of(*words, status=0):
+    """Return what a command line prints to standard output; it ends with this status."""
+    ended, out, error = called(*words)
+    assert ended == status, (ended, out, error)
+    return out
+
+
+def refusal(*words):
+    """Return the line with which a command line is refused: all that it prints."""
+    status, out, error = called(*words)
+    assert (status, out, error.count("\n")) == (2, "", 1) and error.startswith("error: "), (status, out, error)
+    return error

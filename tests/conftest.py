@@ -1,5 +1,6 @@
 """What the tests share: a home of their own for everything that is measured or built."""
 
+import math
 import multiprocessing.util
 import os
 import resource
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
@@ -54,9 +56,9 @@ def home_paths(root: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def card_alone(patience_s=3600.0):
+def card_alone():
     """Hold the card against the tests of other workers, which would share its time, and let its real meter be found."""
-    with locks.device("card of the tests", patience_s), mock.patch.dict(os.environ):
+    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
         os.environ.pop("LIB_METER", None)
         yield
 
@@ -93,12 +95,58 @@ def metered(tmp_path, monkeypatch):
     return 40.0
 
 
+class Clock:
+    """A clock that only moves when told; work takes ``factor`` times as long from ``slow_from`` on."""
+
+    now, slow_from, factor = 1000.0, math.inf, 1.0
+
+    @property
+    def spent_s(self):
+        return self.now - 1000
+
+    def work(self, seconds):
+        self.now += seconds * (self.factor if self.spent_s > self.slow_from else 1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Put a clock in the place of the machine's own, on a machine where others hold all cores."""
+    from lib import store
+    from lib.measure import load
+
+    store.git_state()  # waits for a process, by the real clock
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: round(made.now * 1e9))
+    monkeypatch.setattr(time, "sleep", made.work)
+    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(1.0, 1.0, 2.0, 0.0, 0.0))
+    return made
+
+
 @pytest.fixture
 def quiet(monkeypatch):
     """Skip the wait for a quiet machine: these tests look at what is written, not at how fast it was."""
     from lib.measure import load
 
     monkeypatch.setattr(load, "wait_for_quiet", lambda threads, **_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def networks_here(monkeypatch):
+    """Measure networks in this process."""
+    from lib.measure.networks import campaign, end_to_end
+
+    for module in (campaign, end_to_end):
+        monkeypatch.setattr(module, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+
+
+@pytest.fixture
+def with_card(monkeypatch):
+    """Have this machine a CPU and a card."""
+    from lib.measure import machine
+
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ import random
 import resource
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+
+from tests import python
 
 NAMES, WITHIN_S = ("j0", "j1", "j2", "j3", "j4", "j5"), 0.05
 JOBS = len(NAMES)
@@ -183,10 +184,7 @@ def in_turn(trial, cuts, kills, first):
 
 def in_a_process(module, first, second=0):
     """Return what ``run`` of a module does, in a process of its own, as forks of this one may not be safe."""
-    ran = subprocess.run([sys.executable, "-m", module, str(first), str(second)], capture_output=True, text=True,
-                         cwd=Path(__file__).parent.parent, check=False)
-    assert ran.stdout, ran.stderr
-    return json.loads(ran.stdout)
+    return json.loads(python("-m", module, first, second, status=None).stdout)
 
 
 def main(run):

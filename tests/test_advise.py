@@ -18,10 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from lib import __main__, locks, paths
+from lib import locks, paths
 from lib.config.definitions import load_devices
 from lib.measure import machine
-from lib.measure.networks import end_to_end
 from lib.predict import calibrate, calibrate_networks, registry
 from lib.predict.advice import advise, advise_operator, advise_text, suggestions
 from lib.predict.advice.query import Query
@@ -30,13 +29,13 @@ from lib.predict.operators.features_gpu import Chip
 from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import spaces
-from tests import refused
+from tests import advice_on, output_of, refusal, refused
 
 pytestmark = pytest.mark.slow
 
 
 def asked(*devices, batch_size=2, mode="infer"):
-    return advise.advise(Query("simple_cnn", batch_size, "3x28x28", mode), devices, crossovers=False)
+    return advice_on(devices, "simple_cnn", batch_size, "3x28x28", mode)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_resident_memory_is_what_a_fresh_process_grows_by():
         assert row["rss_low_mb"] < row["rss_mb"] < row["rss_high_mb"]
         small = advise.Answer(captured, replace(cpu, memory_mb=row["memory_mb"] + 50)).columns
         assert row["fits"] and not small["fits"], "a process that does not fit is no answer, though its tensors would"
-    words = advise_text.text(advise.advise(Query("simple_cnn"), [f"cpu@{cpu.origin.removeprefix('cpu-')}"], crossovers=False))
+    words = advise_text.text(advice_on(f"cpu@{cpu.origin.removeprefix('cpu-')}", "simple_cnn"))
     assert re.search(r"resident memory of a fresh process, beyond Python and torch: \d+ MB \(\d+ to \d+\)", words)
 
 
@@ -109,12 +108,11 @@ class Wide(nn.Sequential):
 
 
 def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
-    query = Query("tests.test_advise:Recurrent", input_shape="3x8x8")
-    said = advise_text.text(advise.advise(query, ["cpu"], crossovers=False))
+    said = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
     assert "not modelled: mkldnn_rnn_layer (as bmm); others answer for them, of like work" in said
     for dtype, words in (("bf16", "kernels alone, as CUDA graphs run them, without launches: h100-sxm"),
                          ("fp32", "launched one by one, end to end: h100-sxm")):
-        found = advise.advise(Query("tests.test_advise:Wide", 65_536, "4096", dtype=dtype), ["h100-sxm"], crossovers=False)
+        found = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)
         assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
         assert advise_text.records(found)[0]["latency_type"] == ("kernel" if dtype == "bf16" else "end_to_end")
 
@@ -129,23 +127,21 @@ class ComplexProduct(nn.Module):
         return (x.to(torch.complex64) @ x.to(torch.complex64)).abs()
 
 
-def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(capsys, tmp_path):
+def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(tmp_path):
     network = "tests.test_advise:Inverted"
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
     asked = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
-    assert __main__.main(["advise", network, *asked, "--explain"]) == 0
-    text = capsys.readouterr().out
+    text = output_of("advise", network, *asked, "--explain")
     assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
-    for arguments in ([network, *asked], ["--questions", str(tmp_path / "q.csv")]):
-        assert __main__.main(["advise", *arguments, "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+    for arguments in ([network, *asked], ["--questions", tmp_path / "q.csv"]):
+        (row,) = json.loads(output_of("advise", *arguments, "--json"))
         assert row["high_ms"] is None and row["low_ms"] > 0
         assert "linalg_inv_ex (as elementwise)" in row["not_modelled"] and "linalg_inv_ex" in row["flops_not_known"]
 
 
 def test_what_no_family_covers_takes_no_less_than_its_flops_do():
-    query = Query("tests.test_advise:ComplexProduct", 16, "1024x1024")
-    (row,) = advise.advise(query, ["a100-pcie-40gb"], crossovers=False).table.to_dict("records")
+    advice = advice_on("a100-pcie-40gb", "tests.test_advise:ComplexProduct", 16, "1024x1024")
+    (row,) = advice.table.to_dict("records")
     least_ms = 8 * 16 * 1024**3 / load_devices()["a100-pcie-40gb"].peak_gflops["fp32"] / 1e6
     assert least_ms <= row["predicted_ms"] < 2 * least_ms and row["not_modelled"]
     assert row["low_ms"] > 0.8 * least_ms
@@ -190,14 +186,13 @@ def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
     assert (done.returncode, done.stderr) == (1, "error: standard output was closed before all was written to it\n")
 
 
-def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeypatch, capsys):
+def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeypatch):
     def verified(advice, several):
         return 1.5, [replace(several[0], measured_gain=2.0), *several[1:]]
 
     monkeypatch.setattr(suggestions, "verified", verified)
     network = "tests.test_advise:Recurrent --input 3x8x8 --mode train"
-    assert __main__.main(f"advise {network} --device cpu --device t4 --json --verify --no-look".split()) == 0
-    out = capsys.readouterr().out
+    out = output_of(*f"advise {network} --device cpu --device t4 --json --verify --no-look".split())
     rows = {row["device"]: row for row in json.loads(out)}
     assert "NaN" not in out and rows.keys() == {"cpu", "t4"}
     assert all(row["low_ms"] < row["predicted_ms"] < row["high_ms"] for row in rows.values())
@@ -228,15 +223,10 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
     ("advise-op linear gemm_m=0 gemm_k=1 gemm_n=1", "gemm_m 0 is no number"),
     ("advise-op linear gemm_m=1 gemm_k=1 gemm_n=1 layout=zz", "layout 'zz' is none"),
     ("advise-op conv2d batch=1 in_channels=1 out_channels=1 height=2 width=2 kernel=9 stride=1", "conv2d")])
-def test_a_wrong_question_is_one_line_before_anything_is_measured(arguments, words, tmp_path, monkeypatch, capsys):
+def test_a_wrong_question_is_one_line_before_anything_is_measured(arguments, words, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda *_, **__: pytest.fail("it was measured"))
     monkeypatch.chdir(tmp_path)
-    try:
-        status = __main__.main(arguments.split())
-    except SystemExit as ended:
-        status = ended.code
-    out, err = capsys.readouterr()
-    assert (status, out, err.count("\n")) == (2, "", 1) and re.search(words, err), err
+    assert re.search(words, refusal(*arguments.split()))
 
 
 def test_a_calibration_that_could_not_be_written_is_not_measured(home, monkeypatch):
@@ -358,8 +348,7 @@ def test_gains_of_one_device_are_not_measured_on_another():
         suggestions.verified(found, [])
 
 
-def test_a_prediction_is_verified_on_this_machine(home, monkeypatch):
-    monkeypatch.setattr(end_to_end, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypatch):
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
     found = asked("cpu")
     larger = next(change for change in suggestions.suggestions(found) if "batch" in change.what)
@@ -371,10 +360,9 @@ def test_a_prediction_is_verified_on_this_machine(home, monkeypatch):
 CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()
 
 
-def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(monkeypatch, capsys):
+def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval():
     command = ["advise-op", "conv2d", *CONV, *"--device t4 --device cpu --json --no-look".split()]
-    assert __main__.main(command) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(output_of(*command))
     assert {row["device"] for row in rows} == {"cpu", "t4"}
     flops, moved = 2 * 8 * 64 * 56 * 56 * 64 * 9, 4 * (2 * 8 * 64 * 56 * 56 + 64 * 64 * 9)
     for row in rows:
@@ -382,8 +370,7 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval(monk
         assert row["gflops"] * row["predicted_ms"] * 1e6 == pytest.approx(flops)
         assert row["gbps"] * row["predicted_ms"] * 1e6 == pytest.approx(moved)
         assert row["bound"] == "compute" and 0 < row["pct_of_attainable"] < 150
-    assert __main__.main(command[:-4]) == 0
-    assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in capsys.readouterr().out
+    assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in output_of(*command[:-4])
 
 
 @pytest.mark.parametrize(("size", "passes", "bound"), [(512, "backward", "launch"), (4096, "backward", "compute")])

@@ -25,7 +25,6 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from lib import locks, paths
-from lib.cli import main
 from lib.dashboard import advice, predictions, run_records
 from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, fleet
@@ -33,14 +32,13 @@ from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.app import create_app
 from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
-from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
 from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import killed, killed_queue, refused
+from tests import killed, killed_queue, nightly, refusal, refused
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -150,7 +148,7 @@ def slot(site):
         yield site.slots()[0]
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.nightly),
+@pytest.mark.parametrize("device", [nightly("cpu"),
                                     pytest.param("cuda:0", marks=pytest.mark.cuda)])
 def test_an_agent_runs_a_notebook_on_the_device_of_its_slot(home, device):
     site, token = Site(), home / "token"
@@ -256,34 +254,31 @@ def trailing(folder):
     return "tests.light:trail", {"path": str(folder / "trail"), "seconds": 0.5}
 
 
-def refusal(url, capsys, *words):
-    """Return what the verb ``agent`` prints when it ends with status 2."""
-    assert main.main(["agent", "--server", url, *words]) == 2
-    line, = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_a_wrong_token_version_or_server_is_one_line_and_status_2(site, home, capsys, monkeypatch):
     token = home / "token"
     token.write_text("another")
-    words = ("--token-file", str(token))
-    assert "no token for the server" in refusal(site.url, capsys)
-    assert "refuses this agent's token" in refusal(site.url, capsys, *words)
+
+    def refusal_of(url, *words):
+        return refusal("agent", "--server", url, *words)
+
+    words = ("--token-file", token)
+    assert "no token for the server" in refusal_of(site.url)
+    assert "refuses this agent's token" in refusal_of(site.url, *words)
     token.write_text(f"{TOKEN}\n")
     with monkeypatch.context() as patch:
         patch.setattr(agent, "paths", SimpleNamespace(DATA=home / "other"))
         advice = f"the same path, and start the agent with LIB_OUTPUT={home}"
-        assert refusal(site.url, capsys, *words).endswith(advice) and not site.agents.connected()
+        assert refusal_of(site.url, *words).endswith(f"{advice}\n") and not site.agents.connected()
     agent._check_data(str(paths.DATA))
     assert f"{paths.DATA} here is not the server's: mount that one there" in capsys.readouterr().err
     monkeypatch.setattr(agent, "API_VERSION", API_VERSION - 1)
-    assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal(site.url, capsys, *words)
+    assert f"speaks version {API_VERSION - 1} of the agents' protocol" in refusal_of(site.url, *words)
     other = Request(f"{site.url}/api/v1/agents/register", b'{"api_version": 0, "field": "of another version"}',
                     {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"})
     with pytest.raises(HTTPError, match="409"):
         urlopen(other)
-    assert "is no dashboard" in refusal(f"{site.url}/elsewhere", capsys, *words)
-    assert "is no address" in refusal("localhost:8000", capsys, *words)
+    assert "is no dashboard" in refusal_of(f"{site.url}/elsewhere", *words)
+    assert "is no address" in refusal_of("localhost:8000", *words)
     monkeypatch.setenv("DASHBOARD_TOKEN", TOKEN)
     assert agent.read_token(None) == TOKEN and "DASHBOARD_TOKEN" not in os.environ, "no job gets it"
 
@@ -319,7 +314,7 @@ def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
     outside += [(notebook, {**inside, **values}) for values in (
         {"path": "/etc/passwd"}, {"path": "notebooks/../lib/x.ipynb"}, {"out": "/tmp/x.ipynb"})]
     for check, arguments in outside:
-        with pytest.raises(InputError, match="outside of which an agent runs nothing"):
+        with refused("outside of which an agent runs nothing"):
             check(arguments)
 
 

@@ -94,9 +94,8 @@ def test_a_machine_that_is_none_is_one_line(home, name):
     (paths.IMPORTED / "box").mkdir(parents=True)
     for call in (lambda: archive.machine_folder(name), lambda: registry.for_devices([f"cpu@{name}"], "fp32"),
                  lambda: evaluate.own_machine(name)):
-        with refused(f"{name}.*box") as error:
+        with refused(f"{name}.*box"):
             call()
-        assert "\n" not in str(error.value)
 
 
 def test_what_a_machine_lacks_another_one_stands_in_for_and_the_note_says_so(home):
@@ -133,9 +132,8 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
 def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
     swept("box", convolutions, "mps")
     words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
-    with refused(words) as error:
+    with refused(words):
         evaluate.own_machine("box", quick=True)
-    assert "\n" not in str(error.value)
 
 
 def test_too_few_rows_are_one_line(home, convolutions):

@@ -3,15 +3,14 @@
 import zipfile
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import paths, store
-from lib.cli.main import main
 from lib.measure.published import aiconfigurator
-from tests import refused, test_power_model
+from tests import output_of, refused, test_power_model
+from tests.test_published import parquet
 
 ROOT = "aiconfigurator_core/systems/data"
 
@@ -19,14 +18,12 @@ ROOT = "aiconfigurator_core/systems/data"
 def perf(folder, original="context", version="0.22.0", **changes):
     """Write a small table as the original has them: two rows, of the second of which the cache is in fp8."""
     context = original == "context"
-    frame = {"framework": "VLLM", "version": version, "device": "NVIDIA B200", "op_name": f"{original}_attention",
+    parquet(folder / "b200_sxm" / "attention" / "vllm" / version / f"{original}_attention_perf.parquet", **{
+             "framework": "VLLM", "version": version, "device": "NVIDIA B200", "op_name": f"{original}_attention",
              "kernel_source": "vllm_flashinfer", "batch_size": [2, 4], "isl": [64, 128] if context else 1,
              "num_heads": [32, 8], "num_key_value_heads": [8, 8], "head_dim": [128, 64], "beam_width": 1,
              "attn_dtype": "bfloat16", "kv_cache_dtype": ["bfloat16", "fp8"], "step": 0 if context else [63, 4095],
-             "window_size": [0, 16], "latency": [0.5, 0.1], "power": [800.0, 400.0], "power_limit": 1000.0, **changes}
-    path = folder / "b200_sxm" / "attention" / "vllm" / version / f"{original}_attention_perf.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame({name: values for name, values in frame.items() if values is not None}, index=range(2)).to_parquet(path)
+             "window_size": [0, 16], "latency": [0.5, 0.1], "power": [800.0, 400.0], "power_limit": 1000.0, **changes})
 
 
 def packed(folder, target, *others):
@@ -83,7 +80,7 @@ def test_damaged_tables_are_one_line(tmp_path, changes, words):
 
 
 @pytest.mark.slow
-def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch, capsys):
+def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
     data = tmp_path / "site" / ROOT
     perf(data)
@@ -95,10 +92,9 @@ def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch, caps
         assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
     assert not folder.exists()
     for path in (file, tmp_path / "site", data):
-        assert main(["import", "aiconfigurator", str(path)]) == 0
+        text = output_of("import", "aiconfigurator", path)
         imported = tmp_path / "imported/b200/power/aiconfigurator/attention_power.parquet"
         assert store.read(imported, "attention_power").equals(of_wheel)
-    text = capsys.readouterr().out
     assert "b200: power of 2 attention kernels in" in text and "; 1 of them ran in windows too short for the sensor" in text
     assert "power of GEMMs: no file has the columns power and power_limit" in text
     assert store.read_json(imported.with_name("attention_power.meta.json"))["short_windows"] == 1

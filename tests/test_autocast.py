@@ -13,6 +13,7 @@ from lib.work.building import autocasts
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
 from lib.work.networks import Network
+from tests import in_both_modes
 from tests.test_named_networks import SMALL, written
 
 
@@ -34,7 +35,7 @@ def real_run(net, mode, dtype):
     return recorder.ops
 
 
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 @pytest.mark.parametrize("name", ["resnet18", "timm:vit_tiny_patch16_224", "bert"])
 @pytest.mark.slow
 def test_captured_types_are_those_of_torchs_own_autocast_on_the_cpu(name, mode, tmp_path):

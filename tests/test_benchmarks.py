@@ -3,12 +3,13 @@
 import pytest
 
 from benchmarks import __main__ as benchmarks
+from tests import nightly
 
 ON_EVERY_CHANGE = ("prediction", "overhead", "learning")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name if name in ON_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.nightly)
+@pytest.mark.parametrize("name", [name if name in ON_EVERY_CHANGE else nightly(name)
                                   for name in benchmarks.BENCHMARKS])
 def test_a_benchmark_ends_and_prints_figures(home, capsys, name):
     assert benchmarks.main(["--toy", name]) == 0

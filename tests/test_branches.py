@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from lib.cli.main import main
-from lib.errors import InputError
 from lib.predict.advice import questions
 from lib.predict.advice.query import Query
 from lib.work import networks
@@ -18,6 +16,7 @@ from lib.work.building import values
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
 from lib.work.networks import Network
+from tests import in_both_modes, output_of, refused
 from tests.test_capture import ran
 from tests.test_named_networks import SEEN, SIDES, SMALL, written
 
@@ -92,7 +91,7 @@ class Reads(Branches):
 
 
 @pytest.mark.parametrize("kind", [Branches, Other, Loops])
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 @pytest.mark.slow
 def test_a_network_that_reads_values_is_captured_the_way_that_it_runs(kind, mode):
     def but_views(names):
@@ -112,10 +111,9 @@ def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
 
 
 @pytest.mark.slow
-def test_the_answer_says_which_branch_was_taken(capsys):
-    assert main(["advise", f"{__name__}:Branches", "--input", "8", "--device", "t4", "--batch-size", "4", "--explain"]) == 0
-    assert "its control flow depends on values (test_branches.py, line 35): the branch of random inputs was taken" in \
-        capsys.readouterr().out
+def test_the_answer_says_which_branch_was_taken():
+    out = output_of("advise", f"{__name__}:Branches", *"--input 8 --device t4 --batch-size 4 --explain".split())
+    assert "its control flow depends on values (test_branches.py, line 35): the branch of random inputs was taken" in out
     table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
     assert "values at test_branches.py, line 35 (those of random inputs)" in table["not_modelled"][0]
 
@@ -126,7 +124,7 @@ def test_the_answer_says_which_branch_was_taken(capsys):
 @pytest.mark.slow
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         capture.of_network(Network("own", kind, (4, 8)))
 
 

@@ -15,38 +15,9 @@ from lib.measure import ceilings, load, machine
 from lib.measure.budget import Budget
 from lib.measure.operators import device_sweep, points
 from lib.measure.training import matrix, profile_run
-from lib.tables import columns
 from lib.work.training import Trainer
-from tests import refused
+from tests import refused, row
 from tests.visitors import Visitor, identified
-
-BUSY = load.Load(1.0, 1.0, 2.0, 0.0, 0.0)
-
-
-class Clock:
-    """A clock that only moves when told; work takes ``factor`` times as long from ``slow_from`` on."""
-
-    now, slow_from, factor = 1000.0, np.inf, 1.0
-
-    def work(self, seconds):
-        self.now += seconds * (self.factor if self.now - 1000 > self.slow_from else 1.0)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Put a clock in the place of the machine's own, on a machine where others hold all cores."""
-    store.git_state()  # waits for a process, by the real clock
-    made = Clock()
-    monkeypatch.setattr(time, "monotonic", lambda: made.now)
-    monkeypatch.setattr(time, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(made.now * 1e9))
-    monkeypatch.setattr(time, "sleep", made.work)
-    monkeypatch.setattr(load.LoadWatch, "reading", lambda self: BUSY)
-    return made
-
-
-def spent_s(clock):
-    return clock.now - 1000
 
 
 def test_a_budget_counts_from_its_start_and_waits_for_a_part_of_itself(clock):
@@ -56,7 +27,7 @@ def test_a_budget_counts_from_its_start_and_waits_for_a_part_of_itself(clock):
     clock.now += 16
     assert (budget.left_s, budget.spent) == (0, True)
     load.wait_for_quiet(2, patience_s=3.0)
-    assert spent_s(clock) <= 21 + 3.5
+    assert clock.spent_s <= 21 + 3.5
 
 
 @pytest.fixture
@@ -64,8 +35,7 @@ def probes(clock, home, monkeypatch):
     """Return what puts other probes in the place of a machine's own, given how to build each; overheads take their budget."""
     def overheads(device, budget_s):
         clock.work(budget_s)
-        row = dict.fromkeys(columns("overheads"), 1.0) | {"device": "cpu", "what": "launch", "n": 9, "method": "none"}
-        return pd.DataFrame([row], columns=columns("overheads"))
+        return row("overheads", device="cpu", what="launch")
 
     def use(*builds):
         made = [ceilings.Probe("fp32", "RAM" if number % 2 else "compute", f"torch.mm {number}",
@@ -85,7 +55,7 @@ def measured(**more):
 def test_ceilings(clock, probes, call_s):
     probes(*[lambda: clock.work(0.1) or (lambda: clock.work(call_s))] * 40)
     found = measured()
-    assert spent_s(clock) <= 1.5 * 15
+    assert clock.spent_s <= 1.5 * 15
     assert len(found.table) == 40
     assert set(found.table["verdict"]) == {"unusable"}, "two cores were taken"
     assert set(found.best["level"]) == {"compute", "RAM"}, "and still there is a best"
@@ -109,7 +79,7 @@ def test_ceilings_of_sizes_that_take_longer_than_there_is(clock, probes, monkeyp
     monkeypatch.setattr(machine, "levels", lambda device, threads: {"L1": 2**16, "L2": 2**21, "L3": 2**25})
     monkeypatch.setattr(machine, "free_bytes", lambda device: 2e11)
     found = measured(**wanted)
-    assert spent_s(clock) <= 1.5 * 15
+    assert clock.spent_s <= 1.5 * 15
     expected = "Working sets end at" if "triad_max_mb" in wanted else "No GEMM of gemm_max = 32768 was measured"
     assert expected in found.note
 
@@ -141,7 +111,7 @@ def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from, epochs):
     monkeypatch.setattr(Trainer, "_place", slow)
     run = profile_run.measure(
         ProfileParams(workload="W6", device="cpu", data_source="synthetic", budget_s=24, iters=0, threads=1, epochs=epochs))
-    assert spent_s(clock) <= 1.5 * 24
+    assert clock.spent_s <= 1.5 * 24
     counts = run.rows[~run.rows["warmup"]]["task_type"].value_counts()
     assert set(counts.index) == {"train", "eval", "test"}
     assert run.run["verdict"] == "unusable"
@@ -181,12 +151,12 @@ def drive(folder, **more):
 
 def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, even, tmp_path):
     visits = drive(tmp_path)
-    assert spent_s(clock) == 20.0
+    assert clock.spent_s == 20.0
     orders = [tuple(part["config"]) for _, part in visits.groupby("round")]
     assert [len(set(order)) for order in orders] == [20] * 4
     assert len(set(orders)) == 4, "each round has its own order"
     assert len(drive(tmp_path)) == len(visits), "all of it was spent before"
-    assert spent_s(clock) == 20.0
+    assert clock.spent_s == 20.0
 
 
 @pytest.mark.parametrize(("budget_s", "energy_s", "points"), [(60.0, 3.0, range(10, 17)), (4.0, 5.0, {1})])
@@ -195,13 +165,13 @@ def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(
     for _ in range(2):  # the second call finds the budget spent, and all energies there
         visits = drive(tmp_path, budget_s=budget_s, energy_s=energy_s)
     loops = store.read(tmp_path / "cpu" / "energies.csv", "energies")
-    assert spent_s(clock) <= 1.5 * budget_s
+    assert clock.spent_s <= 1.5 * budget_s
     assert visits["config"].nunique() in points
     assert sorted(loops["config"]) == sorted(set(visits["config"])), "each point has its energy"
     assert loops["energy_j"].max() <= energy_s
 
 
-def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home, monkeypatch):
+def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home):
     cells = [matrix.Cell(f"box/net{number}/b1/fp32", matrix.workload_of("pathmnist-28", "resnet18", 1),
                          ProfileParams(device="cpu")) for number in range(9)]
 
@@ -211,4 +181,4 @@ def test_a_matrix_starts_no_run_that_would_end_too_late(clock, home, monkeypatch
 
     rows = matrix.run_matrix(cells, 1, budget_s=20, measure=measure)
     assert len(rows) == 3
-    assert spent_s(clock) <= 1.5 * 20
+    assert clock.spent_s <= 1.5 * 20

@@ -11,16 +11,17 @@ from contextlib import closing
 import pandas as pd
 import pytest
 
-from lib import __main__, files, paths, store, tables
+from lib import files, paths, store
 from lib.config.notebooks import ProfileParams, SweepParams
 from lib.errors import InputError
-from lib.measure import archive, bundle, bundle_contents, load, machine
-from lib.measure.networks import campaign, end_to_end
+from lib.measure import archive, bundle, bundle_contents, machine
+from lib.measure.networks import campaign
 from lib.measure.networks.case import Case
 from lib.measure.operators import sweep, visitor
 from lib.measure.training import profile_run
 from lib.predict import registry
 from lib.schedule.runtime import run_record
+from tests import output_of, refusal, row
 from tests import refused as line
 from tests.conftest import full_disk
 from tests.doors.bundles import NAMES, REFERENCE, RUN, changed, original
@@ -42,13 +43,6 @@ def measured(median=1.0):
     store.write(row("overheads", median_us=median, hardware_id="h"), path, "overheads")
     store.write_meta(path, "overheads")
     return path
-
-
-def row(table, **values):
-    """Return a table of one row: what is not in ``values`` is the least that its column allows."""
-    least = {c.name: values.get(c.name, (c.of or ("x",))[0] if c.kind == "text" else False if c.kind == "bool" else 1.0)
-             for c in tables.TABLES[table]}
-    return pd.DataFrame([least])
 
 
 def swept(reason="", failures=(), **device):
@@ -185,8 +179,8 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     store.write(run, finished / CSV, "runs", derived=True)
     edit(finished / META, software={"environment": {"LD_PRELOAD": "/home/alice/lib/a.so:/opt/b.so", "OMP_NUM_THREADS": "2"}},
          data_note="Images from /home/alice/pets. See https://medmnist.com/x")
-    for words in (["--out", str(home / "b.zip")], ["--out", str(home / "asked.zip"), "--with-host-name"]):
-        assert __main__.main(["bundle", *words]) == 0
+    for words in (["b.zip"], ["asked.zip", "--with-host-name"]):
+        output_of("bundle", "--out", home / words[0], *words[1:])
     with zipfile.ZipFile(home / "b.zip") as file:
         contents = b"".join(map(file.read, file.namelist()))
     assert not any(word in contents for word in (b"alice", b"/home", b"/opt"))
@@ -403,27 +397,25 @@ def test_networks_and_a_model_that_were_written_anew_replace_those_of_the_same_m
     assert sent("others")[0] == folder.with_name("box-v2"), "what lacks cases of the one before is no later one of it"
 
 
-def test_what_is_measured_now_is_packed_and_merged(home, monkeypatch):
-    monkeypatch.setattr(campaign, "in_a_process", lambda cases, device, case_s, _: end_to_end._measure(cases, device, case_s))
+def test_what_is_measured_now_is_packed_and_merged(home, quiet, networks_here, monkeypatch):
     monkeypatch.setattr(visitor, "Service", InProcess)
-    monkeypatch.setattr(load, "wait_for_quiet", lambda *_, **__: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
     profile_run.measure(ProfileParams(workload="W6", device="cpu", data_source="synthetic", iters=2, warmup_iters=1, warmup_s=0,
                                       budget_s=0))
     sweep.measure_sweep(SweepParams(op="activation", device="cpu", count=1, budget_s=0, rounds=2, visit_ms=2, patience_s=0))
     table, facts = campaign.measure([(Case("simple_cnn", "infer", 1, "3x28x28"), "default")], rounds=1, case_s=0.05)
     campaign.write(table, paths.NETWORKS / "mine" / "networks.parquet", **facts, rounds=1, cases=1)
-    for words in (["bundle", "--out"], ["import", "bundle"]):
-        assert __main__.main([*words, str(home / "b.zip")]) == 0
+    output_of("bundle", "--out", home / "b.zip")
+    output_of("import", "bundle", home / "b.zip")
     (folder,) = paths.IMPORTED.iterdir()
     assert {path.relative_to(folder).parts[0] for path in folder.glob("**/*.meta.json")} == {
         "networks", "profiles", "runs", "sweeps"}
 
 
-def test_a_bundle_has_the_name_of_the_machine_that_measured(finished, home, monkeypatch, capsys):
+def test_a_bundle_has_the_name_of_the_machine_that_measured(finished, home, monkeypatch):
     monkeypatch.setattr(machine, "name", lambda: "node-that-collects")
     monkeypatch.chdir(home)
-    assert __main__.main(["bundle"]) == 0
+    output_of("bundle")
     assert (home / f"{REFERENCE.name}.zip").is_file()
     swept(machine="gpu-box")
-    assert __main__.main(["bundle", "--out", "b.zip"]) == 2
-    assert f"several machines measured, and this one did not: {REFERENCE.name}, gpu-box" in capsys.readouterr().err
+    words = f"several machines measured, and this one did not: {REFERENCE.name}, gpu-box"
+    assert words in refusal("bundle", "--out", "b.zip")

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import __main__ as command
 from lib import store
 from lib.measure import load, machine
 from lib.schedule import durations
@@ -22,7 +21,7 @@ from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
 from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
-from tests import killed, refused
+from tests import killed, output_of, refusal, refused
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +164,7 @@ def test_a_run_has_a_folder_of_its_own(tmp_path):
         jobs_file.folder_of(jobs, own)
     (own / "run.sqlite").touch()
     assert jobs_file.folder_of(jobs, own) == own
-    assert command.main(["run-jobs", str(jobs), "--out", str(tmp_path)]) == 2
+    refusal("run-jobs", jobs, "--out", tmp_path)
 
 
 @pytest.mark.parametrize("slot", [Slot("cpu"), Slot("cpu[0-1]", (0, 1))])
@@ -187,10 +186,9 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
     assert ran == ["W1", "W2"] and prepared.predicted_s.tolist() == [[pytest.approx(6.0)], [pytest.approx(2.0)]]
 
 
-def test_what_runs_at_once_fits_together(monkeypatch):
+def test_what_runs_at_once_fits_together(with_card, monkeypatch):
     """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
     monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     monkeypatch.setattr(machine, "memory_mb", {"cpu": 8000.0, "cuda:0": 16000.0}.__getitem__)
     jobs = replace(Jobs.plain(4), memory_mb=np.array([2000.0, 2001.0, 16000.0, 0.0]), cpu_cores=np.array([1.0, 0.0, 4.0, 2.0]))
     assert local_site.local_site(jobs).able.tolist() == [[True, True], [False, True], [False, True], [False, True]]
@@ -212,18 +210,6 @@ def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
     monkeypatch.setattr(load, "free_cores", lambda: cores)
     assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots
-
-
-@pytest.mark.parametrize("words", [
-    "contention --rounds nan", "contention --slots 4097", "contention --workloads W1,W1", "contention --workloads W99",
-    "run-jobs j.csv --slots 0"])
-def test_wrong_numbers_of_the_command_are_refused(words, capsys):
-    try:
-        status = command.main(words.split())
-    except SystemExit as end:
-        status = end.code
-    said = capsys.readouterr().err
-    assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
 
 
 class Mortal(ProcessWorker):
@@ -303,25 +289,20 @@ def test_every_sample_is_seen_once_an_epoch_in_another_order_each_and_from_any_b
     assert all(list(islice(tasks._order(10, 3, first), 2)) == batches[first:first + 2] for first in range(8))
 
 
-def test_the_command_overwrites_nothing(tmp_path, capsys, monkeypatch):
+def test_the_command_overwrites_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.csv", "job_id,cpu\na,4\nb,4\n")
     write(tmp_path / "d.csv", "device,type,count\nhost,cpu,1\n")
     (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere.csv")
     os.mkfifo("pipe")
 
-    def schedule(*options):
-        return command.main(["schedule", "--times", "t.csv", "--devices", "d.csv", "--policy", "first-come", *options])
-
-    before = os.listdir()
+    schedule, before = "schedule --times t.csv --devices d.csv --policy first-come".split(), os.listdir()
     for option in ("--out", "--trace"):
         for name in ("t.csv", ".", "none/x.csv", "link.csv"):
-            with pytest.raises(SystemExit) as end:
-                schedule(option, name)
-            assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
-        assert schedule(option, "/dev/full") == 2 and "No space left on device" in capsys.readouterr().err
+            refusal(*schedule, option, name)
+        assert "No space left on device" in refusal(*schedule, option, "/dev/full")
     assert os.listdir() == before and (tmp_path / "t.csv").read_text() == "job_id,cpu\na,4\nb,4\n"
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit((tmp_path / "pipe").read_text)
-        assert schedule("--out", "pipe", "--trace", "new.json") == 0
+        output_of(*schedule, "--out", "pipe", "--trace", "new.json")
     assert received.result().startswith("job_id,device") and (tmp_path / "new.json").is_file()

@@ -13,6 +13,7 @@ from lib.work import models, networks
 from lib.work.building import fakes
 from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.ops import Op, TensorSpec
+from tests import in_both_modes, nightly
 
 PHASES = ("forward", "backward", "optimizer")
 QUICK = ["cnn3d", "alexnet", "resnet18", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1",
@@ -71,18 +72,8 @@ def test_tensors_in_plain_attributes_take_memory_once_a_storage(built):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "macs", "parameters"), [
-    ("resnet50", 4_089_184_256, 25_557_032), ("vgg16", 15_470_264_320, 138_357_544),
-    ("mobilenet_v2", 300_774_272, 3_504_872), ("vit_b_16", 17_563_828_224, 86_567_656)])
-def test_multiply_adds_are_the_hand_counts(name, macs, parameters):
-    graph = captured(name)
-    assert sum(counts.matrix_flops(op) for op in graph.ops) == 2 * macs
-    assert graph.parameters == parameters
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("name", [*QUICK, *(nightly(name) for name in OTHERS)])
+@in_both_modes
 def test_every_operator_of_a_classifier_is_counted_as_by_torch_covered_and_rebuilt(name, mode):
     """Of the backward of a grouped convolution torch counts a dense one, of attention's none of the new scores."""
     net = networks.network(name, 2)

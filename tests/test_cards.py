@@ -10,7 +10,7 @@ from torch import nn
 
 from lib.config import definitions
 from lib.predict import held_out
-from lib.predict.advice import advise, suggestions
+from lib.predict.advice import suggestions
 from lib.predict.cards import card_errors, card_model, features, fitting, fusion, kernel_sum, learning, rows, whole_networks
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
@@ -19,6 +19,7 @@ from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.work.graph import capture
 from lib.work.networks import Network
+from tests import advice_on
 from tests.test_published import refused
 
 EAGER = Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
@@ -30,8 +31,7 @@ SCORES = {"mape": 8.1, "median": 5.2, "p90": 17.0, "bias": 0.4, "within_10": 74.
 
 def advised(device, name="resnet50", batch_size=256, dtype="fp16", **query):
     """Return the advice on one card, or on several."""
-    devices = [device] if isinstance(device, str) else device
-    return advise.advise(advise.Query(name, batch_size, dtype=dtype, **query), devices, crossovers=False)
+    return advice_on(device, name, batch_size, dtype=dtype, **query)
 
 
 def answered(device, *query, **more):
@@ -133,11 +133,11 @@ def synthetic(count, seed):
     return frames
 
 
-def cases_of(frames, parts, more=0.0, levels=(), families=None):
+def cases_of(frames, parts, more, levels):
     """Return networks, all at batch 64 in eager mode, that take as long as weights say, and ``more`` in log time."""
     log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
     table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
-                          "module": np.arange(len(frames)).astype(str) if families is None else families})
+                          "module": np.arange(len(frames)).astype(str)})
     return fitting.Cases(table, EAGER, CHIP, levels, kernel_sum.usual())
 
 

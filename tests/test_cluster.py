@@ -16,17 +16,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lib import __main__ as command
 from lib import files, paths
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
-from lib.schedule.runtime.workers import Limits
-from tests import refused, test_execute
+from tests import refusal, refused, test_execute
 from tests.test_execute import calling_back, check, mover, sleeping
 
 pytestmark = pytest.mark.slow
-LIMITS = Limits(beat_s=0.1, silent_s=30, ready_s=120, grace_s=10, late=5, least_s=30, attempts=3)
+LIMITS = replace(test_execute.LIMITS, beat_s=0.1, grace_s=10)
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_log_monitor": False}
 
 
@@ -211,7 +209,7 @@ def test_without_room_for_sockets_the_way_out_is_named(monkeypatch):
         ray_workers.short_folder()
 
 
-def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, monkeypatch):
+def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "jobs.csv").write_text("job_id,workload_id,steps\na,W1,1\n")
     monkeypatch.setattr(ray_workers, "_JOIN_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -219,9 +217,7 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, capsys, m
                             (("--engine=ray", "--address=ray://10.0.0.1:10001"), "HOST:PORT"),
                             (("--engine=ray", f"--address=127.0.0.1:{deaf.getsockname()[1]}"), "is no Ray cluster"),
                             (("--address=127.0.0.1:1",), "--engine ray")):
-            assert command.main(["run-jobs", str(tmp_path / "jobs.csv"), f"--out={tmp_path / 'o'}", *words]) == 2
-            last = capsys.readouterr().err.splitlines()[-1]
-            assert last.startswith("error: ") and said in last
+            assert said in refusal("run-jobs", tmp_path / "jobs.csv", f"--out={tmp_path / 'o'}", *words)
 
 
 @pytest.mark.nightly

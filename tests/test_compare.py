@@ -4,17 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib import __main__, paths, store
+from lib import paths, store
 from lib.measure import compare
-from tests.test_published import refused
-from tests.test_sweep import made
+from tests import called, output_of, refusal, refused, row
 
 
 @pytest.fixture
 def sweeps(home):
     """Two sweeps of twelve configurations, ``b`` three times as slow, and a way to write ``b`` changed."""
-    made(home, "a", 1.0)
-    made(home, "b", 3.0)
+    for name, factor in (("a", 1.0), ("b", 3.0)):
+        rows = [row("sweep", config=f"{number:012d}", device="cpu", n=5, latency_ms=ms, latency_iqr_ms=0.01 * ms,
+                    low_ms=0.99 * ms, high_ms=1.01 * ms) for number, ms in enumerate(factor * np.linspace(1, 2, 12))]
+        store.write(pd.concat(rows, ignore_index=True), paths.SWEEPS / name / "sweep.parquet", "sweep")
 
     def changed(change):
         frame = change(store.read(paths.SWEEPS / "b" / "sweep.parquet", "sweep"))
@@ -75,15 +76,14 @@ def test_a_run_is_one_run_whose_steps_count_once_and_the_same_as_itself(home, ru
 
 
 @pytest.mark.slow
-def test_what_is_cut_short_is_refused_in_one_line_or_read_as_far_as_it_goes(home, run, sweeps, capsys):
+def test_what_is_cut_short_is_refused_in_one_line_or_read_as_far_as_it_goes(home, run, sweeps):
     for whole, other in ((run, str(run)), (paths.SWEEPS / "b" / "sweep.parquet", "a")):
         content = whole.read_bytes()
         for length in (0, 100, content.find(b"\n") + 1, len(content) - 1):
             (home / f"cut{whole.suffix}").write_bytes(content[:length])
-            assert __main__.main(["compare", other, str(home / f"cut{whole.suffix}")]) in ((0, 1, 2) if whole is run else (2,))
-            assert len(capsys.readouterr().err.splitlines()) <= 1
-    assert __main__.main(["compare", "a", "nothing"]) == 2
-    assert "'nothing' is no measured sweep or run" in capsys.readouterr().err
+            status, _, error = called("compare", other, home / f"cut{whole.suffix}")
+            assert status in ((0, 1, 2) if whole is run else (2,)) and error.count("\n") <= 1
+    assert "'nothing' is no measured sweep or run" in refusal("compare", "a", "nothing")
 
 
 @pytest.mark.slow
@@ -91,11 +91,9 @@ def test_pairs_are_written_to_a_new_file_alone(sweeps, home):
     sweep = paths.SWEEPS / "a" / "sweep.parquet"
     before = sweep.read_bytes()
     for taken in (sweep, home / "no" / "pairs.csv"):
-        with pytest.raises(SystemExit) as status:
-            __main__.main(["compare", "a", "b", "--out", str(taken)])
-        assert status.value.code == 2
+        refusal("compare", "a", "b", "--out", taken)
     assert sweep.read_bytes() == before
     assert not (home / "no").exists()
     for out in ("/dev/null", home / "pairs.csv"):
-        assert __main__.main(["compare", "a", "b", "--out", str(out)]) == 1
+        output_of("compare", "a", "b", "--out", out, status=1)
     assert np.allclose(pd.read_csv(home / "pairs.csv")["ratio"], 3)

@@ -1,7 +1,5 @@
 """The compiled simulator gives the schedule of the Python one, bit for bit, for every policy that it knows."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import paths
 from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
-from tests import refused
+from tests import python, refused
 from tests.test_schedule import a_problem
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
@@ -100,4 +97,4 @@ def test_studies_use_it_where_they_can_and_what_is_not_compiled_is_refused():
 @pytest.mark.slow
 def test_the_library_does_not_need_numba_to_be_imported():
     code = "import sys, lib.studies.scheduler_eval.comparison, lib.schedule.api, lib.__main__; sys.exit('numba' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, check=False).returncode == 0
+    python("-c", code)

@@ -15,16 +15,11 @@ from lib.schedule.runtime import interference
 from lib.schedule.runtime.workers import Slot
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
-from tests import killed, refused
+from tests import killed, refusal, refused
 from tests.schedules import contention_of
 
 STEP_S = {"light": 0.01, "heavy": 0.1}
 SLOWED = {("light", "heavy"): 1.5, ("heavy", "heavy"): 2.0}  # (who, beside whom)
-
-SCENARIOS = """
-kinds: {a: {model: W1, mode: train}}
-scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}
-"""
 
 
 class Clockwork(killed.Inline):
@@ -83,6 +78,10 @@ def test_nothing_is_not_measured_with_success(options, words):
         measured(**options)
 
 
+def test_more_slots_than_cores_are_refused(home):
+    assert "4097 slots" in refusal("contention", "--slots", 4097)
+
+
 def test_the_newest_table_is_the_last_version(table, tmp_path):
     for number in range(1, 12):
         interference.write(table.assign(n=number), tmp_path)
@@ -136,22 +135,6 @@ def test_drift_is_shared_by_kind_and_type():
     assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
     table = comparison.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
-
-
-def changed(right, wrong):
-    return SCENARIOS.replace(right, wrong)
-
-
-@pytest.mark.parametrize(("text", "words"), [
-    *((text, "") for text in ("- a\n- b\n", "", "kinds: {a: 5}\n", "\x00", SCENARIOS + "scenarioz: {}\n")),
-    (changed("count: 1", 'count: 1, idle_w: "inf"'), "idle_w"), (changed("shortest_s: 1", "shortest_s: 3"), "shortest_s"),
-    (changed("mode: train", "mode: fly"), "mode"), (changed("note: n", "note: n, kinds: [b]"), "no kinds b")])
-def test_bad_scenarios_are_refused_in_one_line(tmp_path, text, words):
-    path = tmp_path / "scenarios.yaml"
-    path.write_text(text)
-    with refused(f"scenarios.yaml.*{words}") as caught:
-        definitions.load_scenarios(path)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.slow

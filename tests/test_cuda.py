@@ -19,9 +19,9 @@ from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, machine, timing
 from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
-from lib.predict.advice import advise
 from lib.studies import machine as machine_study
-from lib.work.graph import capture, counts, cuda_kernels, families, ops, rebuild, spaces
+from lib.work.graph import capture, counts, cuda_kernels, families, rebuild, spaces
+from tests import advice_on, in_both_modes
 from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
@@ -165,7 +165,7 @@ def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, 
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("mode", ops.MODES)
+@in_both_modes
 def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
     recorder = capture.Recorder()
     model = Small().to("cuda:0").train(mode == "train")
@@ -317,8 +317,7 @@ def ceilings_of_a_card(*levels):
 
 
 @pytest.fixture
-def unknown_card(monkeypatch):
-    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
+def unknown_card(with_card, monkeypatch):
     monkeypatch.setattr(machine, "device_name", lambda where: "NVIDIA GeForce RTX 4080")
     monkeypatch.setattr(machine, "hardware", lambda: {"gpus": [{"compute_capability": "8.9", "multiprocessors": 76}]})
     monkeypatch.setattr(machine, "memory_mb", lambda name: 16_704.2)
@@ -339,7 +338,7 @@ def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unk
     for module in (registry, transfer):
         monkeypatch.setattr(module, "load_devices", lambda: listed)
     assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
-    table = advise.advise(advise.Query("W1"), ["geforce-rtx-4080"]).table
+    table = advice_on("geforce-rtx-4080", "W1").table
     assert table["predicted_ms"][0] > 0
     assert machine_study.unlisted(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
 

@@ -17,11 +17,9 @@ from markupsafe import escape
 
 from lib import locks, paths
 from lib.cli import dashboard
-from lib.cli.main import main
 from lib.dashboard import configurations, events, security
 from lib.dashboard import database as db
-from lib.errors import InputError
-from tests import FEW
+from tests import FEW, called, refusal, refused
 from tests.agents import serving
 from tests.dashboards import BEARER, NOTEBOOK, TINY, TOKEN, Site, remembering
 
@@ -142,14 +140,14 @@ def test_the_token_is_kept_where_only_its_owner_reads_it(home, monkeypatch):
     assert security.read_token(home / "own") == ("given-by-somebody-0123", None)
     for bad in ("", "short", "ümlaut-and-long-enough"):
         monkeypatch.setenv("DASHBOARD_TOKEN", bad)
-        with pytest.raises(InputError, match="a token is of 16 to 200") as error:
+        with refused("a token is of 16 to 200") as error:
             security.read_token(home / "own")
         assert not bad or bad not in str(error.value)
 
 
 @pytest.fixture
-def verb(home, monkeypatch, capsys):
-    """Return what the verb does where the server does not run: the applications that it would serve, and what it printed."""
+def verb(home, monkeypatch):
+    """Return what the verb does where the server does not run: the applications that it would serve, status and output."""
     served = []
     monkeypatch.setattr("lib.dashboard.dispatcher.Dispatcher", lambda rows, folder: remembering(rows))
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -157,19 +155,18 @@ def verb(home, monkeypatch, capsys):
     monkeypatch.delenv("DASHBOARD_TOKEN", raising=False)
 
     def call(*words):
-        status = main(["dashboard", "--port", "0", "--no-agent", *words])
-        return status, served, capsys.readouterr()
+        return served, *called("dashboard", "--port", "0", "--no-agent", *words)
 
     return call
 
 
 def test_the_verb_prints_where_the_token_is_and_not_the_token(verb, home):
-    status, served, printed = verb("--demo")
+    served, status, out, error = verb("--demo")
     token = (home / "data/dashboard/token").read_text().strip()
     assert status == 0
-    assert re.fullmatch(rf"http://127\.0\.0\.1:\d+  \(token: {home}/data/dashboard/token\)\n", printed.out)
-    assert token not in printed.out + printed.err
-    assert verb("--demo")[0] == 0  # a second time adds nothing
+    assert re.fullmatch(rf"http://127\.0\.0\.1:\d+  \(token: {home}/data/dashboard/token\)\n", out)
+    assert token not in out + error
+    assert verb("--demo")[1] == 0  # a second time adds nothing
     api = TestClient(served[1], headers={"Authorization": f"Bearer {token}"})
     (project,) = api.get("/api/v1/projects").json()
     configs = api.get(f"/api/v1/configs/project/{project['id']}").json()
@@ -186,19 +183,17 @@ def test_the_agent_of_a_server_gets_its_token_and_not_the_address_of_its_databas
 
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_address_of_the_sixth_version_is_in_brackets(verb):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        status, served, printed = verb("--port", str(other.getsockname()[1]))
-    assert (status, served) == (2, []) and "of 127.0.0.1 is taken; name another port with --port " in printed.err
-    status, _, printed = verb("--host", "::1")
-    assert status == 0 and re.match(r"http://\[::1\]:\d+  ", printed.out)
+        served, status, _, error = verb("--port", other.getsockname()[1])
+    assert (status, served) == (2, []) and "of 127.0.0.1 is taken; name another port with --port " in error
+    _, status, out, _ = verb("--host", "::1")
+    assert status == 0 and re.match(r"http://\[::1\]:\d+  ", out)
 
 
 @pytest.mark.parametrize("lock", ["queue/run.sqlite", "dashboard.db"])
-def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home, monkeypatch, capsys, lock):
+def test_a_server_that_another_one_keeps_from_starting_says_so_in_one_line(home, monkeypatch, lock):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with locks.writer(paths.DATA / "dashboard" / lock):
-        status = main(["dashboard", "--port", "0", "--no-agent"])
-    error = capsys.readouterr().err
-    assert status == 2 and error.count("\n") == 1 and "is being written by another process" in error
+        assert "is being written by another process" in refusal("dashboard", "--port", "0", "--no-agent")
 
 
 # --- the API
@@ -364,7 +359,7 @@ def test_paths_within_the_project_are_taken_and_a_data_root_of_the_server_for_im
     for other in ({"model_flavour": str(root / "pets")}, {"root": str(root / "link")}):
         answer = site.post("configs", project_id=project.id, name="e", config={**values, **other})
         assert set(answer.json()["errors"]) == set(other)
-    assert main(["dashboard", "--data-root", str(root / "none")]) == 2
+    refusal("dashboard", "--data-root", root / "none")
 
 
 @pytest.mark.parametrize(("path", "body", "status", "line"), [

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import store
-from lib.cli.main import main
 from lib.errors import InputError
 from lib.work import data_versions, remote
 from lib.work.data_versions import pull, push
+from tests import output_of, refusal, refused, written
 from tests.conftest import full_disk
-from tests.test_published import refused
 
 
 class Failing(MemoryFileSystem):
@@ -48,13 +47,6 @@ class Failing(MemoryFileSystem):
 
 fsspec.register_implementation("failing", Failing, clobber=True)
 FILES = {"a.csv": b"x,y\n1,2\n3,4\n", "resnet/dense.csv": b"x\n1\n", "resnet/power_log.log": b"1 2 3\n", "empty.json": b""}
-
-
-def written(folder, contents):
-    for name, content in contents.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
 
 
 def contents(folder):
@@ -334,20 +326,17 @@ def test_a_full_disk_is_one_line_and_the_last_version_stays(tmp_path, local):
     ("pull far@other", "has no branch other; it has: main"), ("pull far --remote-dir ../x", "is no folder in far"),
     ("pull far --version 9", "no whole version 9"), ("push far --local nowhere", "nowhere: there is no such folder"),
     ("pull sftp://me:secret@host", "sftp://***@host")])
-def test_the_verb_says_in_one_line_what_is_wrong(local, capsys, words, line):
-    assert main(["data", *words.split()]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert "secret" not in error
-    assert len(error.splitlines()) == 1
+def test_the_verb_says_in_one_line_what_is_wrong(local, words, line):
+    error = refusal("data", *words.split())
+    assert line in error and "secret" not in error
 
 
-def test_the_verb_carries_a_folder_there_and_back(tmp_path, local, capsys):
-    assert main(["data", "push", "far@lab", "--local", "here", "--remote-dir", "a/b", "--source", "the lab's board"]) == 0
-    assert "version 1 of lab" in (shown := capsys.readouterr().out)
+def test_the_verb_carries_a_folder_there_and_back(tmp_path, local):
+    where = "far@lab", "--remote-dir", "a/b", "--local"
+    shown = output_of("data", "push", *where, "here", "--source", "the lab's board")
+    assert "version 1 of lab" in shown
     assert re.search(r"4 files, [\d.]+ kB, 4 of them pushed; source: the lab's board", shown)
-    assert main(["data", "pull", "far@lab", "--local", "there", "--remote-dir", "a/b"]) == 0
-    assert "4 of them pulled" in capsys.readouterr().out
+    assert "4 of them pulled" in output_of("data", "pull", *where, "there")
     assert contents(tmp_path / "there") == FILES
     manifest = store.read_json(local / "a" / "b" / "branches" / "lab" / "000001.json")
     assert {entry["name"]: entry["rows"] for entry in manifest["files"]} == {

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from lib import __main__, paths
+from lib import paths
 from lib.config import definitions
 from lib.config.definitions import Workload
 from lib.work import datasets, medmnist_files, workloads
 from lib.work.medmnist_files import SPLITS
-from tests import refused
+from tests import called, output_of, refused
 
 
 def small(dataset="organmnist3d", size=28, **more):
@@ -207,13 +207,12 @@ def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
     assert opened().data_source == "synthetic"
 
 
-def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, synthetic, monkeypatch, tmp_path, capsys):
+def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, synthetic, monkeypatch, tmp_path):
     path = volumes()
     monkeypatch.setattr(paths, "FETCHED", path.parent)
     monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task" / "medmnist")
     assert opened().data_source == "unofficial"
-    assert __main__.main(["data", "check", "organmnist3d", "--size", "28"]) == 0
-    assert capsys.readouterr().out.startswith(f"{path}: ")
+    assert output_of("data", "check", "organmnist3d", "--size", "28").startswith(f"{path}: ")
     path.unlink()
     assert opened().data_source == "synthetic"
 
@@ -225,10 +224,10 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(vol
 
 @pytest.mark.parametrize(("name", "size", "status", "words"), [
     ("../x", "28", 2, "no MedMNIST dataset"), ("organmnist3d", "64", 1, "data fetch organmnist3d --size 64")])
-def test_only_what_medmnist_published_is_checked(volumes, capsys, name, size, status, words):
+def test_only_what_medmnist_published_is_checked(volumes, name, size, status, words):
     volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")
-    assert __main__.main(["data", "check", "organmnist3d", name, "--size", size]) == status
-    assert words in capsys.readouterr().err
+    ended, _, error = called("data", "check", "organmnist3d", name, "--size", size)
+    assert ended == status and words in error
 
 
 def test_what_cannot_be_fetched_says_why_and_leaves_nothing(home, monkeypatch):
@@ -245,9 +244,9 @@ def test_what_cannot_be_fetched_says_why_and_leaves_nothing(home, monkeypatch):
         medmnist_files.fetch("organmnist3d", 224)
 
 
-def test_fetching_overwrites_no_other_file(volumes, capsys):
+def test_fetching_overwrites_no_other_file(volumes):
     path = volumes()
     before = path.read_bytes()
-    assert __main__.main(["data", "fetch", "organmnist3d", "--size", "28"]) == 1
-    assert "is there already and is not the file that MedMNIST published" in capsys.readouterr().err
+    status, _, error = called("data", "fetch", "organmnist3d", "--size", "28")
+    assert status == 1 and "is there already and is not the file that MedMNIST published" in error
     assert path.read_bytes() == before

@@ -1,11 +1,9 @@
 """Torch's compiler is left aside where nothing compiles, and is there as ever where something does."""
 
-import subprocess
-import sys
 
 import pytest
 
-from lib import paths
+from tests import python
 
 PROGRAM = """
 import multiprocessing, sys
@@ -62,20 +60,15 @@ assert type(torch._dynamo) is type(sys) and torch._dynamo.disable.__module__ == 
 """
 
 
-def run(*words):
-    return subprocess.run([sys.executable, *words], cwd=paths.ROOT, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 def test_the_compiler_waits_until_something_compiles_and_leaves_alone_what_was_kept_from_it():
-    done = run("-c", PROGRAM)
-    assert done.returncode == 0, done.stderr
+    python("-c", PROGRAM)
 
 
 @pytest.mark.slow
 def test_an_answer_of_the_command_line_does_not_load_it():
-    done = run("-X", "importtime", "-m", "lib", "advise", "timm:resnet18", "--device", "t4")
-    assert done.returncode == 0 and "t4" in done.stdout
+    done = python("-X", "importtime", "-m", "lib", "advise", "timm:resnet18", "--device", "t4")
+    assert "t4" in done.stdout
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch._dynamo.config", "torchvision", "timm"} <= loaded
     assert not loaded & {"torch._dynamo.eval_frame", "hypothesis", "pandera", "sklearn", "scipy.stats"}

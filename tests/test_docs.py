@@ -1,8 +1,6 @@
 """The documents say what is so: links lead somewhere, verbs and targets exist, names are where they are said to be."""
 
 import re
-import subprocess
-import sys
 from urllib.parse import unquote
 
 import pandas as pd
@@ -13,6 +11,7 @@ from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
 from lib.predict.trust import errors
+from tests import output_of
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
@@ -34,9 +33,9 @@ def test_links_targets_and_verbs_exist(path):
     makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text, re.M):
         assert re.search(rf"^{''.join(target)}:", makefile, re.M), target
-    shown = subprocess.run([sys.executable, "-m", "lib", "--help"], capture_output=True, text=True, cwd=paths.ROOT, check=True)
+    shown = output_of("--help")
     for verb in set(re.findall(r"python -m lib ([a-z][a-z-]+)", text)):
-        assert re.search(rf"^    {verb}\b", shown.stdout, re.M), verb
+        assert re.search(rf"^    {verb}\b", shown, re.M), verb
 
 
 @pytest.mark.parametrize("row", rows(WHERE, "Find and add"), ids=lambda row: row[0])

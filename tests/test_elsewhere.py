@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
 
 from lib import paths, store
 from lib.report import runner
+from tests import python
 from tests.conftest import busy_neighbours
 
 pytestmark = [pytest.mark.elsewhere, pytest.mark.xdist_group("measured")]
@@ -21,18 +20,16 @@ NOTEBOOK_S = 90  # a notebook takes a minute by default, and noise may add half 
 
 
 def emulated(folder):
-    """Return the environment of the other machine, whose output and temporary files lie in ``folder``."""
+    """Return what the environment of the other machine has besides; its output and temporary files lie in ``folder``."""
     (folder / "tmp").mkdir()
-    return {**os.environ, **OLDER, "LIB_BATCH": "1", "LIB_OUTPUT": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba"),
+    return {**OLDER, "LIB_BATCH": "1", "LIB_OUTPUT": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba"),
             "TMPDIR": str(folder / "tmp")}
 
 
 @pytest.mark.xdist_group("replay")  # beside the measurements, which have neighbours in any case
 def test_the_key_numbers_reproduce_on_another_processor(tmp_path):
     """Those of predictions; that 07 moves nowhere is tested in test_schedule_portable."""
-    done = subprocess.run([sys.executable, "-m", "lib", "run", "06", "09", "--check"], cwd=paths.ROOT,
-                          env=emulated(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python("-m", "lib", "run", "06", "09", "--check", **emulated(tmp_path))
     assert re.search(r"reproduced: the key numbers of \d+ replayed notebooks did not move", done.stdout)
 
 
@@ -40,10 +37,8 @@ def measured(notebook, folder, values):
     """Run a notebook that measures beside neighbours on every core; return its texts. It must end in time, without an error."""
     begin = time.monotonic()
     with busy_neighbours(os.cpu_count()):
-        words = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / f"{notebook}.ipynb"), str(folder / "out.ipynb"),
-                 "--no-progress-bar", *(word for name, value in values.items() for word in ("-p", name, value))]
-        done = subprocess.run(words, cwd=paths.ROOT, env=emulated(folder), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        python("-m", "papermill", paths.NOTEBOOKS / f"{notebook}.ipynb", folder / "out.ipynb", "--no-progress-bar",
+               *(word for name, value in values.items() for word in ("-p", name, value)), **emulated(folder))
     assert time.monotonic() - begin < NOTEBOOK_S
     outputs = list(runner.outputs(folder / "out.ipynb"))
     assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]

@@ -3,7 +3,6 @@
 import ast
 import math
 import runpy
-import subprocess
 import sys
 import time
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
-from tests import FEW, refused
+from tests import FEW, python, refused, written
 
 
 def constant(watts, period_s=0.002):
@@ -124,10 +123,7 @@ def a_board(folder, channels=(("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), n
 
 
 def shows(folder, numbers):
-    for name, text in numbers.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{text}\n")
-    return folder
+    return written(folder, {name: f"{number}\n" for name, number in numbers.items()})
 
 
 @pytest.mark.parametrize(("channels", "watts", "label"), [
@@ -200,40 +196,36 @@ def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
         assert energy.above_idle_j == pytest.approx(energy.energy_j / 2, rel=2e-2)
 
 
-def collected(folder, *options, program="import time; time.sleep(0.3); raise SystemExit(3)"):
-    words = [sys.executable, paths.PARAMS / "collect_power.py", folder / "raw", "--idle-s", "0.1", "--hwmon", folder / "hwmon"]
-    return subprocess.run([*words, *options, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def collected(folder, status, *options, program="import time; time.sleep(0.3); raise SystemExit(3)"):
+    """Return what the collector says, which ends with this status: the command's own, or 2."""
+    words = paths.PARAMS / "collect_power.py", folder / "raw", "--idle-s", "0.1", "--hwmon", folder / "hwmon", *options
+    return python(*words, "--", sys.executable, "-c", program, status=status).stderr
 
 
 @pytest.mark.slow
 def test_the_collector_writes_what_the_readers_read(tmp_path):
     a_board(tmp_path / "hwmon", (("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200)))
-    done = collected(tmp_path)
-    assert done.returncode == 3, "the command's own status"
+    collected(tmp_path, 3)
     log = power_log.read(tmp_path / "raw" / "power_log.log")
     assert len(log.power_w) > 20
     assert set(log.power_w) == {6.0}
     assert power_log.read_idle_w(tmp_path / "raw" / "idling_power.json") == pytest.approx(6.0)
-    again = collected(tmp_path)
-    assert again.returncode == 2
-    assert again.stderr.count("\n") == 1
-    assert "exists already and is not overwritten" in again.stderr
+    (again,) = collected(tmp_path, 2).splitlines()
+    assert "exists already and is not overwritten" in again
 
 
 @pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
 def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
-    done = collected(tmp_path, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
-    assert done.returncode == 2
-    assert what in done.stderr.splitlines()[-1]
+    said = collected(tmp_path, 2, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
+    assert what in said.splitlines()[-1]
     assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null"])
 def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
     monkeypatch.setenv(meters.CHOICE, path)
-    with refused(path) as error:
+    with refused(path):
         meters.open_meter("cpu")
-    assert len(str(error.value).splitlines()) == 1
 
 
 def test_the_collector_runs_where_boards_are():

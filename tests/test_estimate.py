@@ -13,7 +13,7 @@ from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting
 from lib.predict.networks.work import Work
 from lib.work.graph import capture, ops
-from tests import refused
+from tests import in_both_modes, refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
@@ -22,7 +22,7 @@ def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 
     return capture.capture(nn.Sequential(*layers), shape, mode)
 
 
-@pytest.mark.parametrize("mode", ops.MODES)
+@in_both_modes
 @pytest.mark.parametrize("build", [
     lambda: nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 32, 3, groups=32)),
     lambda: nn.Sequential(nn.Conv2d(16, 48, 3), nn.Conv2d(48, 48, 3, groups=16), nn.MaxPool2d(2), nn.Flatten(),
@@ -89,7 +89,7 @@ def test_allocations_that_the_memory_does_not_hold_are_all_fresh(monkeypatch):
 FACTORS = {"conv": 1.2, "conv_1x1": 0.8, "gemm": 1.1, "elements": 0.7}
 
 
-def networks_of(count=24, noise=0.01, heaps=("kept", "default")):
+def networks_of(count=24, heaps=("kept", "default")):
     """Return networks whose operators run among others by FACTORS, with 0.2 ms a replayed MB and 0.4 a mapped one."""
     draw, rows = np.random.default_rng(0), []
     for number in range(count):
@@ -99,7 +99,7 @@ def networks_of(count=24, noise=0.01, heaps=("kept", "default")):
         for heap in heaps:
             fresh_ms = (0.2 * parts["replayed_mb"] + 0.4 * parts["mapped_mb"]) * (heap == "default")
             rows.append({"network": f"net{number}", "family": f"family{number % 8}", "memory": heap, **parts,
-                         "latency_ms": (sum_ms + fresh_ms) * np.exp(draw.normal(0, noise))})
+                         "latency_ms": (sum_ms + fresh_ms) * np.exp(draw.normal(0, 0.01))})
     return pd.DataFrame(rows)
 
 

@@ -19,7 +19,7 @@ from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
-from tests import faults, killed, refused
+from tests import faults, killed, nightly, refused
 
 # Patient, as busy machines are slow.
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
@@ -79,7 +79,7 @@ def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "count"), [(57, 7), pytest.param(0, 200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("first", "count"), [(57, 7), nightly(0, 200)])
 def test_faults_lose_nothing(first, count):
     """Every kind of fault, mixed by seed; ``python -m tests.faults 0 1000`` takes nine minutes."""
     result = killed.in_a_process("tests.faults", first, count)
@@ -156,7 +156,7 @@ def test_orphaned_workers_end(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [12, pytest.param(120, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [12, nightly(120)])
 def test_a_run_cut_short_at_any_moment_of_its_start_resumes(kills):
     """Killed at moments of its first 50 ms, or refused space; benchmarks/faults.py does the same a thousand times."""
     summary = killed.in_a_process("tests.killed", kills)

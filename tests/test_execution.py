@@ -15,7 +15,7 @@ from lib import execution, paths
 from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
-from tests import refused
+from tests import nightly, refused
 from tests.agents import until
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_nothing_half(written, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_signal", [
-    signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+    signal.SIGKILL, signal.SIGINT, nightly(signal.SIGTERM)])
 def test_whatever_a_notebook_started_ends_with_its_run(written, tmp_path, with_signal):
     pids = tmp_path / "pids"
     slow = written("import os, subprocess\nchild = subprocess.Popen(['sleep', '300'])\n"

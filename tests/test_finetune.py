@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Stopped
 from lib.work import datasets, losses, models, weights
 from lib.work.training import Options, Recipe, Trainer
-from tests import cut_training, refused
+from tests import called, cut_training, nightly, python, refusal, refused
 from tests.conftest import full_disk, home_paths
 from tests.test_finetune_metrics import PARTS, gathered
 
@@ -133,8 +132,7 @@ assert "torch" not in sys.modules
 
 def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
     """A server's first request would wait for torch for seconds."""
-    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, cwd=paths.ROOT,
-                   env={**os.environ, "LIB_OUTPUT": str(tmp_path)})
+    python("-c", WITHOUT_TORCH, LIB_OUTPUT=str(tmp_path))
     assert {*folders._OURS, *folders._TORCHVISION} <= {*models.names()}
 
 
@@ -503,18 +501,16 @@ def test_out_of_memory_is_one_line(home, monkeypatch):
         finetune.finetune([small()])
 
 
-def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(home, monkeypatch, capsys):
+def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(home, monkeypatch):
     wrong = [{"root": "nowhere"}, {"model_flavour": "no_such"}, {"load_pretrained": True},
              {"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}]
     table = {f"bad{number}": small(**changes) for number, changes in enumerate(wrong)} | {"good": small()}
     monkeypatch.setattr(run_config, "load_configs", lambda: table)
-    assert main.main(["finetune", "all"]) == 2
-    output = capsys.readouterr()
-    assert "error: bad0: root 'nowhere'" in output.err and output.err.count("error: ") == len(wrong)
-    assert "epoch 1/1: train loss" in output.out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
-    assert main.main(["finetune", "none"]) == 2
-    assert "no config 'none' in params/training.yaml; there are: all, bad0, " in capsys.readouterr().err
-    assert main.main(["finetune"]) == 2
+    status, out, error = called("finetune", "all")
+    assert status == 2 and "error: bad0: root 'nowhere'" in error and error.count("error: ") == len(wrong)
+    assert "epoch 1/1: train loss" in out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
+    assert "no config 'none' in params/training.yaml; there are: all, bad0, " in refusal("finetune", "none")
+    refusal("finetune")
 
 
 def test_several_labels_focal_loss_and_bf16(home, tmp_path):
@@ -539,7 +535,7 @@ def _at_home(home, function, *arguments):
     return function(*arguments)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [1, nightly(20)])
 def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home, in_a_worker, kills):
     outcome = in_a_worker(home, cut_training.run, kills, 3)
     assert (outcome["kills"], outcome["wrong"]) == (kills, [])
@@ -593,10 +589,8 @@ def two(tmp_path_factory):
     """Return what two processes, which torchrun starts, print and leave in a folder."""
     place = tmp_path_factory.mktemp("two")
     (place / "config.json").write_text(json.dumps(TWO))
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__, str(place)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=paths.ROOT, check=False,
-                          env={**os.environ, "LIB_OUTPUT": str(place)})
-    assert done.returncode == 0, done.stderr
+    done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__, place,
+                  LIB_OUTPUT=str(place))
     return SimpleNamespace(place=place, printed=done.stdout)
 
 

@@ -19,6 +19,7 @@ from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.operators.regressors import Rates
 from lib.predict.operators.validation import shapes_of
 from lib.work.graph import spaces
+from tests import nightly
 
 VENDORS = load_devices()
 T4, V100 = (Chip.of(VENDORS[name], "fp32") for name in ("t4", "v100-pcie-32gb"))
@@ -77,7 +78,7 @@ def published():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("some", [["vit_b_16", "resnet50", "mobilenet_v2"],
-                                  pytest.param(gpu_networks.NETWORKS, marks=pytest.mark.nightly)])
+                                  nightly(gpu_networks.NETWORKS)])
 def test_every_shipped_model_predicts_what_was_published(published, monkeypatch, some):
     monkeypatch.setattr(gpu_networks, "NETWORKS", some)
     own = published[published["network"].isin(some)].reset_index(drop=True)

@@ -6,9 +6,9 @@ import signal
 import time
 from types import SimpleNamespace
 
-from lib import __main__, paths, steps
+from lib import paths, steps
 from lib.config import definitions
-from tests import refused
+from tests import output_of, refused
 
 MARKED = re.compile(r"mark\.cuda\b")
 
@@ -95,10 +95,9 @@ def test_a_command_with_a_name_that_nothing_fills_in_is_refused_in_one_line(tmp_
             definitions.load_gpu_plan(plan)
 
 
-def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch, capsys):
+def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch):
     plan = definitions.GpuPlan(needs=(), steps={"bad": step(python("1 / 0"))})
     monkeypatch.setattr(definitions, "load_gpu_plan", lambda: plan)
-    assert __main__.main(["gpu", "--device", "cpu"]) == 1
-    printed = capsys.readouterr().out
+    printed = output_of("gpu", "--device", "cpu", status=1)
     assert "not done: bad: failed: it ended with status 1" in printed
     assert "bundle.zip: would not replay: nothing to pack" in printed

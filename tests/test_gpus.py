@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import __main__ as command
 from lib import locks, paths, store
 from lib.cli import report
 from lib.config.notebooks import SweepParams
@@ -25,7 +24,7 @@ from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
 from lib.report import runner
-from tests import fake_gpus, refused
+from tests import called, fake_gpus, nightly, output_of, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -66,7 +65,7 @@ def swept(**more):
 
 
 @pytest.mark.parametrize(("service", "visits"), [
-    (InProcess, visitor._visits), pytest.param(visitor.Service, fake_gpus.visits, marks=pytest.mark.nightly)])
+    (InProcess, visitor._visits), nightly(visitor.Service, fake_gpus.visits)])
 def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box, monkeypatch, service, visits):
     monkeypatch.setattr(visitor, "Service", service)
     monkeypatch.setattr(visitor, "_visits", visits)
@@ -136,15 +135,14 @@ def test_a_card_in_exclusive_mode_says_who_has_it(box):
 @pytest.mark.parametrize(("nvml", "usable", "words"), [
     ("as it is", True, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
     ("as it is", False, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has "), ("absent", False, "")])
-def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, capsys, nvml, usable, words):
+def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nvml, usable, words):
     box(2, nvml)
     assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
     monkeypatch.setattr(runner, "run", lambda *_, **__: [])
     monkeypatch.setattr(report, "_written", lambda *_: [])
     with mock.patch("torch.cuda.is_available", lambda: usable):
-        command.main(["run", "01", "--report", "--devices", "cpu"])
-    printed = capsys.readouterr()
-    assert printed.err.startswith(words) and bool(printed.err) == bool(words)
+        _, _, error = called("run", "01", "--report", "--devices", "cpu")
+    assert error.startswith(words) and bool(error) == bool(words)
 
 
 def test_a_worker_that_comes_back_to_another_card_is_refused(box):
@@ -259,20 +257,15 @@ def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
     assert store.read_json(folder / "sweep.meta.json")["failures"] == {"cuda:1": "RuntimeError: no words for this"}
 
 
-def shared_points(op, count=6):
-    return points.Points(SweepParams(op=op, count=count, budget_s=0), {"cuda:0": 10.0, "cuda:1": 1e12})
-
-
-def taken(shared, device="cuda:1"):
-    return shared.take(device, (), lambda: False)
-
-
 def test_points_are_drawn_once_however_many_threads_take_them(box):
-    several, alone = (shared_points(QUICK["op"], 60) for _ in range(2))
+    def taken(shared):
+        return [config.key for config, _ in iter(lambda: shared.take("cuda:1", (), lambda: False), None)]
+
+    several, alone = (points.Points(SweepParams(op=QUICK["op"], count=60, budget_s=0), {"cuda:0": 10.0, "cuda:1": 1e12})
+                      for _ in range(2))
     with ThreadPoolExecutor(4) as pool:
-        parts = list(pool.map(lambda _: list(iter(lambda: taken(several), None)), range(4)))
-    keys = [config.key for part in parts for config, _ in part]
-    assert len(keys) == 60 and sorted(keys) == sorted({config.key for config, _ in iter(lambda: taken(alone), None)})
+        keys = sum(pool.map(taken, [several] * 4), [])
+    assert len(keys) == 60 and sorted(keys) == sorted(set(taken(alone)))
 
 
 def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):
@@ -302,7 +295,7 @@ def test_merged_shards_are_exactly_the_rows_of_the_shards(sure):
     sure(0)
     _, whole = walked("cpu")
     parts = parted(3)
-    assert command.main(["sweeps", "merge", *map(str, parts), "--name", "together"]) == 0
+    output_of("sweeps", "merge", *parts, "--name", "together")
     merged, alone = aggregate.read(paths.SWEEPS / "together"), [aggregate.read(part) for part in parts]
     pd.testing.assert_frame_equal(merged.table, pd.concat([part.table for part in alone], ignore_index=True))
     assert sorted(merged.table["config"]) == sorted(whole["config"])
@@ -334,25 +327,23 @@ def test_shards_that_do_not_make_one_sweep_are_refused_and_nothing_is_written(su
     assert not [path for path in paths.SWEEPS.iterdir() if "merg" in path.name and path.suffix != ".lock"]
 
 
-def test_the_verb_measures_and_says_which_device_failed(sure, capsys):
+def test_the_verb_measures_and_says_which_device_failed(sure):
     sure(1, free=1000)
     words = ["sweeps", "measure"]
     for name, value in {**QUICK, **WALK, "name": "verb"}.items():
-        words += ["-p", name, str(value)]
-    assert command.main(words) == 1
-    out = capsys.readouterr()
-    assert "data/sweeps/verb: 6 points, 0 of them not measured; 6 stable" in out.out
-    assert out.err.splitlines()[-1].startswith("failed: cuda:0: no valid point to measure (6 invalid, 6 skipped)")
+        words += ["-p", name, value]
+    status, out, error = called(*words)
+    assert status == 1 and "data/sweeps/verb: 6 points, 0 of them not measured; 6 stable" in out
+    assert error.splitlines()[-1].startswith("failed: cuda:0: no valid point to measure (6 invalid, 6 skipped)")
 
 
-def test_points_that_a_shard_misses_are_counted(sure, capsys):
+def test_points_that_a_shard_misses_are_counted(sure):
     sure(0)
     parts = parted(2)
     table = aggregate.read(parts[1]).table
     store.write(table.iloc[1:], parts[1] / "sweep.parquet", "sweep", derived=True)
-    assert command.main(["sweeps", "merge", *map(str, parts)]) == 1
-    out = capsys.readouterr()
-    assert out.err == "shard 1/2 misses 1 points: repeat the command that measured it to resume\n"
+    status, _, error = called("sweeps", "merge", *parts)
+    assert status == 1 and error == "shard 1/2 misses 1 points: repeat the command that measured it to resume\n"
     assert "FAILED: shard 1/2 misses 1 points." in aggregate.read(paths.SWEEPS / "merged").note
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib.errors import InputError
 from lib.tensorrt.models import baselines, layer_model
 from lib.tensorrt.models.layer_model import Setting
+from tests import refused
 
 RATES = dict(zip(layer_model.TERMS, (0.005, 0.05, 0.15, 0.25, 0.1, 0.002, 0.003, 0.0, 0.005, 2.0), strict=True))
 
@@ -72,5 +72,5 @@ def test_a_model_comes_back_from_its_file_and_a_damaged_one_is_one_line(tmp_path
     for name, value in (("rates", {"launch": 1.0}), ("rates", {**content["rates"], "launch": -1}), ("half", -1), ("kind", "x"),
                         ("setting", {"relative": 2}), ("schema", 2), ("target", "x"), ("more", 1), ("rows", {"dense": "x"})):
         path.write_text(json.dumps({**content, name: value}))
-        with pytest.raises(InputError, match=name):
+        with refused(name):
             layer_model.LayerModel.load(path)

@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import __main__ as command
 from lib import paths
 from lib.config.notebooks import LayerPowerParams
-from lib.errors import InputError
 from lib.measure.energy import power_log
 from lib.studies.layer_power import study
 from lib.studies.layer_power import tables as layer_tables
@@ -23,7 +21,7 @@ from lib.tensorrt.models import layer_model, predictions, training, tuning
 from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
-from tests import SHARED
+from tests import SHARED, called, output_of, refusal, refused
 from tests.test_layer_models import layers
 
 SMALL = "3x32x32"
@@ -50,7 +48,7 @@ def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
     known = [layer for layer in read.layers if layer.kind != "other"]
     assert Counter(layer.kind for layer in known) == {"convolutional": 20, "pooling": 1, "dense": 1}
     assert sum(layer.macs for layer in known if layer.kind != "pooling") == 1_814_073_344
-    with pytest.raises(InputError, match="no 2D convolution, pooling or linear layer"):
+    with refused("no 2D convolution, pooling or linear layer"):
         captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
 
 
@@ -62,12 +60,12 @@ def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
     assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
     facts = json.loads((folder / dataset.RECORDING).read_text())
     assert facts["power"] == "not measured" and facts["reason"]
-    with pytest.raises(InputError, match="is there already"):
+    with refused("is there already"):
         recorded(tmp_path)
 
 
 @pytest.mark.parametrize("step", ["_timed", "write_power"])
-def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, capsys, step):
+def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, step):
     """It is of one session, so what is there of a killed one is of no use, and in nobody's way."""
     raw, small = tmp_path / "raw", networks.network("simple_cnn", 1, SMALL)
     monkeypatch.setattr(networks, "network", lambda *_: small)
@@ -79,20 +77,18 @@ def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_m
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert (raw / ".new-simple_cnn").is_dir() and list(dataset.models(raw)) == ["mlp"]
     before = (raw / "mlp" / dataset.LATENCY).read_bytes()
-    line = ["layer-power", "record", "simple_cnn", "mlp", "--synthetic-power", "--out", str(raw), "--runs"]
-    assert command.main([*line, "10"]) == 0
-    assert f"{raw / 'mlp'}: was recorded already" in capsys.readouterr().out
+    line = "layer-power", "record", "simple_cnn", "mlp", "--synthetic-power", "--out", raw, "--runs"
+    assert f"{raw / 'mlp'}: was recorded already" in output_of(*line, 10)
     assert sorted(path.name for path in raw.iterdir() if path.is_dir()) == ["mlp", "simple_cnn"]
     assert dataset.power_source(raw / "simple_cnn") == dataset.SYNTHETIC
     assert (raw / "mlp" / dataset.LATENCY).read_bytes() == before
-    assert command.main([*line, "11"]) == 2
-    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in capsys.readouterr().err
+    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in refusal(*line, 11)
 
 
 def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     folder = recorded(tmp_path / "raw", runs=40)
     synthetic_power.add(folder)
-    with pytest.raises(InputError, match="synthetic power never takes the place of a log"):
+    with refused("synthetic power never takes the place of a log"):
         synthetic_power.add(folder)
     log, times = power_log.read(folder / dataset.POWER), mapping.read_times(folder / dataset.LATENCY)
     idle = log.at_s < times["start_s"].min()
@@ -103,8 +99,8 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     assert "it is synthetic" in converted.notes[0]
     table = dataset.read_training(tmp_path / "training")
     assert table["power"].isna().all() and (table["runtime"] > 0).all() and set(table["network"]) == {"simple_cnn"}
-    models, refused = training.train(table, "power", "board")
-    assert not models and len(refused) == 3
+    models, rejected = training.train(table, "power", "board")
+    assert not models and len(rejected) == 3
 
 
 def test_every_row_says_what_the_model_is_of(tmp_path):
@@ -118,7 +114,7 @@ def test_every_row_says_what_the_model_is_of(tmp_path):
     assert rows["note"].str.contains(f"trained on {RTX}, and the engine's device is not stated").all()
     assert rows.loc[known, "note"].str.contains(f"no power of .* layers was measured on {RTX}").all()
     assert not predictions.of_engine(small, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
-    with pytest.raises(InputError, match=f"trained on {RTX}, not on jetson-orin"):
+    with refused(f"trained on {RTX}, not on jetson-orin"):
         predictions.of_engine(small, shipped, "jetson-orin", strict=True)
 
 
@@ -136,16 +132,16 @@ def test_a_total_is_the_sum_of_what_is_predicted():
 def test_models_are_found_by_their_device(tmp_path):
     folders = (tmp_path / "own", tmp_path / "shipped")
 
-    def refused(words, device=""):
-        with pytest.raises(InputError, match=words):
+    def refused_to_load(words, device=""):
+        with refused(words):
             training.load_models(device, folders)
 
-    refused("no layer models in .*; there are those of: no device")
+    refused_to_load("no layer models in .*; there are those of: no device")
     for folder, device in zip((*folders, folders[1]), ("a", "a", "b"), strict=True):
         for model in training.train(layers(), "runtime", device, source=folder.name)[0]:
             training.save(model, folder)
-    refused("several layer models")
-    refused("no layer models of 'c' .*; there are those of: a, b", "c")
+    refused_to_load("several layer models")
+    refused_to_load("no layer models of 'c' .*; there are those of: a, b", "c")
     assert {model.source for model in training.load_models("a", folders)} == {"own"}
 
 
@@ -167,7 +163,7 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
             ({"test": ("b", "c")}, "a choice needs 2 networks apart from b, c; there are: a"),
             ({"target": "power", "power": np.nan}, "no dense layers with a measured power"),
             ({"storage": "bad"}, "cannot be used as Optuna's storage")):
-        with pytest.raises(InputError, match=words):
+        with refused(words):
             search(**changes)
 
 
@@ -179,27 +175,22 @@ def test_settings_that_were_found_are_written_beside_the_comments(tmp_path):
     assert path.read_text().splitlines()[0] == training.SETTINGS.read_text().splitlines()[0]
 
 
-def test_the_verb_from_raw_recordings_to_predictions(tmp_path, capsys):
+def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
     raw, built, models, table = (tmp_path / name for name in ("raw", "built", "models", "r.csv"))
-
-    def layer_power(verb, *words):
-        status = command.main(["layer-power", verb, *map(str, words)])
-        return status, "".join(capsys.readouterr())
 
     for name in ("simple_cnn", "squeezenet1_1"):
         recording.record(networks.network(name, 1, "3x64x64"), raw / name, 3)
-    assert layer_power("dataset", raw, "--out", built)[0] == 0
-    train = ["train", built / "training_data", "--out", models, "--device"]
-    status, said = layer_power(*train, "here")
-    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in said and "refused: 0 of" in said
-    assert layer_power(*train, "there", "--targets", "power")[0] == 1, "nothing was trained"
-    predict = ["predict", "--trt-engine-path", raw / "simple_cnn" / dataset.ENGINE, "--result-csv-path", table]
-    assert layer_power(*predict, "--models", models, "--device", "here", "--strict")[0] == 0
+    output_of("layer-power", "dataset", raw, "--out", built)
+    train = ["layer-power", "train", built / "training_data", "--out", models, "--device"]
+    status, out, error = called(*train, "here")
+    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
+    output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
+    predict = ["layer-power", "predict", "--trt-engine-path", raw / "simple_cnn" / dataset.ENGINE, "--result-csv-path", table]
+    output_of(*predict, "--models", models, "--device", "here", "--strict")
     rows = pd.read_csv(table)
     assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() > 3
-    status, said = layer_power(*predict)
-    assert status == 2 and "exists already and is not overwritten" in said
-    assert layer_power(*predict, "--force", "--models", models)[0] == 0
+    assert "exists already and is not overwritten" in refusal(*predict)
+    output_of(*predict, "--force", "--models", models)
 
 
 def as_published(folder, networks=6):
@@ -227,21 +218,19 @@ def test_the_originals_training_tables_have_their_work_from_shapes(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, capsys, small_engine):
+def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, small_engine):
     as_published(tmp_path / "training", networks=2)
-    uri, train = f"sqlite:///{tmp_path}/mlflow.db", ["--device", "jetson", "--learner", "lasso"]
-    assert command.main(["layer-power", "train", str(tmp_path / "training"), *train, "--out", str(tmp_path / "models"),
-                         "--register", uri]) == 0
-    model = layer_model.LayerModel.load(tmp_path / "models" / "convolutional" / "runtime" / "jetson.json")
+    uri, models = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "models"
+    output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
+              "--register", uri)
+    model = layer_model.LayerModel.load(models / "convolutional" / "runtime" / "jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
-    capsys.readouterr()
-    assert command.main(["layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri]) == 0
-    assert capsys.readouterr().out.startswith("dense-power-jetson 1: champion, old; MAPE ")
+    listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
+    assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
     names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
-    predict = ["layer-power", "predict", "--trt-engine-path", str(small_engine), "--result-csv-path"]
-    asked = [*predict, str(tmp_path / "registered.csv"), "--registry", uri]
-    assert command.main([*asked, "--model", *names[:-1], f"{names[-1]}@1"]) == 0
-    assert command.main([*predict, str(tmp_path / "files.csv"), "--models", str(tmp_path / "models")]) == 0
+    predict = "layer-power", "predict", "--trt-engine-path", small_engine, "--result-csv-path"
+    output_of(*predict, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
+    output_of(*predict, tmp_path / "files.csv", "--models", models)
     registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
     pd.testing.assert_frame_equal(registered, files)
     assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
@@ -255,7 +244,7 @@ def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
     source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))))
     (tmp_path / "m").mkdir()
     change(pd.read_csv(source)).to_csv(tmp_path / "m" / "dense.csv", index=False)
-    with pytest.raises(InputError, match=words):
+    with refused(words):
         dataset.read_training(tmp_path)
 
 
@@ -274,7 +263,7 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
     ours = error[study.OURS]
     assert ours["pooling"] < 0.6 * error[study.ORIGINAL, "pooling"] and ours["convolutional"] < 0.22 and ours["dense"] < 0.2
     assert study.totals(results)["error"].abs().max() < 0.5
-    with pytest.raises(InputError, match="holds no recording 'x'; there are"):
+    with refused("holds no recording 'x'; there are"):
         study.study(LayerPowerParams(recordings=str(raw), network="x"))
 
 
@@ -285,7 +274,7 @@ def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
         path.write_text(json.dumps({"power": word}))
         assert dataset.power_source(tmp_path) == word
     path.write_text(json.dumps({"power": ["synthetic"]}))
-    with pytest.raises(InputError, match="it is one of measured, replayed, synthetic, not measured"):
+    with refused("it is one of measured, replayed, synthetic, not measured"):
         dataset.power_source(tmp_path)
 
 

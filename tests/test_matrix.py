@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import __main__, locks, paths, store, tables
+from lib import locks, paths, store, tables
 from lib.config import definitions
 from lib.config.base import build
 from lib.measure import archive, machine
 from lib.measure.training import environment, matrix, matrix_tables, profile_run
 from lib.measure.worker import WorkerLostError
-from tests import cut_training, refused, test_nsight
+from tests import called, cut_training, output_of, refused, test_nsight
 
 pytestmark = pytest.mark.slow
 
@@ -148,11 +148,11 @@ def test_throughput_averages_repeats_and_nothing_else_and_each_environment_has_i
 
 
 @pytest.fixture
-def verb(home, monkeypatch, capsys):
+def verb(home, monkeypatch):
     """Return a function that calls the verb for a plan, and gives its exit status, stdout and stderr."""
     def call(*words, plan=small, device="cpu"):
         monkeypatch.setattr(definitions, "load_matrix", plan)
-        return __main__.main(["matrix", "--device", device, *words]), *capsys.readouterr()
+        return called("matrix", "--device", device, *words)
 
     monkeypatch.setattr(matrix.run_matrix, "__defaults__", (0.0, pretend, lambda row: None))
     return call
@@ -173,18 +173,6 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
 
 
-@pytest.mark.parametrize("words", [
-    "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
-    "run --devices cpu,cpu"])
-def test_a_wrong_option_is_one_line(home, capsys, words):
-    with pytest.raises(SystemExit) as ended:
-        __main__.main(words.split())
-    shown = capsys.readouterr()
-    assert ended.value.code == 2
-    assert shown.err.startswith(f"error: argument {words.split()[1]}: ")
-    assert (shown.err.count("\n"), shown.out) == (1, "")
-
-
 def environment_of(name, rates, **more):
     runs = [run_row(run_id=f"{name}{model}{n}", label=f"{name}/{model}/b8/fp32", arch=model, batch_size=8, precision="fp32",
                     images_per_sec=rate, workload_id="pathmnist-28", **more)
@@ -195,11 +183,10 @@ def environment_of(name, rates, **more):
 @pytest.mark.parametrize(("rates", "word", "status"), [
     ({"net": [50.0, 52.0], "other": [9.0], "third": [0.8]}, "slower", 1),
     ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0)])  # the interval is over cells
-def test_two_environments_are_compared_cell_by_cell(home, capsys, rates, word, status):
+def test_two_environments_are_compared_cell_by_cell(home, rates, word, status):
     rates_a = {"net": [100.0, 104.0], "other": [10.0], "third": [1.0], "fourth": [5.0]}
     matrix_tables.write(pd.concat([environment_of("a", rates_a), environment_of("b", rates, hardware_id="other")]))
-    assert __main__.main(["compare", "a", str(paths.MATRIX / "throughput_b.csv")]) == status
-    shown = capsys.readouterr().out
+    shown = output_of("compare", "a", paths.MATRIX / "throughput_b.csv", status=status)
     assert f"B is {word}" in shown
     assert "3 pairs" in shown and "1 without a usable partner" in shown and "hardware_id differs" in shown
 
@@ -242,7 +229,7 @@ while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {page} > "$2"; shift; done
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch, verb):
+def counted(tmp_path, monkeypatch, verb, with_card):
     """Return a function that calls the verb with a profiler that writes a page, and keeps the words that it is called with."""
     def call(content):
         (tmp_path / "page").write_text(content)
@@ -254,7 +241,6 @@ def counted(tmp_path, monkeypatch, verb):
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("NCU_SEEN", str(tmp_path / "seen"))
-    monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0"])
     return call
 
 

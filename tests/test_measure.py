@@ -17,7 +17,7 @@ from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
-from tests import refused
+from tests import python, refused
 from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")
@@ -40,32 +40,18 @@ def test_the_bootstrap_interval_covers():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Put a clock in the place of the machine's own that only moves when told, in ns."""
-    now = [0]
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
-    monkeypatch.setattr(time, "monotonic", lambda: now[0] / 1e9)
-    return now
-
-
-def taking(clock, milliseconds):
-    return lambda: clock.append(clock.pop() + int(milliseconds * 1e6))
-
-
 @pytest.mark.parametrize(("call_ms", "calls", "samples"), [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
 def test_measure_fills_its_samples_and_its_budget(clock, call_ms, calls, samples):
-    result = timing.measure(taking(clock, call_ms), CPU, budget_s=0.2)
+    result = timing.measure(lambda: clock.work(call_ms / 1e3), CPU, budget_s=0.2)
     assert result.samples_ms == pytest.approx(call_ms), "one call, not several"
     assert result.calls == calls, "as many as fill a millisecond"
     assert abs(result.n - samples) <= 1, "for the four fifths of the budget that warming up leaves"
-    assert clock[0] / 1e9 <= 0.2 + 2 * call_ms / 1e3 * calls
+    assert clock.spent_s <= 0.2 + 2 * call_ms / 1e3 * calls
 
 
 def test_measure_takes_few_samples_where_they_cost_too_much(clock):
-    call = taking(clock, 2000)
-    assert timing.measure(call, CPU, budget_s=1.0, least=5).n == 5
-    assert timing.measure(call, CPU, budget_s=1.0, least=5, most_s=3.0).n == 1
+    for most_s, samples in ((np.inf, 5), (3.0, 1)):
+        assert timing.measure(lambda: clock.work(2), CPU, budget_s=1.0, least=5, most_s=most_s).n == samples
 
 
 def test_compare_finds_a_ratio_through_drift():
@@ -154,8 +140,7 @@ if __name__ == "__main__":
 def test_children_and_for_a_worker_its_leader_and_the_other_workers_are_not_others(tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(LEADER)
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
+    done = python(program, PYTHONPATH=str(paths.ROOT))
     assert min(map(float, done.stdout.split())) >= 0.55, "what the leader and its other worker used is counted as ours"
 
 

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 from lib import paths
-from lib.cli.main import main
 from lib.errors import InputError
 from lib.predict import model_file, registry
-from lib.predict.advice.advise import advise
-from lib.predict.advice.query import Query
 from lib.predict.operators.cost_model import LEARNED, CostModel
-from tests import refused
+from tests import advice_on, output_of, refused
 from tests.doors.definitions import at, changed
 from tests.doors.models import CONVOLUTION, FILES, GEMM, content, packed
 
@@ -138,15 +135,14 @@ def test_what_was_learned_of_networks_is_saved_with_a_model(tmp_path):
         assert getattr(again, name) == getattr(model, name) == getattr(model.borrowed(), name) != {}
 
 
-def test_a_broken_file_among_others_does_not_vanish(home, capsys):
+def test_a_broken_file_among_others_does_not_vanish(home):
     broken = paths.MODELS / "cpu-mine-1c-00000000_bf16.json.gz"
     paths.MODELS.mkdir(parents=True)
     broken.write_bytes(b"x")
-    assert main(["models"]) == 1
-    out = capsys.readouterr().out
+    out = output_of("models", status=1)
     assert str(broken) in out and "is no cost model, or is damaged" in out and "a100-sxm-80gb" in out
     with refused("cpu-mine-1c-00000000_bf16.json.gz is no cost model"):
         registry.predictor("cpu", "bf16")
-    assert len(advise(Query("simple_cnn", 1, "3x28x28"), ["cpu"]).table), "the others answer"
+    assert len(advice_on("cpu", "simple_cnn", 1, "3x28x28").table), "the others answer"
     with refused("a device is named twice: t4, cpu, t4"):
         registry.for_devices(["t4", "cpu", "t4"], "fp32")

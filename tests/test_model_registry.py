@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lib import paths
-from lib.cli.main import main
 from lib.errors import InputError
 from lib.tensorrt.models import layer_model, model_registry
 from lib.tensorrt.models.model_registry import Registry
+from tests import refusal
 from tests.conftest import full_disk
 from tests.test_layer_models import layers
 
@@ -163,12 +163,10 @@ def test_what_a_death_left_goes_with_the_next_registration_and_nothing_else(regi
 
 
 @pytest.mark.parametrize("uri", ["ftp://x", "http://127.0.0.1:9", "sqlite:////dev/null/x.db"])
-def test_a_registry_that_takes_nothing_is_refused_before_anything_is_trained(home, monkeypatch, capsys, uri):
+def test_a_registry_that_takes_nothing_is_refused_before_anything_is_trained(home, monkeypatch, uri):
     training = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
     monkeypatch.setattr(layer_model, "fit", lambda *_: pytest.fail("trained"))
-    words = ["layer-power", "train", str(training), "--device", "x", "--out", str(home / "models"), "--register", uri]
-    assert main(words) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    refusal("layer-power", "train", training, "--device", "x", "--out", home / "models", "--register", uri)
     assert not (home / "models").exists()
 
 

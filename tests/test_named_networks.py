@@ -9,16 +9,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lib.cli.main import main
 from lib.measure.networks.case import Case, program
-from lib.predict.advice import advise
-from lib.predict.advice.query import Query
 from lib.predict.analytic import complexity, cross_check
 from lib.work import networks
 from lib.work.building import fakes, inputs
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
-from tests import refused
+from tests import advice_on, in_both_modes, output_of, refused
+from tests import written as written_to
 from tests.test_capture import ran
 
 pytestmark = pytest.mark.slow
@@ -95,7 +93,7 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     (tmp_path / "pair.yml").write_text("{ids: '6:int64', weights: 6}")
     asked = f"{__name__}:Pair", 2, str(tmp_path / "pair.yml")
     for mode in ("infer", "train"):
-        assert (advise.advise(Query(*asked, mode), ["cpu", "t4"], crossovers=False).table["predicted_ms"] > 0).all()
+        assert (advice_on(["cpu", "t4"], *asked, mode).table["predicted_ms"] > 0).all()
     program(Case(asked[0], "train", *asked[1:]), torch.device("cpu"))()
     assert complexity.analyse(*asked).macs == 2 * 6 * 8 * 4
     rows = cross_check.compare(*asked).set_index("source")
@@ -113,17 +111,15 @@ def test_inputs_are_read_as_they_are_meant(text, meant):
     ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
     ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none")])
 def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
-    for name, content in {"empty": "{}", "list": "[1, 2]", "wrong": "ids: 6x"}.items():
-        (tmp_path / f"{name}.yaml").write_text(content)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(written_to(tmp_path, {"empty.yaml": "{}", "list.yaml": "[1, 2]", "wrong.yaml": "ids: 6x"}))
     with refused(words):
         inputs.parse(text)
 
 
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 def test_a_mixture_of_experts_has_an_interval_with_an_upper_end(mode, tmp_path):
     name = written(tmp_path, "mixtral", **SMALL, num_key_value_heads=2, num_local_experts=4)
-    answer = advise.advise(Query(name, 2, "32:int64", mode), ["cpu", "t4"], crossovers=False)
+    answer = advice_on(["cpu", "t4"], name, 2, "32:int64", mode)
     assert answer.table["high_ms"].between(answer.table["predicted_ms"], 1e4).all(), answer.table["flops_not_known"]
 
 
@@ -175,7 +171,7 @@ class Giant(nn.Module):
 
 def test_a_network_of_any_size_is_built_without_memory():
     assert capture.of_network(networks.network(f"{__name__}:Giant", 1, "150000"), "train").parameter_bytes > 2e12
-    answer = advise.advise(Query(f"{__name__}:Giant", 1, "150000"), ["cpu", "t4"], crossovers=False)
+    answer = advice_on(["cpu", "t4"], f"{__name__}:Giant", 1, "150000")
     assert not answer.table["fits"].any() and answer.reason.startswith("none: ")
 
 
@@ -232,9 +228,7 @@ def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
     for folder, content in {"broken": "{", "strange": '{"model_type": "no-such-type"}',
                             "wrong": '{"model_type": "bert", "hidden_size": "wide"}',
                             "remote": '{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}'}.items():
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "config.json").write_text(content)
-    (tmp_path / "remote" / "code.py").write_text("raise SystemExit('it ran')")
+        written_to(tmp_path / folder, {"config.json": content, "code.py": "raise SystemExit('it ran')"})
     with refused(words):
         capture.of_network(networks.network(name.format(tmp_path)))
 
@@ -267,8 +261,7 @@ def test_a_network_of_timm_takes_pictures(text):
         networks.network("timm:resnet18", 1, text)
 
 
-def test_the_command_line_names_the_inputs(configs, capsys):
-    assert main(["advise", configs["clip"], "--device", "cpu", "--no-look"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
+def test_the_command_line_names_the_inputs(configs):
+    out = " ".join(output_of("advise", configs["clip"], "--device", "cpu", "--no-look").split())
     assert "a forward pass of 1 sample of input_ids 24:int64, pixel_values 3x32x32, fp32" in out
     assert "not modelled" not in out or "as " in out

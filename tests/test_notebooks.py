@@ -1,21 +1,18 @@
 """Every notebook executed once, in quick mode on the reference data; what it wrote, what it shows, what must reproduce."""
 
-import contextlib
 import html
-import io
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from lib import __main__, files, paths
+from lib import files, paths
 from lib.config import definitions, notebooks
 from lib.report import page as report
 from lib.report import runner, summary
+from tests import called, python
 from tests.test_forged import opened
 
 pytestmark = pytest.mark.slow
@@ -27,10 +24,9 @@ REPLAYED = paths.REPORT / "replayed"
 def checked():
     """Run the reproducibility check once; its executed notebooks serve the other tests."""
     shutil.rmtree(REPLAYED, ignore_errors=True)
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: 1)  # one replay at a time: the other cores are those of other tests
-        status = __main__.main(["run", "--check"])
-    return status, printed.getvalue()
+        return called("run", "--check")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +37,7 @@ def outcomes(checked):
 
 
 def test_the_key_numbers_reproduce(checked):
-    status, printed = checked
+    status, printed, _ = checked
     assert (status, re.sub(r"\d+", "#", printed)) == (0, "reproduced: the key numbers of # replayed notebooks did not move\n")
 
 
@@ -116,15 +112,13 @@ def test_the_report_in_a_browser(page, chromium, tmp_path, width):
     assert not seen["wide"], f"the page is wider than {seen['width']} px"
 
 
-def papermill(*words, cwd, output):
-    return subprocess.run([sys.executable, "-m", "papermill", "--no-progress-bar", *map(str, words)], cwd=cwd, check=False,
-                          capture_output=True, text=True, env={**os.environ, "LIB_OUTPUT": str(output)})
+def papermill(folder, *words, **how):
+    return python("-m", "papermill", "--no-progress-bar", *words, LIB_OUTPUT=str(folder), **how)
 
 
 def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
-    done = papermill(paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", "-p", "workload", "W6", "-p", "iters", "5",
-                     "-p", "device", "cpu", cwd=tmp_path, output=tmp_path)
-    assert done.returncode == 0, done.stderr
+    papermill(tmp_path, paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb",
+              *"-p workload W6 -p iters 5 -p device cpu".split(), cwd=tmp_path)
     assert (tmp_path / "data" / "profiles" / "run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
     printed = "".join("".join(output.get("text", "")) for output in runner.outputs(tmp_path / "out.ipynb"))
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
@@ -132,8 +126,7 @@ def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
 
 
 def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path):
-    done = papermill("01_machine.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS, output=tmp_path)
-    assert done.returncode == 0, done.stderr
+    papermill(tmp_path, "01_machine.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS)
 
 
 @pytest.mark.parametrize(("name", "words", "told"), [
@@ -141,8 +134,7 @@ def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path):
     ("01_machine", ("source", "replay", "-p", "devise", "cpu"), "01_machine: unknown name 'devise' (known: source, reference")])
 def test_wrong_input_is_one_line_and_a_failed_run(tmp_path, name, words, told):
     """What else is refused is tested in test_params, without a kernel."""
-    done = papermill(paths.NOTEBOOKS / f"{name}.ipynb", tmp_path / "out.ipynb", "-p", *words, cwd=tmp_path, output=tmp_path)
-    assert done.returncode != 0
+    papermill(tmp_path, paths.NOTEBOOKS / f"{name}.ipynb", tmp_path / "out.ipynb", "-p", *words, cwd=tmp_path, status=1)
     (error,) = [output for output in runner.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
     assert error["ename"] == "InputError" and error["evalue"].startswith(told) and len(error["traceback"]) == 1
     assert not (tmp_path / "data" / "runs").exists()

@@ -90,6 +90,8 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
         LOADERS[name](tmp_path / "a.yaml")
 
 
+SCENARIOS = ("kinds: {a: {model: W1, mode: train}}\n"
+             "scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}")
 WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
 
 
@@ -102,6 +104,9 @@ WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
     ("workloads", "[" * 5000, "is not readable YAML"),
     ("devices", "devices: {a: {}}\nmore: 1", "expected a mapping 'devices:' of name to definition and nothing else"),
     ("matrix", "{grids: {tpu: {}}}", "grids.tpu"),
+    *[("scenarios", SCENARIOS.replace(right, wrong), words) for right, wrong, words in (
+        ("count: 1", 'count: 1, idle_w: "inf"', "idle_w"), ("shortest_s: 1", "shortest_s: 3", "shortest_s"),
+        ("mode: train", "mode: fly", "mode"), ("note: n", "note: n, kinds: [b]", "no kinds b"))],
     ("networks", "{rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]}", "case_s = 0"),
     *[("sweeps", f"spaces: {{copy: {{axes: {{{axes}}}}}}}", words) for axes, words in (
         ("outer: {log: [0, 4]}, inner: 1", "is no range from 0 to 4"),

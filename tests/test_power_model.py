@@ -11,27 +11,23 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lib import paths, store
-from lib.cli.main import main
 from lib.config.definitions import load_devices
 from lib.measure.published import aiconfigurator
-from lib.predict.advice.advise import advise
-from lib.predict.advice.query import Query
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
 from lib.predict.power.model import OPS, PowerModel
-from tests import refused
+from tests import advice_on, output_of, refused
+from tests.test_published import parquet
 
 FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS["power"]
 CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
 def perf(folder, framework="vllm", version="0.22.0", **columns):
-    path = folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame = {"gemm_dtype": ["bfloat16", "bfloat16", "fp8_block"], "m": 64, "n": 128, "k": 256, "latency": [2.0, 0.019, 1.0],
-             "power": [600.0, 130.0, 500.0], "power_limit": 700.0, **columns}
-    pd.DataFrame({name: value for name, value in frame.items() if value is not None}).to_parquet(path)
+    parquet(folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet", **{
+        "gemm_dtype": ["bfloat16", "bfloat16", "fp8_block"], "m": 64, "n": 128, "k": 256, "latency": [2.0, 0.019, 1.0],
+        "power": [600.0, 130.0, 500.0], "power_limit": 700.0, **columns})
 
 
 def gemms(count=1200, seed=0, shortest=8):
@@ -62,7 +58,7 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
         [600.0, "long", "ok", "bf16"], [130.0, "short", "ok", "bf16"], [0, "long", "failed", "fp8_block"]]
     assert table["flops"].iloc[0] == 2 * 64 * 128 * 256
     for _ in range(2):
-        assert main(["import", "aiconfigurator", str(tmp_path)]) == 0
+        output_of("import", "aiconfigurator", tmp_path)
     imported = training.power_table("h200-sxm")
     assert imported.equals(store.validate(table, "power", "here"))
     assert store.read_json(next(tmp_path.rglob("power.meta.json")))["short_windows"] == 1
@@ -70,12 +66,9 @@ def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
         training.usable(imported, CHIP)
 
 
-@pytest.mark.parametrize(("columns", "what"), [
-    ({"power": ["much", "1", "2"]}, "row 1 below the header has 'much' as power"),
-    ({"k": None}, r"missing \(or doubled\) columns \[k\]")])
-def test_damaged_power_is_refused_in_one_line(tmp_path, columns, what):
-    perf(tmp_path, **columns)
-    with refused(what):
+def test_damaged_power_is_refused_in_one_line(tmp_path):
+    perf(tmp_path, power=["much", "1", "2"])
+    with refused("row 1 below the header has 'much' as power"):
         aiconfigurator.gemm_power(tmp_path)
 
 
@@ -142,9 +135,9 @@ def products():
     return nn.Sequential(nn.Linear(4096, 4096, bias=False), nn.Linear(4096, 4096, bias=False))
 
 
-def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
+def test_joules_of_a_network_of_gemms_are_power_times_time():
     network = f"{__name__}:products"
-    answer = advise(Query(network, 1, "1x2048x4096", dtype="bf16"), ["h200-sxm", "l40s"], crossovers=False)
+    answer = advice_on(["h200-sxm", "l40s"], network, 1, "1x2048x4096", dtype="bf16")
     rows = answer.table.set_index("device")
     own = rows.loc["h200-sxm"]
     operators = answer.answers[0].passes.operators
@@ -156,8 +149,6 @@ def test_joules_of_a_network_of_gemms_are_power_times_time(capsys):
     assert own["energy_low_j"] < own["energy_j"] < own["energy_high_j"]
     assert rows.loc["l40s", ["energy_j", "energy_source"]].isna().all()
     words = ["advise", network, *"--input 1x2048x4096 --batch-size 1 --dtype bf16 --device h200-sxm".split()]
-    assert main([*words, "--explain"]) == main([*words, "--json"]) == 0
-    explained, _, answer = capsys.readouterr().out.partition("\n[")
-    assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in explained
-    (row,) = json.loads(f"[{answer}")
+    assert "GEMMs' J/image: the power of linear, matmul and bmm kernels" in output_of(*words, "--explain")
+    (row,) = json.loads(output_of(*words, "--json"))
     assert row["energy_j"] == pytest.approx(expected) and row["energy_source"] == own["energy_source"]

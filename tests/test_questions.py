@@ -5,9 +5,8 @@ import json
 import pandas as pd
 import pytest
 
-from lib.cli.main import main
-from lib.predict.advice import advise, questions
-from lib.predict.advice.query import Query
+from lib.predict.advice import questions
+from tests import advice_on, called, output_of, refusal
 
 DEVICES = ("cpu", "t4", "h100-sxm")
 
@@ -23,7 +22,7 @@ def test_answers_are_those_of_one_question_after_another():
     assert list(table) == list(questions.COLUMNS)
     assert (table["error"] == "").all() and table["question"].tolist() == list(range(1, 13))
     for row in table.itertuples():
-        alone = advise.advise(Query("simple_cnn", row.batch_size, "3x28x28"), [row.device], crossovers=False).table.iloc[0]
+        alone = advice_on(row.device, "simple_cnn", row.batch_size, "3x28x28").table.iloc[0]
         assert (row.predicted_ms, row.memory_mb) == pytest.approx(tuple(alone[["predicted_ms", "memory_mb"]]), rel=0.02)
         assert (row.bound, row.source, row.dtype) == (alone["bound"], alone["source"], alone["dtype"])
 
@@ -77,27 +76,23 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
     ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size"),
     ("model,device\na\n", "line 2 has 1 fields"),
     ("model;device\na;cpu\n", "separated by semicolons")])
-def test_a_file_that_is_no_table_of_questions_is_one_line(content, words, tmp_path, capsys):
+def test_a_file_that_is_no_table_of_questions_is_one_line(content, words, tmp_path):
     (tmp_path / "q.csv").write_text(content)
-    assert main(["advise", "--questions", str(tmp_path / "q.csv")]) == 2
-    err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
+    assert words in refusal("advise", "--questions", tmp_path / "q.csv")
 
 
-def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, monkeypatch, capsys):
+def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, monkeypatch):
     (tmp_path / "q.csv").write_text("model,batch_size\nsimple_cnn,2\nno_such,2\nsimple_cnn,\n")
     (tmp_path / "bad.csv").write_text("model\nno_such\n")
     monkeypatch.chdir(tmp_path)
     command = "advise --questions q.csv --device t4 --device cpu --dtype fp32 --batch-size 8 --no-look".split()
-    assert main([*command, "--out", "answers.csv"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "answers.csv\n" and "4 answers to 3 questions; 2 without one" in err
+    status, out, error = called(*command, "--out", "answers.csv")
+    assert (status, out) == (0, "answers.csv\n") and "4 answers to 3 questions; 2 without one" in error
     table = pd.read_csv("answers.csv")
     assert table["question"].tolist() == [1, 1, 2, 2, 3, 3] and table["batch_size"].tolist() == [2, 2, 2, 2, 8, 8]
-    assert main([*command, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(output_of(*command, "--json"))
     assert rows[2]["predicted_ms"] is None and rows[0]["predicted_ms"] == pytest.approx(table["predicted_ms"][0])
-    assert main("advise --questions bad.csv --no-look".split()) == 1
+    output_of("advise", "--questions", "bad.csv", "--no-look", status=1)
 
 
 def test_layout_and_compile_are_columns():
@@ -107,7 +102,7 @@ def test_layout_and_compile_are_columns():
     plain, last, compiled, *wrong = table.itertuples()
     assert len({plain.predicted_ms, last.predicted_ms, compiled.predicted_ms}) == 3
     assert (last.layout, compiled.compile, plain.compile) == ("channels_last", True, False)
-    alone = advise.advise(Query("resnet18", 64, dtype="fp16", layout="channels_last"), ["rtx-4090"], crossovers=False)
+    alone = advice_on("rtx-4090", "resnet18", 64, dtype="fp16", layout="channels_last")
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
     reasons = ("no layout 'nhwc'", "compile 'perhaps'", "for: p100")
     assert [words in row.error for words, row in zip(reasons, wrong, strict=True)] == [True] * 3

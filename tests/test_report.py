@@ -2,7 +2,6 @@
 
 import errno
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +13,13 @@ import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 
-from lib import __main__ as cli
 from lib import files, paths, progress, store
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
 from lib.errors import InputError
 from lib.report import page, plots, runner, style
 from lib.work.graph import spaces
+from tests import called, output_of, python, refusal
 
 
 def jobs(**more):
@@ -28,15 +27,14 @@ def jobs(**more):
     return runner.plan(**values)
 
 
-def test_the_plan_runs_over_workloads_and_devices(capsys):
+def test_the_plan_runs_over_workloads_and_devices():
     stems = [job.stem for job in jobs(devices=["cpu", "cuda:0"], names=["01", "02", "04"])]
     assert stems == ["01_machine_cpu", "01_machine_cuda-0", "02_profile_W1_cpu", "02_profile_W1_cuda-0",
                      "02_profile_W5_cpu", "02_profile_W5_cuda-0", "04_complexity"]
     for full in (False, True):
         assert {job.notebook for job in jobs(full=full)} == set(notebooks.NOTEBOOKS), "without names, all"
-    assert cli.main(["run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run"]) == 0
     line = "papermill notebooks/02_profile.ipynb out.ipynb -p workload W1 -p device cpu -p iters 20 -p source measure\n"
-    assert capsys.readouterr().out == line
+    assert output_of("run", "02", "--workloads", "W1", "--devices", "cpu", "--dry-run") == line
 
 
 def test_text_that_looks_like_a_number_stays_text():
@@ -131,58 +129,54 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     ("run 03 -p name ..", "name = '..'"), ("run --workloads W1,,W2", "'W1,,W2' is no list of names"),
     ("run --report --check", "not allowed with"), ("import bundle nowhere.zip", "nowhere.zip is missing"),
     ("bundle", "nothing to pack"), ("report --executed nowhere", "nothing has been run yet: no manifest in nowhere"),
-    ("report --figure there.html", "there.html exists already"), ("report --out .", "is a folder")])
-def test_the_command_line_refuses_wrong_input_in_one_line(home, capsys, monkeypatch, line, words):
+    ("report --figure there.html", "there.html exists already"), ("report --out .", "is a folder"),
+    *((line, f"argument {line.split()[1]}: ") for line in (
+        "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
+        "run --devices cpu,cpu", "contention --rounds nan", "contention --workloads W1,W1")),
+    ("contention --workloads W99", "W99"), ("run-jobs j.csv --slots 0", "--slots: '0'")])
+def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, line, words):
     monkeypatch.chdir(home)
     (home / "there.html").write_text("theirs")
-    try:
-        status = cli.main(line.split(" "))
-    except SystemExit as ended:
-        status = ended.code
-    (shown,) = capsys.readouterr().err.splitlines()
-    assert status == 2 and shown.startswith("error: ") and words in shown
+    assert words in refusal(*line.split(" "))
     assert [path.name for path in home.iterdir()] == ["there.html"]
 
 
 @pytest.mark.slow
-def test_a_report_goes_to_new_files_or_replaces_its_own(home, capsysbinary, monkeypatch):
+def test_a_report_goes_to_new_files_or_replaces_its_own(home, monkeypatch):
     def names():
         return sorted(path.name for path in paths.REPORT.iterdir())
 
     runner._merge([executed(paths.EXECUTED, "01_machine")], paths.EXECUTED)
     for _ in range(2):
-        assert cli.main(["report"]) == 1, "the other notebooks have not been run"
+        output_of("report", status=1)  # the other notebooks have not been run
     assert names() == ["executed", "index.html", "summary.svg"]
-    assert cli.main(["report", "--out", str(home / "a.html"), "--figure", str(home / "a.svg")]) == 1
+    output_of("report", "--out", home / "a.html", "--figure", home / "a.svg", status=1)
     assert [(home / f"a.{kind}").read_bytes()[:5] for kind in ("html", "svg")] == [b"<!DOC", b"<?xml"]
     before = (paths.REPORT / "index.html").read_bytes()
     monkeypatch.setattr("lib.files.os.replace", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    assert cli.main(["report"]) == 2
-    assert b"cannot be written (No space left on device)" in capsysbinary.readouterr().err.splitlines()[-1]
+    assert "cannot be written (No space left on device)" in called("report")[2].splitlines()[-1]
     assert (paths.REPORT / "index.html").read_bytes() == before
     assert names() == ["executed", "index.html", "summary.svg"], "nothing half"
 
 
-def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch, capsys):
+def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch):
     monkeypatch.setattr(runner, "execute", lambda job, *_: outcome(job.stem))
     monkeypatch.setattr(store, "write_json", Mock(side_effect=InputError("manifest.json: cannot be written")))
-    assert cli.main(["run", "01", "--devices", "cpu"]) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: manifest.json: cannot be written"
+    status, _, error = called("run", "01", "--devices", "cpu")
+    assert status == 2 and error.splitlines()[-1] == "error: manifest.json: cannot be written"
 
 
-def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch, capsys):
+def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch):
     """Two at once would write one executed notebook, and a page of one would lack what the other was running again."""
     monkeypatch.setattr(runner, "run", lambda jobs, *_, **__: [outcome(job.stem) for job in jobs])
 
     def second(executed, *_):
-        line = [sys.executable, "-m", "lib", "run", "01", "--devices", "cpu", "--report"]
-        ran = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran
-        assert "01_machine_cpu.ipynb is being written by another process" in ran.stderr
+        (line,) = python("-m", "lib", "run", "01", "--devices", "cpu", "--report", status=2).stderr.splitlines()
+        assert "01_machine_cpu.ipynb is being written by another process" in line
         return []
 
     monkeypatch.setattr("lib.cli.report._written", Mock(side_effect=second))
-    assert cli.main(["run", "01", "--devices", "cpu", "--report"]) == 0, capsys.readouterr().err
+    output_of("run", "01", "--devices", "cpu", "--report")
 
 
 def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
@@ -211,8 +205,7 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
 
 def test_help_and_import_are_light():
     program = "import sys, lib, lib.__main__; print(sorted({'torch', 'pandas', 'matplotlib', 'pydantic'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=paths.ROOT)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", program).stdout.strip() == "[]"
 
 
 @pytest.fixture

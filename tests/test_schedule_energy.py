@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib.cli.main import main
 from lib.config import definitions
 from lib.schedule import energy, problem_files
 from lib.schedule.policies.registry import policy
@@ -14,7 +13,7 @@ from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation.events import Faults, simulate
 from lib.studies.scheduler_eval import mixes
 from lib.studies.scheduler_eval.scenario import StepTimes
-from tests import refused
+from tests import output_of, refused
 from tests.schedules import figures, files
 from tests.test_schedule import a_problem
 
@@ -84,11 +83,10 @@ def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():
         energy_of(replace(problem, fleet=Fleet.from_counts({"cpu": 4, "gpu": 4})), "hybrid", objective="energy")
 
 
-def test_the_verb_says_how_the_joules_are_known(tmp_path, capsys):
+def test_the_verb_says_how_the_joules_are_known(tmp_path):
     written = files(tmp_path, energy="job_id,cpu,gpu,source\na,1,5,modelled\nb,1,9,modelled\nc,1,1,modelled\n")
-    words = ["schedule", "--policy", "fastest", *(f"--{name}={path}" for name, path in written.items())]
-    assert main(words) == 0
-    assert "J (modelled, idling assumed)" in capsys.readouterr().out
+    out = output_of("schedule", "--policy", "fastest", *(f"--{name}={path}" for name, path in written.items()))
+    assert "J (modelled, idling assumed)" in out
 
 
 def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_path):

@@ -11,6 +11,7 @@ from tests.schedules import figures
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
 TYPES = ("cpu", "gpu", "old")
+pytestmark = pytest.mark.slow
 
 
 def small(seed, most=12, least=4, watts=False, arrivals=False):
@@ -97,14 +98,12 @@ def factors(best_of, problems):
     return ratios
 
 
-@pytest.mark.slow
 def test_makespans_are_optimal_and_the_bound_is_below():
     """Factor to the optimum as measured, over 300 seeds: 1.0004 on average, 1.07 at worst, 1 exactly but for two of them."""
     ratios = factors(best_makespan, [small(seed) for seed in range(60)])
     assert ratios.mean() <= 1.001 and ratios.max() <= 1.01
 
 
-@pytest.mark.slow
 def test_the_bound_of_whole_jobs_is_the_optimum_and_holds_for_jobs_that_arrive_later():
     for problem in map(small, range(20)):
         assert bounds.whole_jobs_bound(problem) == pytest.approx(best_makespan(problem), rel=1e-5)
@@ -114,14 +113,12 @@ def test_the_bound_of_whole_jobs_is_the_optimum_and_holds_for_jobs_that_arrive_l
     assert bounds.whole_jobs_bound(wide) == 0, "too many: the LP relaxation alone bounds these"
 
 
-@pytest.mark.slow
 def test_makespans_of_jobs_that_are_not_yet_known_are_near_the_optimum_of_one_who_knows():
     """Factor as measured, over 80 seeds: 1.04 on average, 1.54 at worst."""
     ratios = factors(lambda problem: best_ends(problem, max), [small(seed, most=8, arrivals=True) for seed in range(40)])
     assert ratios.mean() <= 1.05 and ratios.max() <= 1.4
 
 
-@pytest.mark.slow
 def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
     for seed in range(40):
         problem = small(seed, most=7)
@@ -131,7 +128,6 @@ def test_the_matching_is_the_optimum_of_the_sum_of_completion_times():
         assert sums == pytest.approx([best_ends(problem, sum)] * 3, rel=1e-9)
 
 
-@pytest.mark.slow
 def test_energy_is_near_the_least():
     """Factor to the least energy as measured, over 100 seeds: 1.001 on average, 1.04 at worst."""
     ratios = [figures(problem, objective="energy", steps=120_000)["energy_j"] / best_energy(problem)

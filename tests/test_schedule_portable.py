@@ -3,17 +3,14 @@
 import hashlib
 import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from numpy._core._multiarray_umath import __cpu_dispatch__ as vector_instructions
 
-from lib import paths
 from lib.schedule import portable
 from lib.schedule.policies.hybrid import local_search
+from tests import python
 from tests.conftest import busy_neighbours
 
 GRID = np.concatenate([np.arange(1, 4000) / 7.0, np.ldexp(1.0, np.arange(-1074, 1023, 7)) * 1.3])
@@ -47,10 +44,7 @@ OTHER_PROCESSOR = {"NPY_DISABLE_CPU_FEATURES": " ".join(vector_instructions), "N
 
 def figures(speed=1.0, **environment):
     """Return the figures of all kinds of evaluation, by a process whose clock runs ``speed`` times as fast."""
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", FIGURES, str(speed)], cwd=paths.ROOT, capture_output=True,
-                         text=True, env={**os.environ, **environment}, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+    return json.loads(python("-W", "ignore", "-c", FIGURES, speed, **environment).stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from lib.predict import registry
 from lib.predict.networks import stand_ins
 from lib.predict.networks.work import Work
 from lib.work.graph import capture, counts, families
+from tests import in_both_modes
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("layer", "shape"), LAYERS)
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 def test_a_convolution_has_the_flops_of_torchs_counter_and_stands_for_one_of_as_many(layer, shape, mode):
     first = layer()
     model = nn.Sequential(first, nn.ReLU(), type(first)(first.out_channels, 4, 1))
@@ -64,7 +65,7 @@ def test_group_norm_is_a_layer_norm_of_each_group(mode, flops):
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 def test_a_recurrent_layer_has_the_products_of_each_step(kind, gates, mode):
     macs = 7 * 3 * 2 * (10 * (6 + 10) + 10 * (20 + 10))  # steps, samples, directions, two layers
     graph = capture.capture(kind(6, 10, num_layers=2, bidirectional=True, batch_first=True), (3, 7, 6), mode)
@@ -103,7 +104,7 @@ def test_flops_that_nobody_knows_are_one_an_element_at_least():
 
 
 @pytest.mark.parametrize("device", ["cpu", "t4"])
-@pytest.mark.parametrize("mode", ["infer", "train"])
+@in_both_modes
 def test_what_stands_in_is_predicted_and_out_of_range(device, mode):
     others = (nn.GroupNorm(2, 8), nn.Upsample(scale_factor=2, mode="bilinear"), nn.LeakyReLU())
     for layer, shape in (*LAYERS, *((partial(nn.Sequential, nn.Conv2d(8, 8, 1), other), (4, 8, 16, 16)) for other in others)):

@@ -14,15 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import __main__, paths, store
+from lib import paths, store
 from lib.config.definitions import load_scenarios
 from lib.config.notebooks import ProfileParams
-from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.training import profile_run
 from lib.predict import registry, steps
-from lib.predict.advice import advise, advise_text
-from lib.predict.advice.query import Query
+from lib.predict.advice import advise_text
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
@@ -33,7 +31,7 @@ from lib.predict.steps import Recipe
 from lib.studies.scheduler_eval import mixes, scenario
 from lib.work import networks
 from lib.work.graph import capture, counts
-from tests import refused
+from tests import advice_on, output_of, refusal, refused
 
 pytestmark = pytest.mark.slow
 
@@ -102,11 +100,11 @@ def test_a_gpu_updates_many_parameters_by_one_kernel(w1):
     assert w1.update("adam", True, itemsize=2).bytes == pytest.approx(2 * together.bytes, rel=1e-3), "its state is in 32 bits"
 
 
-def costs_known(seed, rates, rows=24):
+def costs_known(seed, rates):
     """Return terms with the times that known rates give, and the group of each row."""
     draw = np.random.default_rng(seed)
-    terms = pd.DataFrame({name: draw.uniform(1, 50, rows) for name in rates})
-    return terms, terms.to_numpy() @ list(rates.values()), np.arange(rows) % 6
+    terms = pd.DataFrame({name: draw.uniform(1, 50, 24) for name in rates})
+    return terms, terms.to_numpy() @ list(rates.values()), np.arange(24) % 6
 
 
 @pytest.mark.parametrize(("name", "rates"), [
@@ -151,7 +149,7 @@ def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, 
 
 @pytest.fixture(scope="module")
 def answer():
-    return advise.advise(Query("W1", mode="train"), [CPU, "t4"], crossovers=False)
+    return advice_on([CPU, "t4"], "W1", mode="train")
 
 
 def test_advice_of_training_is_of_whole_steps(answer):
@@ -171,7 +169,7 @@ def test_advice_of_training_is_of_whole_steps(answer):
 def test_a_loader_that_takes_most_of_a_step_bounds_it(monkeypatch):
     slow, real = Costs({"batches": 1e4, "samples": 0.0, "mb": 0.0, "resized_mb": 0.0}, 0.1, 3, "test"), steps.costs_of
     monkeypatch.setattr(steps, "costs_of", lambda *given: {**real(*given), "loader_wait": slow})
-    table = advise.advise(Query("W1", mode="train"), [CPU, "t4"], crossovers=False).table
+    table = advice_on([CPU, "t4"], "W1", mode="train").table
     assert table["bound"].tolist() == ["loader", "loader"]
 
 
@@ -247,14 +245,13 @@ def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1, without_learne
     assert ours["forward_ms"].to_numpy() == pytest.approx(whole.parts["forward"].predicted_ms), "by its own model"
 
 
-def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_unknown_ones_are_left_out(home, t4, w1, capsys):
+def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_unknown_ones_are_left_out(home, t4, w1):
     for name in ("W1", "W3", "W6"):
         as_gpu(name)
         as_gpu(name, hardware_id="there", folder=paths.IMPORTED / "other", copy_ms=3.0)
     as_gpu("W1", "Abacus 9000", "third", paths.IMPORTED / "third")
-    assert __main__.main(["models", "--train", "profiles"]) == 0
     path = paths.MODELS / "steps" / "t4.json"
-    assert str(path) in capsys.readouterr().out and json.loads(path.read_text())["source"] == "profiles"
+    assert str(path) in output_of("models", "--train", "profiles") and json.loads(path.read_text())["source"] == "profiles"
     model = StepModel.load(path)
     assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
     assert set(model.learners) == set(step_learners.NAMES) and model.costs["h2d"].groups == 3
@@ -263,13 +260,11 @@ def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_u
     assert copy.source == "profiles of t4"
 
 
-def test_too_few_profiles_are_one_line(home, capsys):
-    assert __main__.main(["models", "--train", "profiles"]) == 2
-    assert "none was collected" in capsys.readouterr().err
+def test_too_few_profiles_are_one_line(home):
+    words = "models", "--train", "profiles"
+    assert "none was collected" in refusal(*words)
     as_gpu("W1")
-    assert __main__.main(["models", "--train", "profiles"]) == 2
-    error = capsys.readouterr().err
-    assert "three architectures or more, there are: simple_cnn" in error and error.count("\n") == 1
+    assert "three architectures or more, there are: simple_cnn" in refusal(*words)
 
 
 def test_runs_that_are_not_of_the_plain_loop_teach_nothing():
@@ -300,9 +295,8 @@ def test_a_damaged_file_is_one_line(place, value, tmp_path):
     reduce(getitem, above, content)[last] = value
     for text in (json.dumps(content), "{", "null"):
         path.write_text(text)
-        with pytest.raises(InputError) as error:
+        with refused(str(path)):
             StepModel.load(path)
-        assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
 def test_without_any_costs_of_a_cpu_the_reason_is_named(home, monkeypatch, cpu, w1):

@@ -133,9 +133,8 @@ def test_weights_are_read_back_as_data_and_foreign_files_are_not(tmp_path):
     other = task(model="resnet18_2d").model()
     (tmp_path / "evil.pt").write_bytes(pickle.dumps(Evil()))
     for name, words in (("evil", "holds no tensors"), ("best", "holds no weights of this model")):
-        with refused(words) as error:
+        with refused(words):
             weights.load_model(other, tmp_path / f"{name}.pt")
-        assert "\n" not in str(error.value)
     assert not (tmp_path / "owned").exists(), "a file is never code"
 
 

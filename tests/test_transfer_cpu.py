@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import machines
-from lib import __main__, locks, paths, store
+from lib import locks, paths, store
 from lib.config.definitions import JobClass
 from lib.config.notebooks import FinetuneParams
 from lib.measure import load, machine
 from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
-from lib.predict.advice import advise, advise_text
-from lib.predict.advice.query import Query
+from lib.predict.advice import advise_text
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.networks.composition import Composition
 from lib.predict.operators.cost_model import CostModel
@@ -29,7 +28,7 @@ from lib.studies.finetune import study as finetune_study
 from lib.studies.scheduler_eval import scenario
 from lib.tables import columns
 from lib.work import networks
-from tests import refused
+from tests import advice_on, called, refused
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +83,7 @@ def _save_ceilings(peak_gflops=100.0, peak_gbps=10.0, touch_us=2.0, core_us=0.0,
 
 def _cpu_and_without_ceilings():
     """Return what is advised of this machine's CPU, and whether it would be scaled by ceilings if there were any."""
-    row = advise.advise(Query("simple_cnn", 4, "3x28x28"), ["cpu"], crossovers=False).table.iloc[0]
+    row = advice_on("cpu", "simple_cnn", 4, "3x28x28").table.iloc[0]
     return row, registry.predictor("cpu", "fp32").is_unscaled
 
 
@@ -154,28 +153,27 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
 
 
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
-def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch, capsys):
+def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
     looks = []
     monkeypatch.setattr(transfer_cpu, "measure_ceilings", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
     for device, number, busy in (("cpu --no-look", 0, False), ("t4", 0, False), ("cpu", 1, True), ("cpu", 2, False),
                                  ("cpu", 2, False)):
         before = len(looks)
-        assert __main__.main(f"{verb} --device {device} --json".split()) == 0 and len(looks) == number
-        shown = capsys.readouterr()
-        assert ("measuring its ceilings first" in shown.err) == (number > before)
-        assert ("zero-shot from cpu-" in shown.out) == ("cpu" in device)
+        status, out, error = called(*f"{verb} --device {device} --json".split())
+        assert (status, len(looks)) == (0, number)
+        assert ("measuring its ceilings first" in error) == (number > before)
+        assert ("zero-shot from cpu-" in out) == ("cpu" in device)
         if verb.startswith("advise "):
-            assert (", scaled by ceilings measured here" in shown.out) == (number > 0 and not busy)
-            assert ("not scaled: busy here" in shown.out) == ("the ceilings measured here are unusable" in shown.out) == busy
+            assert (", scaled by ceilings measured here" in out) == (number > 0 and not busy)
+            assert ("not scaled: busy here" in out) == ("the ceilings measured here are unusable" in out) == busy
 
 
-def test_an_answer_does_not_wait_for_another_measurement(home, capsys):
+def test_an_answer_does_not_wait_for_another_measurement(home):
     with locks.device("cpu"):
-        assert __main__.main("advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split()) == 0
-    shown = capsys.readouterr()
-    assert "not scaled to this machine: device cpu is being measured by another process" in shown.err
-    assert json.loads(shown.out)[0]["device"] == "cpu"
+        status, out, error = called(*"advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split())
+    assert status == 0 and "not scaled to this machine: device cpu is being measured by another process" in error
+    assert json.loads(out)[0]["device"] == "cpu"
 
 
 def test_the_nearest_of_several_reference_machines_by_ceilings(reference):
@@ -302,7 +300,7 @@ def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, fr
 
 
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
-    advice, of_gpu = (advise.advise(Query("simple_cnn", 1, "3x28x28"), [device]) for device in ("cpu", "t4"))
+    advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)

@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 from torch import nn
 
-from lib.cli.main import main
-from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import held_out as held_out_rows
 from lib.predict import registry
@@ -21,6 +19,7 @@ from lib.predict.trust import errors, quote
 from lib.studies.cost_model import tables
 from lib.work import networks
 from lib.work.networks import Network
+from tests import output_of, refusal, refused
 from tests.test_cards import EAGER, answered
 
 CPU = "amd-epyc-2c-ea2da3d4"
@@ -150,7 +149,7 @@ def test_the_interval_of_an_answer_is_that_of_its_kind():
 def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         list(errors.of_final_set() if "final" in name else errors.of_card(card_model.of_device("rtx-4090", SHIPPED)))
 
 
@@ -250,15 +249,12 @@ def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     assert graded.loc["a whole training step on a measured CPU", "mean error %"] == pytest.approx(expected)
 
 
-def test_the_verb_prints_the_errors_and_trains_nothing_beside(capsys):
-    assert main(["models", "--errors", "--all"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_the_verb_prints_the_errors_and_trains_nothing_beside():
+    lines = output_of("models", "--errors", "--all").splitlines()
     assert lines[0].split()[:4] == ["device", "what", "kind", "mode"] and len(lines) > 40
-    assert main(["models", "--errors"]) == 0
-    short = capsys.readouterr().out
+    short = output_of("models", "--errors")
     assert len(short.splitlines()) == 2 + len(errors.QUESTIONS) and "NaN" not in short
-    assert main(["models", "--errors", "--train", "cpu"]) == 2
-    assert "give one" in capsys.readouterr().err
+    assert "give one" in refusal("models", "--errors", "--train", "cpu")
 
 
 def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path, monkeypatch):

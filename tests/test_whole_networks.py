@@ -2,9 +2,9 @@
 
 import pytest
 
-from lib import __main__, paths, store
+from lib import paths, store
 from lib.measure.published import whole_networks
-from tests.test_published import refused
+from tests import output_of, refused
 
 NAME, TRAINING = "benchmark-infer-amp-nhwc-pt240-cu124-rtx4090-dynamo.csv", "benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv"
 HEADER = ("model,module,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,"
@@ -31,10 +31,9 @@ def test_a_file_is_read_with_what_its_name_says(folder):
     assert (train["device"], train["mode"], train["torch"], train["latency_ms"]) == ("rtx-3090", "train", "1.12", 500.0)
 
 
-def test_a_folder_becomes_a_table_a_device_and_a_second_import_replaces_the_first(folder, home, capsys):
+def test_a_folder_becomes_a_table_a_device_and_a_second_import_replaces_the_first(folder, home):
     for _ in range(2):
-        assert __main__.main(["import", "timm", str(folder)]) == 0
-    assert "rtx-4090: 2 rows in" in capsys.readouterr().out
+        assert "rtx-4090: 2 rows in" in output_of("import", "timm", folder)
     path = paths.IMPORTED / "rtx-4090" / "whole_networks" / "timm" / "whole_networks.parquet"
     assert len(store.read(path, "whole_networks")) == 2
 

@@ -12,10 +12,9 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
-from lib.__main__ import main
 from lib.errors import InputError
 from lib.measure.worker import Service, Worker, WorkerLostError, call
-from tests import refused
+from tests import refusal, refused
 from tests.agents import until
 
 pytestmark = pytest.mark.slow
@@ -135,10 +134,9 @@ def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
     until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
 
 
-def test_no_folder_for_temporary_files_is_one_line_and_no_worker(home, monkeypatch, capsys):
+def test_no_folder_for_temporary_files_is_one_line_and_no_worker(home, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", None)
         patch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(home / "nowhere")])
-        assert main(["contention", "--workloads", "W1", "--slots", "2"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and line.endswith("name a folder that can be written in TMPDIR")
+        line = refusal("contention", "--workloads", "W1", "--slots", "2")
+    assert line.endswith("name a folder that can be written in TMPDIR\n")

@@ -6,17 +6,16 @@ import pytest
 
 from lib import locks, store
 from lib.config.notebooks import MachineParams, SweepParams
-from lib.errors import InputError
 from lib.measure import ceilings
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.operators import sweep
-from tests import writers
+from tests import nightly, refused, writers
 from tests.conftest import full_disk
 
 
 @pytest.mark.parametrize(("rounds", "kills"), [pytest.param(1, 1, marks=pytest.mark.slow),
-                                               pytest.param(6, 20, marks=pytest.mark.nightly)])
+                                               nightly(6, 20)])
 def test_several_writers_and_kills_at_a_start_lose_nothing(rounds, kills):
     result = writers.run("sweep", "matrix", "networks", "--rounds", rounds, "--kills", kills, "--writers", 4, 8, 2)
     assert [(name, one["wrong"], one["lost"]) for name, one in result.items()] == [
@@ -61,7 +60,7 @@ def _ceilings(home):
                          ids=["plan", "visits", "ceilings"])
 def test_a_full_disk_is_one_line_and_leaves_nothing_half(home, write):
     store.git_state()
-    with full_disk(40), pytest.raises(InputError, match=r"cannot be written \((File too large|short write)"):
+    with full_disk(40), refused(r"cannot be written \((File too large|short write)"):
         write(home)
     assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size == 40], "half there"
     write(home)

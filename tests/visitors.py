@@ -11,9 +11,9 @@ from lib.work.graph import spaces
 SWEEPS = spaces.load_sweeps()
 
 
-def draw_small(patch, height=range(8, 14), padding=(0, 2), **grid):
+def draw_small(patch, padding=(0, 2), **grid):
     """Have sweeps draw small points alone, or those of a grid ``pools``, of which those with a padding of 2 are invalid."""
-    axes = {"kind": ["max"], "batch": [1], "in_channels": [2], "height": list(height), "width": "height", "kernel_h": [2],
+    axes = {"kind": ["max"], "batch": [1], "in_channels": [2], "height": list(range(8, 14)), "width": "height", "kernel_h": [2],
             "kernel_w": [2], "stride_h": [2], "stride_w": [2], "padding_h": list(padding), "padding_w": [0]}
     small = spaces.Limits(most_flops=1e6, most_bytes=1e6)
     limited = SWEEPS.model_copy(update={"limits": spaces.DeviceLimits(cpu=small, cuda=small, mps=small),

@@ -11,12 +11,12 @@ import json
 import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
+
+from tests import python
 
 FORK = multiprocessing.get_context("fork")
 END_S = 120.0  # a writer that takes longer than this hangs
@@ -79,9 +79,7 @@ def _round(scene, place, crews, kills_s):
 
 def run(*words):
     """Run this module in a process of its own with ``words``; return its summary, a scene each."""
-    command = [sys.executable, "-m", "tests.writers", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.stdout else {"": {"wrong": [done.stderr]}}
+    return json.loads(python("-m", "tests.writers", *words).stdout)
 
 
 def summary(scene, writers, rounds, kills):

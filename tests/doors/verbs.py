@@ -1,12 +1,11 @@
 """The door of the command line (``python -m lib VERB``): every verb with odd numbers, names, paths and files."""
 
 import contextlib
-import io
 from pathlib import Path
 from unittest import mock
 
 from lib import paths
-from lib.cli.main import main
+from tests import called
 from tests.conftest import home_paths
 from tests.doors import ANY, SAME, WRONG, Door, LetThroughError, pick
 
@@ -58,17 +57,6 @@ def _arguments(data):
     return SAME if good else WRONG, words.format(*names).split()
 
 
-def call(words):
-    """Run a command line in this process; return exit status, standard output and error."""
-    out, error = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-        try:
-            status = main(words)
-        except SystemExit as end:
-            status = int(end.code or 0)
-    return status, out.getvalue(), error.getvalue()
-
-
 def _attempt(data, folder):
     inner = folder / "inner"
     inner.mkdir()
@@ -77,7 +65,7 @@ def _attempt(data, folder):
     with contextlib.chdir(inner), mock.patch.multiple(paths, **home_paths(folder / "home")):
         kind, words = _arguments(data)
         before = {path: path.read_bytes() for path in inner.iterdir()}
-        status, out, error = call(words)
+        status, out, error = called(*words)
     shown = " ".join(words)[:300]
     if status not in (0, 2) or (kind == WRONG and status == 0) or (kind == SAME and status != 0):
         raise LetThroughError(f"{shown}: status {status}, {out[:200]!r}, {error[:300]!r}")
