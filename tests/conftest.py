@@ -129,7 +129,7 @@ def quiet(monkeypatch):
     """Skip the wait for a quiet machine: these tests look at what is written, not at how fast it was."""
     from lib.measure import load
 
-    monkeypatch.setattr(load, "wait_for_quiet", lambda threads, **_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(load, "wait_for_quiet", lambda *_, **__: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
 
 
 @pytest.fixture

@@ -113,14 +113,14 @@ def test_the_branch_is_taken_on_a_gpu_too_and_in_an_optimizers_step():
 @pytest.mark.slow
 def test_the_answer_says_which_branch_was_taken():
     out = output_of("advise", f"{__name__}:Branches", *"--input 8 --device t4 --batch-size 4 --explain".split())
-    assert "its control flow depends on values (test_branches.py, line 35): the branch of random inputs was taken" in out
+    assert "its control flow depends on values (test_branches.py, line 34): the branch of random inputs was taken" in out
     table = questions.answer([questions.Question(1, Query(f"{__name__}:Branches", 4, "8"), "t4")])
-    assert "values at test_branches.py, line 35 (those of random inputs)" in table["not_modelled"][0]
+    assert "values at test_branches.py, line 34 (those of random inputs)" in table["not_modelled"][0]
 
 
 @pytest.mark.parametrize(("kind", "words"), [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
-    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 91")])
+    (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 90")])
 @pytest.mark.slow
 def test_what_cannot_be_run_for_its_values_is_one_line(kind, words, monkeypatch):
     monkeypatch.setattr(values, "LONGEST_S", 0.6)
@@ -140,7 +140,7 @@ def test_a_run_for_values_leaves_no_trace():
     with ThreadPoolExecutor(4) as pool:
         several = list(pool.map(run, range(8)))
     assert several == [run(0)] * 8
-    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (54, 56, 58, 59))
+    assert several[0].places == tuple(f"test_branches.py, line {line}" for line in (53, 55, 57, 58))
     assert state() == before
 
 
