@@ -83,7 +83,7 @@ def add(verbs) -> None:
     verb = add_verb(verbs, _bundle, "bundle", "pack what was measured on this machine into one file")
     verb.add_argument("--out", type=new_file, help="the file to write (default: <machine>.zip)")
     add_flag(verb, "--with-host-name",
-                      "keep the host's name and the folders in paths (default: left out)")
+             "keep the host's name and the folders in paths (default: left out)")
 
     verb = add_verb(verbs, _import, "import", "import another machine's bundle, or published measurements")
     verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm"))

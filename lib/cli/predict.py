@@ -216,7 +216,7 @@ def _add_advise(verbs) -> None:
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     add_flag(verb, "--compile", "compiled by torch.compile (cards only)")
     add_flag(verb, "--explain",
-                      "print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
+             "print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     add_flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
     _add_devices(verb)
 
@@ -230,7 +230,7 @@ def _add_devices(verb) -> None:
     verb.add_argument("--no-ceilings", "--no-look", dest="no_ceilings", action="store_true",
                       help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
     add_flag(verb, "--json",
-                      "print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
+             "print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
 
 
 def _add_advise_operator(verbs) -> None:
@@ -257,10 +257,10 @@ def _add_models(verbs) -> None:
                            "ship")
     add_flag(verb, "--quick", "train less, in a fraction of the time")
     add_flag(verb, "--errors",
-                      "show instead how wrong they were on what was held out: a graded line for each question that people "
-                           "ask")
+             "show instead how wrong they were on what was held out: a graded line for each question that people "
+             "ask")
     add_flag(verb, "--all",
-                      "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
+             "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
 
 
 def _add_calibrate(verbs) -> None:
