@@ -201,7 +201,7 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     ((start_s, end_s),) = windows_s
     assert run["power_w"] == pytest.approx(meter.power_w((start_s + end_s) / 2), rel=0.01)
     assert run["image_j"] * run["images_processed"] == pytest.approx(run["power_w"] * run["elapsed_sec"], rel=0.01)
-    assert run["measured_iters"] > 3, "lengthened where there is a meter"
+    assert run["elapsed_sec"] > 0.3, "lengthened where there is a meter"
     assert 30 < run["idle_w"] < run["power_w"]
     assert run["energy_method"] == "ramp integration"
     assert len(rows) >= 3, "steps of ten samples and more have their own energy"
