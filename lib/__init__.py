@@ -1,6 +1,6 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library, the lowest package first. Each imports only from those listed before it.
+The map of the library, the lowest package first. Each imports only from those listed before it. The ground: the files of lib/.
 
     ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, steps, execution
     config     typed parameters of the notebooks, definitions in params/*.yaml
@@ -24,7 +24,7 @@ The map of the library, the lowest package first. Each imports only from those l
                  agents/ processes on machines         pages/ HTML
     studies    what one notebook needs besides; nothing else imports them: machine, profile, sweep, complexity, and
                  roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
-    cli        python -m lib <verb>: one file per package
+    cli        python -m lib <verb>: one file per group of verbs
 
     report     setup of notebooks, the runner, the page; stands on ground and config, used by dashboard, studies and cli
 

@@ -24,7 +24,7 @@ def rows_of(*layers, sample=PICTURE):
 
 def of_kind(terms, kind, values):
     """Return the values of a kind's rows."""
-    code = operator_kinds.KINDS.index(kind)
+    code = operator_kinds.KERNEL_KINDS.index(kind)
     return values[terms.edges[code]:terms.edges[code + 1]]
 
 

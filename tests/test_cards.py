@@ -14,7 +14,7 @@ from lib.predict.advice import suggestions
 from lib.predict.cards import card_errors, card_model, features, fitting, fusion, kernel_sum, learning, rows, whole_networks
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
-from lib.predict.cards.kernel_sum import Fitted
+from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.work.graph import capture
@@ -128,7 +128,7 @@ def synthetic(count, seed):
                               "read": sizes, "written": sizes, "read_elements": sizes / 2, "written_elements": sizes / 2,
                               "m": [4096, 0, 0], "n": [512, 0, 0], "k": [512, 0, 0]})
         frames.append(frame.reindex(columns=list(rows.COLUMNS)).fillna(0.0).astype(float).assign(
-            kind=pd.Categorical(["linear", "elementwise", "batch_norm"], rows.KINDS),
+            kind=pd.Categorical(["linear", "elementwise", "batch_norm"], rows.KERNEL_KINDS),
             stage=pd.Categorical(["always", "eager", "eager"], rows.STAGES)))
     return frames
 
@@ -154,7 +154,7 @@ def of_card(device, slower=0.0, count=70):
 
 def test_efficiencies_are_found_again_through_the_sum():
     true = weights(computing=0.8 * (np.array(features.COMPUTING) == "linear")[:, None] * kernel_sum.FIRST["computing"],
-                   moving=(np.array(features.KINDS) == "batch_norm")[:, None] * kernel_sum.FIRST["moving"] * 0.5)
+                   moving=(np.array(features.KERNEL_KINDS) == "batch_norm")[:, None] * kernel_sum.FIRST["moving"] * 0.5)
 
     def errors(more):
         cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40
@@ -169,8 +169,9 @@ def test_efficiencies_are_found_again_through_the_sum():
 def card():
     fast = kernel_sum.usual()
     fast[:-2] += 0.5
-    return CardModel("rtx-4090", {condition: Fitted(kernel_sum.usual() if condition == EAGER else fast, 0.2, SCORES, (16, 1024))
-                                 for condition in SEVERAL}, "timm", "Apache-2.0")
+    weights = {condition: kernel_sum.usual() if condition == EAGER else fast for condition in SEVERAL}
+    fitted = {condition: FittedWeights(weights[condition], 0.2, SCORES, (16, 1024)) for condition in SEVERAL}
+    return CardModel("rtx-4090", fitted, "timm", "Apache-2.0")
 
 
 def test_a_model_comes_back_from_its_file(card, tmp_path, table):

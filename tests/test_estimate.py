@@ -93,9 +93,9 @@ def networks_of(count=24, heaps=("kept", "default")):
     """Return networks whose operators run among others by FACTORS, with 0.2 ms a replayed MB and 0.4 a mapped one."""
     draw, rows = np.random.default_rng(0), []
     for number in range(count):
-        parts = {f"{kind}_ms": draw.lognormal(2, 1) for kind in composition.KINDS}
+        parts = {f"{kind}_ms": draw.lognormal(2, 1) for kind in composition.OPERATOR_KINDS}
         parts |= {"replayed_mb": draw.uniform(0, 300), "mapped_mb": draw.uniform(0, 300)}
-        sum_ms = sum(0.9 * FACTORS.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in composition.KINDS)
+        sum_ms = sum(0.9 * FACTORS.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in composition.OPERATOR_KINDS)
         for heap in heaps:
             fresh_ms = (0.2 * parts["replayed_mb"] + 0.4 * parts["mapped_mb"]) * (heap == "default")
             rows.append({"network": f"net{number}", "family": f"family{number % 8}", "memory": heap, **parts,
@@ -107,7 +107,7 @@ def test_efficiencies_are_learned_through_the_sums_of_networks():
     rows = networks_of()
     learned = fitting.fit(rows)
     common = learned.compositions["kept"].rates["sum_ms"]
-    for kind in composition.KINDS:
+    for kind in composition.OPERATOR_KINDS:
         assert common * learned.efficiencies[kind] == pytest.approx(0.9 * FACTORS.get(kind, 1.0), rel=0.1), kind
     rates = learned.compositions["default"].rates
     assert rates["fresh_mb"] == pytest.approx(0.2, rel=0.15)
@@ -143,7 +143,7 @@ def test_operators_are_told_apart_by_what_runs_them():
     assert kinds == {"conv_1x1": "conv2d", "conv": "conv2d", "conv_depthwise": "conv2d", "conv_grouped": "conv2d",
                      "elements": "activation", "pool": "pool2d", "batch_norm": "batch_norm"}
     parts = composition.parts_of(item, composition.predicted_operators(item, _Flat()))
-    assert sum(parts[f"{kind}_ms"] for kind in composition.KINDS) == item.calls
+    assert sum(parts[f"{kind}_ms"] for kind in composition.OPERATOR_KINDS) == item.calls
     assert item.flops > 0 and item.table["covered"].all()
 
 

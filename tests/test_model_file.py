@@ -10,7 +10,7 @@ import pytest
 from lib import paths
 from lib.errors import InputError
 from lib.predict import model_file, registry
-from lib.predict.operators.cost_model import LEARNED, CostModel
+from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
 from tests import advice_on, output_of, refused
 from tests.doors.definitions import at, changed
 from tests.doors.models import CONVOLUTION, FILES, GEMM, content, packed
@@ -131,7 +131,7 @@ def test_a_model_without_the_facts_that_predict_is_refused(fact, tmp_path):
 def test_what_was_learned_of_networks_is_saved_with_a_model(tmp_path):
     model = registry.load(CPU)
     again = CostModel.load(model.save(tmp_path / "again.json.gz"))
-    for name in LEARNED:  # another machine's kinds of operators run among others alike
+    for name in NETWORK_PARTS:  # another machine's kinds of operators run among others alike
         assert getattr(again, name) == getattr(model, name) == getattr(model.borrowed(), name) != {}
 
 

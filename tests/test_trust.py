@@ -152,7 +152,7 @@ def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     with refused(message):
-        list(errors.of_final_set() if "final" in name else errors.of_card(card_model.of_device("rtx-4090", SHIPPED)))
+        list(errors.of_final_set() if "final" in name else errors.scores_of_card(card_model.of_device("rtx-4090", SHIPPED)))
 
 
 def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
@@ -245,7 +245,7 @@ def test_each_question_that_people_ask_has_a_grade_by_its_mean_error(table):
     graded = errors.graded(table).set_index("answer to")
     assert list(graded.index) == list(errors.QUESTIONS) and (graded["n"] > 0).all()
     for line in graded.itertuples():
-        assert line.grade == next(letter for letter, most in errors.GRADES.items() if line[2] <= most)
+        assert line.grade == next(letter for letter, most in errors.ERROR_GRADES.items() if line[2] <= most)
     steps = of(table, what=errors.STEPS)
     expected = np.average(steps["mape_pct"], weights=steps["n"])
     assert graded.loc["a whole training step on a measured CPU", "mean error %"] == pytest.approx(expected)

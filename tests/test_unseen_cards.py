@@ -102,14 +102,14 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
 @pytest.mark.parametrize(("device", "wider"), [("rtx-5090", 1), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
     shared = card_model.of_device(card_model.ANY)
-    for condition, fitted in card_model.of_card(device).conditions.items():
+    for condition, fitted in card_model.load_for(device).conditions.items():
         assert fitted.half == pytest.approx(wider * shared.conditions[condition].half)
 
 
 def test_a_card_without_matrix_units_is_left_to_its_kernels():
-    assert card_model.of_card("p4") is None
-    assert card_model.of_card("mi300x") is None
-    assert card_model.of_card("rtx-4090").siblings == (), "its own"
+    assert card_model.load_for("p4") is None
+    assert card_model.load_for("mi300x") is None
+    assert card_model.load_for("rtx-4090").siblings == (), "its own"
 
 
 def test_advise_answers_for_a_card_that_no_network_was_measured_on():
@@ -157,7 +157,7 @@ def captured_once():
 
 def benchmark(folder, device="a10", names=NETWORKS, torch="291"):
     """Write a file as timm writes it, of a card that takes 1.6 times as long as others say, but 100 ms for unknown networks."""
-    card, lines = card_model.of_card(device), []
+    card, lines = card_model.load_for(device), []
     for name in names:
         ms = 100.0
         if name in NETWORKS:
@@ -220,7 +220,7 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
     assert row["held_out"].startswith("no network was measured on it so; all networks on any-card, infer, compiled, amp_fp16")
     half = shared.conditions[whole_networks.condition_of(shared, "fp16", compiled=True)].half
     assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(half))
-    eager, own = answered("rtx-3090"), card_model.of_card("rtx-3090")
+    eager, own = answered("rtx-3090"), card_model.load_for("rtx-3090")
     assert eager["source"] == "learned from whole networks"
     assert row["predicted_ms"] < eager["predicted_ms"]
     with refused("rtx-3090 was not learned under compiled-amp_fp16-nhwc-2.9.1; there are: eager"):

@@ -200,7 +200,7 @@ class Predictor:
     @cached_property
     def card(self) -> CardModel | None:
         """Give the model of whole networks for this card, or None."""
-        return card_model.of_card(self.kind, self.shipped) if self.model.chip and not self.machine else None
+        return card_model.load_for(self.kind, self.shipped) if self.model.chip and not self.machine else None
 
     @cached_property
     def power(self) -> PowerModel | None:

@@ -17,7 +17,7 @@ from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.cost_model import LEARNED, CostModel
+from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
 from lib.predict.operators.validation import is_usable, matrices_of, shapes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
@@ -184,7 +184,7 @@ def _completed(model: CostModel, folder: Path, target: Target) -> CostModel:
     if not base.is_of(model.facts["hardware_id"], model.facts["threads"]):
         base = transfer_cpu.scaled(base, Host.of(model.facts))
     model.parts = {**base.parts, **model.parts}
-    for name in LEARNED:
+    for name in NETWORK_PARTS:
         setattr(model, name, dict(getattr(base, name)))
     return model
 

@@ -18,7 +18,7 @@ from lib.predict.advice.suggestions import Change
 from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
-GRADES = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction its 90 % interval reaches at most
+CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
 _CHANGES, _SHORT = 3, 5  # changes and devices that are shown
 _WORTH = 1.02  # a smaller gain is no reason to change anything
@@ -54,7 +54,7 @@ def grade(row: Row) -> str:
     What was learned from other devices (zero-shot) or lies out of the training range is C at best.
     """
     reach = max(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"])
-    letter = next(letter for letter, most in GRADES.items() if reach <= most)
+    letter = next(letter for letter, most in CONFIDENCE_REACH.items() if reach <= most)
     return max(letter, "C") if row["out_of_range"] or row["source"].startswith("zero-shot") else letter
 
 
@@ -154,8 +154,8 @@ def text(advice: Advice) -> str:
     if len(advice.crossovers) > 1:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():
-        lines.append("outside: more than a twentieth of the time lies out of the training range of the device's model; its "
-                     "interval is widened, not proven")
+        lines.append("outside: over 5 % of the time is of operators out of the training range, the batch size was not trained, "
+                     "or the model is another machine's; the interval is widened, not proven")
     lines += [*_notes(advice), *_step_notes(advice)]
     if advice.table["energy_j"].notna().any():
         lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "

@@ -246,7 +246,7 @@ class Answer:
     def _in_fp32(self) -> Work:
         return self.captured.in_fp32().scaled(self.work.batch_size)
 
-    def gain(self, dtype: str, layout: str) -> gains.Answer:
+    def gain(self, dtype: str, layout: str) -> gains.GainAnswer:
         """Return the gain of an element type and layout over fp32 in the default layout on this CPU."""
         return gains.answer(self._in_fp32, self.predictor.model, dtype, layout)
 

@@ -98,7 +98,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     The interval is that of families left out in turn. Raises InputError for a card of which nothing is known, for fewer than
     LEAST networks, for networks of one family alone, and where their errors are larger afterwards.
     """
-    start = card_model.of_card(device, shipped=True)
+    start = card_model.load_for(device, shipped=True)
     if start is None:
         raise InputError(f"{device} is no card that starts from others: no entry of params/devices.yaml with matrix units "
                          "and a rate in fp16")

@@ -8,7 +8,7 @@ from lib import paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict.cards.features import Condition, sustained
-from lib.predict.cards.kernel_sum import Fitted
+from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.model_file import Device, Format, Saved, Unsaved, keyed
 from lib.predict.operators.chip import Chip
 
@@ -29,7 +29,7 @@ class CardModel(Saved):
     """
 
     device: Device
-    conditions: keyed(Condition, Fitted)
+    conditions: keyed(Condition, FittedWeights)
     source: str
     licence: str
     siblings: tuple[str, ...] = ()
@@ -78,10 +78,10 @@ def folder() -> Path:
     return paths.MODELS / "composed"
 
 
-def of_card(device: str, shipped: bool = False) -> CardModel | None:
+def load_for(device: str, shipped: bool = False) -> CardModel | None:
     """Return the model of whole networks of a card, see above; None where nothing is known of its like.
 
-    Under conditions that it was not measured under others answer for it, too. ``shipped``: none that was calibrated here.
+    For a condition in which this card was not measured, the shared model answers. ``shipped``: ignore what was calibrated here.
     Raises InputError for a damaged file.
     """
     card = (None if shipped else of_device(device, folder())) or of_device(device)

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from lib.config.definitions import VendorDevice
-from lib.predict.cards.operator_kinds import COMPUTING, KINDS
+from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.cards.rows import BATCH
 from lib.predict.operators.chip import Chip
 
@@ -82,7 +82,7 @@ class Condition:
 class Terms:
     """Rows of several networks, sorted by kind: ``network`` of each, calls, ideal times in ms, and features.
 
-    ``edges`` are where each kind of KINDS begins and the last ends; those that compute come first.
+    ``edges`` are where each kind of KERNEL_KINDS begins and the last ends; those that compute come first.
     """
 
     networks: int
@@ -107,7 +107,7 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
     """
     v = table.assign(times=batch / BATCH, network=network)
     v = v[v.stage.isin(_STAGES[condition.way])].sort_values("kind", kind="stable", ignore_index=True)
-    edges = tuple(map(int, np.searchsorted(v.kind.cat.codes, np.arange(len(KINDS) + 1))))
+    edges = tuple(map(int, np.searchsorted(v.kind.cat.codes, np.arange(len(KERNEL_KINDS) + 1))))
     first = edges[len(COMPUTING)]
     v.kind = v.kind.astype(str)
     grown = np.where(v.scales > 0, v.times, 1.0)

@@ -45,7 +45,7 @@ def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
 def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
     """Return a row a fused kernel, with the bytes and elements that it must read and write.
 
-    It writes what others read, once in each width that they read, and what nobody reads.
+    A kernel writes tensors that other kernels read (once per element width), and tensors that nobody reads.
     """
     readers: dict[int, set[int]] = defaultdict(set)
     for number, node in enumerate(nodes):

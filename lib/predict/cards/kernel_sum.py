@@ -15,11 +15,11 @@ import torch
 from pydantic import Field
 
 from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
-from lib.predict.cards.operator_kinds import COMPUTING, KINDS
+from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
 from lib.predict.networks.sums import interval
 
-SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KINDS), len(MOVING_FEATURES)),
+SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KERNEL_KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may be higher, and caches faster than memory
@@ -74,7 +74,7 @@ def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedWeights:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
 
     Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others. ``scored``:

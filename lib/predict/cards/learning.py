@@ -15,7 +15,7 @@ from lib.predict.cards import card_errors, card_model, features, fitting, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
 from lib.predict.cards.fitting import Cases, Weigh
-from lib.predict.cards.kernel_sum import Fitted
+from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.validation import half_interval
@@ -110,11 +110,11 @@ def fit(parts: list[Cases]) -> Weigh:
     return lambda part: fitting.weights_of(fitted, part.levels)
 
 
-def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> Fitted:
+def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> FittedWeights:
     """Return weights with their interval, and what predicted networks whose families were left out say of them."""
     scores = score(np.exp(predicted["log_ms"]), np.exp(predicted["log_predicted"]), interval=False)
     batches = predicted["batch_size"]
-    return Fitted(weights, half, {**scores, "families": predicted["module"].nunique()},
+    return FittedWeights(weights, half, {**scores, "families": predicted["module"].nunique()},
                   (int(batches.min()), int(batches.max())), basis)
 
 
@@ -123,7 +123,7 @@ def error(predicted: pd.DataFrame) -> np.ndarray:
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
 
 
-def of_card(device: str, parts: list[Cases], predicted: pd.DataFrame) -> CardModel:
+def fit_card(device: str, parts: list[Cases], predicted: pd.DataFrame) -> CardModel:
     """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
     weights, fitted = fit(parts), {}
     for part in parts:
@@ -186,7 +186,7 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
     tables_of = []
     for device, parts in cards.items():
         predicted = left_out(parts, fit)
-        path = of_card(device, parts, predicted).save(card_model.FOLDER / f"{device}.json")
+        path = fit_card(device, parts, predicted).save(card_model.FOLDER / f"{device}.json")
         tables_of.append(card_errors.table(predicted))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

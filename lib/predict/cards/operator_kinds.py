@@ -11,7 +11,7 @@ COMPUTING = ("conv_1x1", "conv", "conv_grouped", "conv_depthwise", "stem", "line
 MOVING = ("batch_norm", "layer_norm", "group_norm", "softmax", "relu", "activation", "elementwise", "copy", "index", "cat",
           "pool", "resample", "reduction", "cast", "other")
 FUSED = ("fused_norm", "fused_reduction", "fused_index", "fused")
-KINDS = (*COMPUTING, *MOVING, *FUSED, "update")
+KERNEL_KINDS = (*COMPUTING, *MOVING, *FUSED, "update")
 ALWAYS = (*COMPUTING, "pool", "resample", "other")  # kernels of their own, compiled or not
 FUSING = frozenset(MOVING) - frozenset(ALWAYS)  # what a compiler makes one kernel of, neighbour by neighbour
 GEMM = ("gemms", "m", "n", "k", "width_in", "width_out", "groups", "window", "stride", "side")
@@ -40,7 +40,7 @@ _HAS_NHWC = "upsample_bilinear2d"
 
 
 def kind_of(op: Op) -> str:
-    """Return the kind (of KINDS) of a captured operator that is no view."""
+    """Return the kind (of KERNEL_KINDS) of a captured operator that is no view."""
     name = op.short
     if name == "convolution":
         data, weight, groups = op.args[0], op.args[1], op.args[8]

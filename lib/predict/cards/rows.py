@@ -13,7 +13,17 @@ from torch import nn
 
 from lib.errors import InputError
 from lib.predict.cards import fusion
-from lib.predict.cards.operator_kinds import ALWAYS, CONVOLVING, GEMM, KINDS, LAYOUT_KEPT, gemm, is_dense, kind_of, serial
+from lib.predict.cards.operator_kinds import (
+    ALWAYS,
+    CONVOLVING,
+    GEMM,
+    KERNEL_KINDS,
+    LAYOUT_KEPT,
+    gemm,
+    is_dense,
+    kind_of,
+    serial,
+)
 from lib.progress import track
 from lib.work.graph import capture, counts
 from lib.work.graph.ops import Graph, Op, TensorSpec
@@ -164,7 +174,8 @@ def _table(rows: list[Row]) -> pd.DataFrame:
     names = ["kind", "stage", *SIZES]
     table = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(SIZES, float)).fillna(0.0)
     table = table.groupby(names, sort=False, as_index=False).size().rename(columns={"size": "calls"})
-    return table.astype({"kind": pd.CategoricalDtype(KINDS), "stage": pd.CategoricalDtype(STAGES), "calls": float})[[*COLUMNS]]
+    types = {"kind": pd.CategoricalDtype(KERNEL_KINDS), "stage": pd.CategoricalDtype(STAGES), "calls": float}
+    return table.astype(types)[[*COLUMNS]]
 
 
 def parameters(table: pd.DataFrame) -> float:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 CNN, TRANSFORMER, HYBRID, OTHER = "CNN", "transformer", "hybrid", "other"
-KINDS = (CNN, TRANSFORMER, HYBRID, OTHER)
+NETWORK_KINDS = (CNN, TRANSFORMER, HYBRID, OTHER)
 _ATTENDS = ("attention", "bmm")  # products of two activations; weights are multiplied by linear and matmul
 
 
@@ -12,9 +12,9 @@ def _kind(convolves: bool, attends: bool) -> str:
 
 
 def of_work(table: pd.DataFrame) -> str:
-    """Return the kind (of KINDS) of a network from its operators (``Work.table``).
+    """Return the kind (of NETWORK_KINDS) of a network from its operators (``Work.table``).
 
-    Windows as wide as their stride cut a picture into patches, one pixel mixes channels alone: neither convolves.
+    A convolution counts only if its window is wider than its stride: patch embeddings and 1x1 convolutions do not count.
     """
     wider = sum((table[f"kernel_{axis}"].astype(float) > table[f"stride_{axis}"].astype(float)).astype(int)
                 for axis in "dhw" if f"kernel_{axis}" in table)

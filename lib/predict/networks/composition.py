@@ -18,9 +18,9 @@ from lib.predict.operators.cost_model import CostModel
 
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
-KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
-MAPPED = "mapped"  # an efficiency beside those of KINDS: cost of a mapped MB over a replayed MB
-PARTS = (*(f"{kind}_ms" for kind in KINDS), "replayed_mb", "mapped_mb")
+OPERATOR_KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
+MAPPED = "mapped"  # an efficiency beside those of OPERATOR_KINDS: cost of a mapped MB over a replayed MB
+PARTS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # by family; all other families copy or reduce
@@ -126,7 +126,7 @@ def lookup(table: pd.DataFrame) -> dict[tuple, float]:
 
 
 def kinds_of(operators: pd.DataFrame) -> np.ndarray:
-    """Return the kind (of KINDS) of each operator, rows of a ``sweep`` table."""
+    """Return the kind (of OPERATOR_KINDS) of each operator, rows of a ``sweep`` table."""
     names = operators["op"].tolist()
     kinds, convolves = np.array([_KIND.get(name, "copies") for name in names], object), np.isin(names, ("conv2d", "conv3d"))
     if convolves.any():  # in numpy: it is asked for in every question of a table
@@ -141,7 +141,7 @@ def kinds_of(operators: pd.DataFrame) -> np.ndarray:
 def kinds_ms(operators: pd.DataFrame) -> dict[str, float]:
     """Return the ms of each kind of predicted operators."""
     kinds, cost_ms = kinds_of(operators), operators["cost_ms"].to_numpy()
-    return {kind: float(cost_ms[kinds == kind].sum()) for kind in KINDS}
+    return {kind: float(cost_ms[kinds == kind].sum()) for kind in OPERATOR_KINDS}
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
@@ -155,7 +155,7 @@ def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
 
     A kind without an efficiency has 1; mapped memory without one is already part of the replayed memory.
     """
-    kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in KINDS}
+    kinds_ms = {kind: efficiencies.get(kind, 1.0) * parts[f"{kind}_ms"] for kind in OPERATOR_KINDS}
     sum_ms = sum(kinds_ms[kind] for kind in COMPUTING)
     return {"sum_ms": sum_ms, "moved_ms": sum(kinds_ms.values()) - sum_ms,
             "fresh_mb": parts["replayed_mb"] + efficiencies.get(MAPPED, 0.0) * parts["mapped_mb"]}

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.networks.allocator import HEAPS
-from lib.predict.networks.composition import KINDS, MAPPED, PARTS, Composition, Terms, terms
+from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, PARTS, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
@@ -20,7 +20,8 @@ WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
 _USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured
 # Spreads of logs: of a kind's factor about the common one (one is chosen by families left out), of the common one, of the
 # page-fault costs of replayed and mapped memory, and of networks about their sums.
-_SUMS = sums(len(KINDS), (0.05, 0.1, 0.2), 0.3, (1.0, 1.0), 0.07, np.array([*[1.0] * len(KINDS), _USUAL_MS, _USUAL_MS]))
+_USUAL = np.array([*[1.0] * len(OPERATOR_KINDS), _USUAL_MS, _USUAL_MS])
+_SUMS = sums(len(OPERATOR_KINDS), (0.05, 0.1, 0.2), 0.3, (1.0, 1.0), 0.07, _USUAL)
 
 
 def enough(table: pd.DataFrame, key: str, without: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -36,7 +37,7 @@ def enough(table: pd.DataFrame, key: str, without: str) -> Iterator[tuple[str, p
 
 @dataclass(frozen=True)
 class Learned:
-    """Efficiencies of KINDS and of MAPPED memory for one mode, and a composition for each heap."""
+    """Efficiencies of OPERATOR_KINDS and of MAPPED memory for one mode, and a composition for each heap."""
 
     efficiencies: Mapping[str, float]
     compositions: Mapping[str, Composition]
@@ -76,4 +77,4 @@ def fit(rows: pd.DataFrame) -> Learned:
         of_heap = {"scores": score(*times)} if interval_of == heap else {"interval_of": interval_of}
         heaps[heap] = Composition(rates, half_interval(np.log(times[0] / times[1])), int(rows["network"][measured].nunique()),
                                   **of_heap)
-    return Learned({**dict(zip(KINDS, kinds, strict=True)), MAPPED: mapped}, heaps)
+    return Learned({**dict(zip(OPERATOR_KINDS, kinds, strict=True)), MAPPED: mapped}, heaps)

@@ -18,18 +18,18 @@ from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
 from lib.predict.networks import composition, fitting
-from lib.predict.networks.composition import KINDS, Composition
+from lib.predict.networks.composition import OPERATOR_KINDS, Composition
 from lib.predict.networks.sums import folds, interval, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 
 FOLDER = paths.REFERENCE / "models" / "gains"
 RETRAIN = "train it again with: python -m lib models --train gains"
-TERMS = (*KINDS, "weights", "calls")
+TERMS = (*OPERATOR_KINDS, "weights", "calls")
 _WEIGHT_MS, _CALL_MS = 0.15, 0.004  # what a MB of weights and a call more are expected to cost
 # Spreads of logs: of a kind's factor about that of all (one is chosen by families left out), of the latter, of what weights and
 # calls cost, and of networks about their sums.
-_SUMS = sums(len(KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
+_SUMS = sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def shipped() -> Gains:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GainAnswer:
     """By how many times a network is predicted to be faster, at least and at most in 90 % of cases, and the evidence."""
 
     gain: float
@@ -119,7 +119,7 @@ def serves(dtype: str) -> bool:
     return computed_so and any(way.dtype == dtype for way in known.ways)
 
 
-def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer:
+def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAnswer:
     """Predict the gain of an element type and layout for the work of a network in fp32 as it is laid out by default.
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
@@ -139,4 +139,4 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> Answer
                 f"from {gain.networks} networks that ran both ways on {known.machine} with "
                 f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
                 f"{scores['constant_mape']:.0f} %), and {scores['sign_large']:.0f} % of gains above 5 % have the right sign")
-    return Answer(*times, evidence)
+    return GainAnswer(*times, evidence)

@@ -37,11 +37,11 @@ ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relati
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 _GRADIENTS = "its forward kernels"  # part and origin of backward passes of convolutions that no part answers for
-LEARNED = ("compositions", "efficiencies", "resident")  # of whole networks
+NETWORK_PARTS = ("compositions", "efficiencies", "resident")  # of whole networks
 RETRAIN = ("train it again with: python -m lib models --train cpu, neusight, aiconfigurator or power; a calibrated one with: "
            "python -m lib calibrate")
 
-Answer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
+PartAnswer = list[np.ndarray]  # ms, half intervals in log time, out of range, origins; n each
 
 
 class Facts(TypedDict, total=False):
@@ -62,7 +62,7 @@ class Facts(TypedDict, total=False):
     sweeps: list[Below]
 
 
-class Fitted(TypedDict):
+class FittedSum(TypedDict):
     """What a network adds to its operators, or what it takes of resident memory."""
 
     __pydantic_config__ = ENTRY
@@ -86,9 +86,9 @@ class CostModel(Saved):
     facts: Facts
     parts: Annotated[dict[str, Part], Field(min_length=1)] = field(default_factory=dict)
     chip: Chip | None = None
-    compositions: dict[str, Fitted] = field(default_factory=dict)
+    compositions: dict[str, FittedSum] = field(default_factory=dict)
     efficiencies: dict[str, dict[str, Positive]] = field(default_factory=dict)
-    resident: dict[str, Fitted] = field(default_factory=dict)
+    resident: dict[str, FittedSum] = field(default_factory=dict)
     scaling: Unsaved = None
 
     FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
@@ -123,7 +123,7 @@ class CostModel(Saved):
         """Return the name of the part that is of each row's group and pass."""
         return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
 
-    def _answers(self, row: Row, names: np.ndarray) -> Answer:
+    def _answers(self, row: Row, names: np.ndarray) -> PartAnswer:
         """Answer for columns of any parts, by their names."""
         if self.chip is not None:  # a GPU's model that has no part for backward kernels
             backward = np.char.endswith(names, "backward") & ~np.isin(names, list(self.parts)) & np.isin(row.op, CONVOLUTIONS)
@@ -136,7 +136,7 @@ class CostModel(Saved):
                 answer[places] = values
         return answers
 
-    def _of_gradients(self, row: Row) -> Answer:
+    def _of_gradients(self, row: Row) -> PartAnswer:
         """Answer for columns of convolutions' backward passes, from forward kernels."""
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
@@ -147,7 +147,7 @@ class CostModel(Saved):
             origin[places] = np.where(device == "", _GRADIENTS, device)
         return [predicted, weighed / predicted, np.ones(count, bool), origin]
 
-    def _answer(self, name: str, row: Row) -> Answer:
+    def _answer(self, name: str, row: Row) -> PartAnswer:
         """Answer for rows of one part, all of one origin."""
         answering = self.answering(name)
         part = self.parts[answering]
@@ -191,8 +191,8 @@ class CostModel(Saved):
     def scaled(self, scaling: Scaling, of_gemms: Scaling, first_touch_ms_per_mb: float | None = None, **facts) -> "CostModel":
         """Return this model of a CPU for another one, see ``borrowed``; GEMMs and attention have a scaling of their own.
 
-        What fresh memory costs a network changes as its first touch does where that is known of both; it is that first touch
-        where it is known of the other alone; and changes as the bandwidth where neither is.
+        Page-fault cost scales with first-touch time if both CPUs measured it. If only the other CPU did, its first-touch time
+        is used. Otherwise the cost scales with bandwidth.
         """
         before = self.facts.get("first_touch_ms_per_mb")
 

@@ -74,7 +74,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
-GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
+ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
 
@@ -87,9 +87,10 @@ def table(reference: str = "") -> pd.DataFrame:
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    rows = chain(*map(of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE), of_final_set(),
-                 *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models), _of_power(), _of_steps(),
-                 _of_cards(cards, GAINS), _of_gains(), *(_of_labels(*machine) for machine in machines.items()))
+    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
+                 of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
+                 _of_power(), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
+                 *(_of_labels(*machine) for machine in machines.items()))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
@@ -99,7 +100,7 @@ def _scored(rows: pd.DataFrame, *more: str) -> list[Row]:
     return score_draws(rows, [*KEYS, *more]).to_dict("records")
 
 
-def of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
+def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
     """Yield the scores of a card model: families left out, all of them and by kind; ``only`` under one condition.
 
     A condition that a user's networks corrected has the scores of the model file alone.
@@ -289,7 +290,7 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
 def graded(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each of QUESTIONS from ``table``: typical (median) and mean error, how many ranges hold, n, the grade.
 
-    Errors in %, means over devices and conditions by their number of predictions. GRADES by the mean error.
+    Errors in %, means over devices and conditions by their number of predictions. ERROR_GRADES by the mean error.
     """
     condition = rows["condition"]
     flags = rows.assign(on_card=condition.str.contains(_CARD), compiled=condition.str.startswith("compiled"),
@@ -298,7 +299,7 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
     for question, chosen in QUESTIONS.items():
         part = flags.query(chosen)
         weighted = {name: _weighted(part[f"{name}_pct"], part["n"]) for name in ("median", "mape", "coverage")}
-        grade = next(letter for letter, most in GRADES.items() if not weighted["mape"] > most)
+        grade = next(letter for letter, most in ERROR_GRADES.items() if not weighted["mape"] > most)
         lines.append({"answer to": question, "typical error %": weighted["median"], "mean error %": weighted["mape"],
                       "inside the 90 % range, %": weighted["coverage"], "n": part["n"].sum(), "grade": grade})
     return pd.DataFrame(lines)

@@ -47,7 +47,7 @@ def _of_card(answer) -> Quote:
     about = "no network was measured on it so; " if fitted.basis == "others" else ""
     if fitted.corrected_since:
         about += f"corrected since by {fitted.corrected_since} of its networks; "
-    return _of_kind(errors.of_card(card, condition), answer.work, about)
+    return _of_kind(errors.scores_of_card(card, condition), answer.work, about)
 
 
 def _of_kind(rows: Iterable[Row], work: Work, about: str = "") -> Quote:

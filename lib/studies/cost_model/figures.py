@@ -37,7 +37,7 @@ def trust(rows: pd.DataFrame):
         part = part[part["case"].isin(order)]
         axis.scatter(part["mape_pct"], order.get_indexer(part["case"]), label=label if len(part) else None, zorder=3, **options)
 
-    for kind, mark, colour in zip(architectures.KINDS, "os^D", SERIES, strict=False):
+    for kind, mark, colour in zip(architectures.NETWORK_KINDS, "os^D", SERIES, strict=False):
         for many, face in ((False, "white"), (True, colour)):
             draw(networks[(networks["kind"] == kind) & ((networks["n"] >= _MANY) == many)], kind, marker=mark, s=34,
                  facecolors=face, edgecolors=colour)
