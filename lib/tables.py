@@ -112,15 +112,6 @@ cache                 warm|cold                 warm: buffers that were just use
 status                ok|skipped|failed         ok, or the reason why there is no time
 reason                text?                     error message; empty when the status is ok
 
-[*powered]
-latency_ms            float?                    one call, back to back
-flops                 float                     FLOPs from the shapes
-power_w               float?                    mean of the sensor while the calls repeat; empty: not measured
-limit_w               float?                    the card's power limit
-window                long|short                long: the calls ran long enough for the sensor's mean to be their power
-*status
-*ids
-
 [profile]
 run_id                text                      the run, also the start of the file's name
 workload_id           text                      id in params/workloads.yaml
@@ -314,26 +305,13 @@ gemm_m                int >= 1                  rows of the left matrix
 gemm_k                int >= 1                  columns of the left matrix, which are summed over
 gemm_n                int >= 1                  columns of the right matrix
 dtype                 text                      element type; other types keep their published name
-*powered
-
-[attention_power]
-*op
-phase                 prefill|decode            prefill: causal attention among all tokens; decode: one new token
-    attends to the cache
-batch                 int >= 1                  sequences
-heads                 int >= 1                  attention heads of the queries
-kv_heads              int >= 1                  heads of keys and values, each shared by heads / kv_heads of the
-    queries
-head_dim              int >= 1                  size of a head
-q_len                 int >= 1                  queries
-kv_len                int >= 1                  keys and values
-sliding_window        int                       tokens that a query sees at most; 0: all before it
-dtype                 text                      element type of the queries; other types keep their published name
-kv_dtype              text                      element type of the cache of keys and values, likewise
-kernel                text                      name of the kernel
-bytes                 float                     compulsory bytes: queries, output, and the keys and values that any
-    query sees
-*powered
+latency_ms            float?                    one call, back to back
+flops                 float                     FLOPs from the shapes
+power_w               float?                    mean of the sensor while the calls repeat; empty: not measured
+limit_w               float?                    the card's power limit
+window                long|short                long: the calls ran long enough for the sensor's mean to be their power
+*status
+*ids
 
 [points]
 label                 text                      the point's name for people

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,8 @@ from lib.predict.power.model import OPS, PowerModel
 from tests import advice_on, output_of, refused
 from tests.test_published import parquet
 
-FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS["power"]
+FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS
+ROOT = "aiconfigurator_core/systems/data"
 CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
@@ -28,6 +30,16 @@ def perf(folder, framework="vllm", version="0.22.0", **columns):
     parquet(folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet", **{
         "gemm_dtype": ["bfloat16", "bfloat16", "fp8_block"], "m": 64, "n": 128, "k": 256, "latency": [2.0, 0.019, 1.0],
         "power": [600.0, 130.0, 500.0], "power_limit": 700.0, **columns})
+
+
+def packed(folder, target, *others):
+    """Write a wheel of the folder's tables, and of other names."""
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in sorted(folder.rglob("*.parquet")):
+            archive.write(path, f"{ROOT}/{path.relative_to(folder)}")
+        for name in others:
+            archive.writestr(name, "x")
+    return target
 
 
 def gemms(count=1200, seed=0, shortest=8):
@@ -42,6 +54,36 @@ def gemms(count=1200, seed=0, shortest=8):
                          "latency_ms": latency_ms, "power_w": watts, "limit_w": 1000.0, "status": "ok", "reason": "",
                          "software_id": "made here", "window": np.where(latency_ms >= SHORT_MS, "long", "short"),
                          "hardware_id": "published:h200-sxm"})
+
+
+@pytest.mark.slow
+def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
+    data = tmp_path / "site" / ROOT
+    perf(data)
+    perf(data, "trtllm", "1.0.0", power=None, power_limit=None)
+    file = packed(data, tmp_path / "aiconfigurator_core-0.12.0.whl",
+                  f"{ROOT}/h200_sxm/gemm/../../evil_perf.parquet", f"{ROOT}/h200_sxm/notes.txt")
+    with aiconfigurator.data_folder(file) as folder:
+        of_wheel = aiconfigurator.gemm_power(folder)["h200-sxm"]
+        assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
+    assert not folder.exists()
+    for path in (file, tmp_path / "site", data):
+        text = output_of("import", "aiconfigurator", path)
+        imported = tmp_path / "imported/h200-sxm/power/aiconfigurator/power.parquet"
+        assert store.read(imported, "power").equals(of_wheel)
+    assert "h200-sxm: power of 3 GEMMs in" in text and "; 1 of them ran in windows too short for the sensor" in text
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("damaged.whl", "is no wheel or is damaged"), ("a.txt", "is neither a folder nor a wheel"),
+    ("other.whl", "holds no aiconfigurator_core/systems/data/")])
+def test_what_is_no_wheel_is_one_line(tmp_path, name, words):
+    for other in ("damaged.whl", "a.txt"):
+        (tmp_path / other).write_text("no archive")
+    packed(tmp_path / "nothing", tmp_path / "other.whl", "other/file.py")
+    with refused(words), aiconfigurator.data_folder(tmp_path / name):
+        pass
 
 
 def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):

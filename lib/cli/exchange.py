@@ -51,8 +51,8 @@ def _import(options: argparse.Namespace) -> None:
         from lib.measure.published import aiconfigurator
 
         written = aiconfigurator.bring_in(options.path)
-        for table, what in (("sweep", ""), ("power", "GEMMs"), ("attention_power", "attention kernels")):
-            _print(written[table], what)
+        _print(written["sweep"])
+        _print(written["power"], "GEMMs")
     elif options.kind == "timm":
         from lib.measure.published import whole_networks
 

@@ -22,7 +22,7 @@ from lib.tables import PARAMETERS, columns
 from lib.work.graph import counts
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-_FROM_NONE = ("Padding", "step", "window_size")  # what an original may count none of
+_FROM_NONE = ("Padding",)  # what an original may count none of
 _LATENCY_TYPES = {"external": "kernel", "internal": "end_to_end"}
 _LEAST_MS, _MOST_MS = 1e-6, 1e9  # of what can be a time: not a nanosecond, nor eleven days
 _MOST = 2**31 - 1  # of what an original counts
