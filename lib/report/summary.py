@@ -60,8 +60,12 @@ def fleet(scenario: str) -> str:
 
 
 def workload(run: str) -> str:
-    """Return a run such as W1_pathmnist_simple_cnn_cpu_fp32 as its workload, dataset and network."""
-    return run.replace("_cpu_fp32", "").replace("_", " ")
+    """Return a run such as W1_pathmnist_simple_cnn_cpu_fp32 as "W1 simple_cnn, pathmnist 28", and how it ran elsewhere."""
+    name, _, how = run.partition("_")
+    if (known := definitions.workloads().get(name)) is None:
+        return run
+    how = how.removeprefix(f"{known.dataset}_{known.model}").removesuffix("cpu_fp32").replace("_", " ").strip()
+    return f"{name} {known.model}, {known.dataset} {known.size}" + (f", {how}" if how else "")
 
 
 def _in_words(case: str) -> str:
@@ -72,7 +76,7 @@ def _in_words(case: str) -> str:
 def panels(numbers: Numbers) -> tuple[Panel, ...]:
     """Return the four answers: measured, explained, predicted, placed."""
     rates = {workload(name): value for name, value in series(numbers, " throughput")}
-    shares = dict(series(numbers, ": share of attainable performance"))
+    shares = {workload(name): value for name, value in series(numbers, ": share of attainable performance")}
     errors = {_in_words(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
