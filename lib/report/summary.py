@@ -83,9 +83,9 @@ def panels(numbers: Numbers) -> tuple[Panel, ...]:
     for mix, saved in series(numbers, ": could be saved"):
         placed |= {f"{fleet(mix)}: best single-type rule": 1 / (1 - saved / 100), f"{fleet(mix)}: hybrid": hybrid[mix]}
     return (Panel("Measured: training speed", "images/s, logarithmic", rates, ",.4g", logarithmic=True),
-            Panel("Explained: training speed over what the peak rates allow", "% of the roofline", shares, ".0f", 100.0),
+            Panel("Explained: share of the roofline", "% of what peak rates allow", shares, ".0f", 100.0),
             Panel("Predicted: mean error on unseen networks, this CPU", "% of the measured time", errors, ".1f"),
-            Panel("Placed: time until all jobs are done", "over the lower bound; 1: nothing is faster", placed, ".2f", 1.0))
+            Panel("Placed: time until all jobs are done", "time over lower bound; 1: optimal", placed, ".2f", 1.0))
 
 
 def description(numbers: Numbers) -> str:

@@ -22,8 +22,8 @@ CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many ti
 _TRUSTED = ("A", "B")
 _CHANGES, _SHORT = 3, 5  # changes and devices that are shown
 _WORTH = 1.02  # a smaller gain is no reason to change anything
-CONFIDENCE = ("Confidence: the 90 % interval reaches 1.25 (A), 1.5 (B), 2.5 (C) times the prediction or more (D); C at best "
-              "for what was learned from other devices or lies out of the training range.")
+CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
+              "a narrow range: learned from other devices, or out of the training range.")
 _EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
 NUMBER = "{:,.4g}".format
 _SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
