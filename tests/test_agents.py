@@ -584,7 +584,7 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
         config = SimpleNamespace(kind="finetune", config_json={}, config_hash=run_id)
         known.add(SimpleNamespace(id=run_id, config=config, only_agent_id=None, gpu_indices=[]))
         known.advise(run_id)
-    for seconds in (10, 25):
+    for seconds in (20, 25):  # the first: with the assumed time to start
         assert known.placement("second", "a/cpu")["predicted_s"] == seconds
         known.measure("first", "a/cpu", 25.0)
 

@@ -36,13 +36,20 @@ def router(operations: Operations) -> APIRouter:
     api = APIRouter(prefix="/api/v1", **PROTECTED)
 
     def add(method: str, path: str, endpoint: Callable[..., Any], shown: Any, status: int = 200) -> None:
-        api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]])
+        summary, _, more = getattr(endpoint, "func", endpoint).__doc__.partition("\n")
+        api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]],
+                          summary=summary, description=more)
 
     def added(table: type[db.Base], wanted: type[BaseModel]) -> Callable[..., Any]:
         def new(body: wanted):
             return operations.add(table, body.model_dump())
 
+        new.__doc__ = f"Add a row: {table.__doc__}"
         return new
+
+    def authenticated():
+        """Return that the token is right; without it no request gets here."""
+        return {"authenticated": True}
 
     run, config, gpu, agent = (OUT[table] for table in (db.Run, db.TrainConfig, db.Gpu, db.Agent))
     for name, (table, wanted) in _TABLES.items():
@@ -69,6 +76,6 @@ def router(operations: Operations) -> APIRouter:
     for word, table in (("logs", db.RunLog), ("metrics", db.RunMetric)):
         add("GET", f"/runs/{{run_id}}/{word}", partial(operations.outputs, table), list[OUT[table]])
     add("GET", "/schedule", operations.schedule, list[schemas.PlannedOut])
-    add("GET", "/auth", lambda: {"authenticated": True}, dict[str, bool])  # without the token no request gets here
+    add("GET", "/auth", authenticated, dict[str, bool])
     events.add_stream(api, "/runs/{run_id}/events", operations.database)
     return api

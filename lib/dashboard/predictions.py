@@ -22,7 +22,8 @@ from lib.schedule.runtime.journal import Spec
 _GUESS_S = 600.0
 _LAST = 9  # earlier runs that count
 _PATIENCE_S = 60.0
-_RATIO = "ratio"
+_START_S = 10.0  # of a fine-tune's worker until its first step, before any was measured here
+_LONG = 3  # times that: from then on a run tells how far its steps were mispredicted
 
 
 class Predictions:
@@ -32,8 +33,9 @@ class Predictions:
         self._runs: dict[str, db.Run] = {}
         self._places: dict[str, AgentSlot] = {}
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}
-        # seconds of runs that are alike, and measured over advised seconds (_RATIO), by processor and threads
+        # by processor and threads: seconds of runs that are alike; advised and measured seconds of fine-tunes
         self._latest: dict[tuple[str, tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
+        self._measured: dict[Any, deque[tuple[float, float]]] = defaultdict(partial(deque, maxlen=_LAST))
 
     def add(self, run: db.Run) -> None:
         """Take a waiting run."""
@@ -62,10 +64,13 @@ class Predictions:
             self._keep(run, place.device, seconds)
             advised_s = self._advised.get(run.config.config_hash, {}).get(place.device.model, (inf, ""))[0]
             if advised_s < inf:
-                self._of(_RATIO, place.device).append(seconds / advised_s)
+                self._corrections(place.device).append((advised_s, seconds))
 
     def _of(self, what: str, device: Device) -> deque[float]:
         return self._latest[what, device.processor, device.threads]
+
+    def _corrections(self, device: Device) -> deque[tuple[float, float]]:
+        return self._measured[device.processor, device.threads]
 
     def _keep(self, run: db.Run, device: Device, seconds: float) -> None:
         for alike in _alike(run):
@@ -119,16 +124,18 @@ class Predictions:
             return inf, "it may not run there"
         for alike, name in _alike(run).items():
             if times := self._of(alike, device):
-                return max(1e-3, median(times)), f"by {len(times)} earlier runs of this {name}"
+                return max(1e-3, median(times)), f"by {len(times)} earlier run{'s' * (len(times) > 1)} of this {name}"
         if run.config.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
             return budget
         advised_s, source = self._advised.get(run.config.config_hash, {}).get(device.model, (inf, "nothing was run like it"))
         if advised_s == inf:
             return _GUESS_S, f"a guess: {source}"
-        if ratios := self._of(_RATIO, device):
-            ratio = median(ratios)
-            return max(1e-3, ratio * advised_s), f"{source}, {ratio:,.3g} times as long by {len(ratios)} other fine-tunes there"
-        return max(1e-3, advised_s), source
+        pairs = self._corrections(device)
+        ratio = median([(s - _START_S) / advised for advised, s in pairs if advised >= _LONG * _START_S] or [1.0])
+        start_s = max(0.0, median([s - ratio * advised for advised, s in pairs] or [_START_S]))
+        words = f"{source}, {ratio:,.3g} times as long" if ratio != 1 else source
+        by = f"by {len(pairs)} other fine-tune{'s' * (len(pairs) > 1)} there" if pairs else "assumed"
+        return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}"
 
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""

@@ -27,7 +27,8 @@ from lib.errors import choices
 
 _MOST_ROWS, _MOST_CHOICES = 100, 500
 _PROJECT = "/web/projects/{project_id}"
-_TICKS, _PAST_S = 4, 3600.0
+_TICKS, _PAST_S = 5, 3600.0
+_STEPS_S = (0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600, 43200, 86400)  # between two ticks
 _BEST = sa.case((db.Run.monitor_mode == "max", -db.Run.best_value), else_=db.Run.best_value)
 _SORTS = {"newest": (), "best": (_BEST.is_(None), _BEST), "name": (db.Run.name,), "state": (db.Run.state,),
           "longest": (db.Run.predicted_s.is_(None), db.Run.predicted_s.desc())}
@@ -89,7 +90,8 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
         with operations.database.reading() as session:
             count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
         attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
-        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count,
+        predicted = sum(row["status"] != "running" for row in planned)
+        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count, "predicted": predicted,
                 "names": {run.id: run.name for run in (*past, *waiting)}}
 
     add_page(pages, "/web/projects", "projects.html", projects,
@@ -168,7 +170,8 @@ def chart(planned: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> dict
     lanes = sorted(set(bars["device"]))
     left = percent(bars["start_s"])
     bars = bars.assign(lane=bars["device"].map(lanes.index), left=left, width=(percent(bars["end_s"]) - left).clip(lower=0.3))
-    ticks = [(percent(at_s), at_s) for at_s in np.linspace(first, last, _TICKS + 1)]
+    step_s = next((step_s for step_s in _STEPS_S if step_s * _TICKS >= last - first), (last - first) / _TICKS)
+    ticks = [(percent(at_s), at_s) for at_s in step_s * np.arange(np.ceil(first / step_s), np.floor(last / step_s) + 1)]
     return {"bars": bars.to_dict("records"), "lanes": lanes, "now": percent(0.0), "ticks": ticks}
 
 
