@@ -66,7 +66,7 @@ def test_a_step_is_interrupted_when_its_file_is_there_and_ended_when_it_takes_to
         assert steps.call(shlex.split(python("import time; time.sleep(300)")), log, 0.3) == "ended after 0 s"
     finally:
         signal.signal(signal.SIGINT, usual)
-    assert time.monotonic() < begin + 15
+    assert time.monotonic() < begin + 120, "of 300 s"
     assert log.read_text().count("KeyboardInterrupt") == 2
 
 
