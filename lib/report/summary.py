@@ -28,7 +28,7 @@ class Panel:
     def text(self) -> str:
         """Return the panel in words, for those who do not see it."""
         shown = ", ".join(f"{label} {value:{self.digits}}" for label, value in self.bars.items())
-        return f"{self.title} ({self.unit}): {shown or 'not run'}."
+        return f"{self.title} ({self.unit}): {shown or 'nothing usable'}."
 
 
 def series(numbers: Numbers, suffix: str) -> Iterator[tuple[str, float]]:
@@ -106,7 +106,7 @@ def _bars(axis, panel: Panel, colour: str) -> None:
     axis.set_xlabel(panel.unit, fontsize=9)
     if not panel.bars:
         axis.set(xticks=(), yticks=())
-        axis.text(0.5, 0.5, "not run", ha="center", transform=axis.transAxes, color="#777777")
+        axis.text(0.5, 0.5, "nothing usable", ha="center", transform=axis.transAxes, color="#777777")
         return
     values = list(panel.bars.values())
     drawn = axis.barh(range(len(values)), values, color=colour, height=0.7)
