@@ -451,7 +451,7 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     assert values == [(ids[3], step, "loss", loss) for step, loss in enumerate([1.0, 0.5, None])]
     assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
     assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
-    assert again.predicted_s < 60 and "by 1 earlier runs of this configuration" in again.placement
+    assert again.predicted_s < 60 and "by 1 earlier run of this configuration" in again.placement
     assert not board.dispatcher.cancel("nobody")
 
 
