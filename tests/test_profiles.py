@@ -196,12 +196,14 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     monkeypatch.setattr(profile_run, "open_meter", lambda device: meter)
     monkeypatch.setattr(passes, "_pipelined", watched)
     monkeypatch.setattr(passes, "LEAST_S", 0.6)
+    warm_up = passes._warm_up
+    monkeypatch.setattr(passes, "_warm_up", lambda *arguments: min(0.1, warm_up(*arguments)))  # of a slow machine, too
     result = profile_run.measure(short())
     run, rows = result.run, result.rows.dropna(subset="energy_j")
     ((start_s, end_s),) = windows_s
     assert run["power_w"] == pytest.approx(meter.power_w((start_s + end_s) / 2), rel=0.01)
     assert run["image_j"] * run["images_processed"] == pytest.approx(run["power_w"] * run["elapsed_sec"], rel=0.01)
-    assert run["elapsed_sec"] > 0.3, "lengthened where there is a meter"
+    assert run["measured_iters"] > 3, "lengthened where there is a meter"
     assert 30 < run["idle_w"] < run["power_w"]
     assert run["energy_method"] == "ramp integration"
     assert len(rows) >= 3, "steps of ten samples and more have their own energy"

@@ -102,7 +102,6 @@ def vector(number: Any = float) -> Any:
     return Annotated[list[number], AfterValidator(np.array), PlainSerializer(lambda value: value.tolist())]
 
 
-
 def keyed(key: type, value: type) -> Any:
     """Return the type of a mapping from one dataclass to another: in files a list of entries with the fields of both."""
     entry = make_dataclass(value.__name__, [], bases=(value, key), frozen=True)

@@ -68,7 +68,7 @@ def _rendered(facts: dict[str, Any]) -> str:
 
     environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=True,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"fleet": summary.fleet, "workload": summary.workload,
+    environment.filters |= {"fleet": summary.fleet, "workload": summary.workload, "over_bound": summary.over_bound,
                             "clean": lambda html: Markup(markup.clean(html)),
                             "markdown": lambda text: Markup(markup.clean(_markdown(str(text))))}
     css = (paths.TEMPLATE / "style.css").read_text(encoding="utf-8")

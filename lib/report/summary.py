@@ -59,6 +59,11 @@ def fleet(scenario: str) -> str:
     return known.note.partition(":")[0] if known else scenario
 
 
+def over_bound(saved_pct: float) -> float:
+    """Return how many times the lower bound a time is of which at most ``saved_pct`` percent could be saved."""
+    return 1 / (1 - saved_pct / 100)
+
+
 def workload(run: str) -> str:
     """Return a run such as W1_pathmnist_simple_cnn_cpu_fp32 as "W1 simple_cnn, pathmnist 28", and how it ran elsewhere."""
     name, _, how = run.partition("_")
@@ -81,10 +86,10 @@ def panels(numbers: Numbers) -> tuple[Panel, ...]:
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
     for mix, saved in series(numbers, ": could be saved"):
-        placed |= {f"{fleet(mix)}: best single-type rule": 1 / (1 - saved / 100), f"{fleet(mix)}: hybrid": hybrid[mix]}
+        placed |= {f"{fleet(mix)}: best single-type rule": over_bound(saved), f"{fleet(mix)}: hybrid": hybrid[mix]}
     return (Panel("Measured: training speed", "images/s, logarithmic", rates, ",.4g", logarithmic=True),
             Panel("Explained: share of the roofline", "% of what peak rates allow", shares, ".0f", 100.0),
-            Panel("Predicted: mean error on unseen networks, this CPU", "% of the measured time", errors, ".1f"),
+            Panel("Predicted: mean error on unseen networks, measured CPU", "% of the measured time", errors, ".1f"),
             Panel("Placed: time until all jobs are done", "time over lower bound; 1: optimal", placed, ".2f", 1.0))
 
 
