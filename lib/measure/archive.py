@@ -8,7 +8,6 @@ import pandas as pd
 
 from lib import paths, store
 from lib.errors import InputError, choices
-from lib.measure.statistics import VERDICTS
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
@@ -103,11 +102,6 @@ def networks(folder: Path) -> pd.DataFrame:
     tables = [store.read(path, "networks") for path in networks_files(folder)]
     rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
     return rows[~(rows["channels_last"] | rows["compiled"]).astype(bool)].reset_index(drop=True)
-
-
-def usable(table: pd.DataFrame) -> pd.Series:
-    """Return which rows of a table of measurements ran, and are of use."""
-    return (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
 
 
 def folders(source: str, reference: str = "") -> list[Path]:

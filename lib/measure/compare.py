@@ -10,7 +10,7 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import statistics
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import is_usable
 from lib.measure.training import matrix_tables, summary
 
 WORDS = ("faster", "same", "slower")
@@ -72,7 +72,7 @@ def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.Data
     """Pair two sweeps by configuration; without a time within the range of its rounds it has none."""
     def usable(sweep: pd.DataFrame) -> pd.DataFrame:
         timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
-        return sweep[timed & (sweep["status"] == "ok") & (sweep["verdict"] != VERDICTS[2])]
+        return sweep[timed & is_usable(sweep)]
 
     many_devices = any(len(set(frame["device"])) > 1 for frame in (a, b))
     pairs = usable(a).merge(usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))

@@ -27,6 +27,11 @@ def worst(*verdicts: str) -> str:
     return VERDICTS[max(VERDICTS.index(verdict) for verdict in verdicts)]
 
 
+def is_usable(table):
+    """Return which rows of a table of measurements (columns ``status`` and ``verdict``) ran, and are of use."""
+    return (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
+
+
 def judged(findings: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """Return the worst verdict of some findings, which are verdicts with reasons, and the reasons of those not stable."""
     findings = list(findings)

@@ -12,12 +12,13 @@ from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.operators import aggregate, sweep
 from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.statistics import is_usable
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
-from lib.predict.operators.validation import is_usable, worse
+from lib.predict.operators.validation import worse
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.work.graph import spaces

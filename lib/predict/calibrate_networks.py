@@ -13,12 +13,12 @@ from scipy import stats
 from torch import nn
 
 from lib import paths
-from lib.measure import archive
 from lib.measure.budget import Budget
 from lib.measure.networks import campaign
 from lib.measure.networks.allocator import HEAPS
 from lib.measure.networks.case import Case
 from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.statistics import is_usable
 from lib.predict import network_training
 from lib.predict.network_training import Works
 from lib.predict.networks import sums, work
@@ -107,7 +107,7 @@ def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed)
     for batch in (default_heap, cases):  # different networks first; the second call resumes the first
         table, facts = campaign.measure(batch, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
     campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
-    usable = table[archive.usable(table)].reset_index(drop=True)
+    usable = table[is_usable(table)].reset_index(drop=True)
     reference_ms = campaign.reference_ms(usable, folder / "visits.jsonl")
     return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], reference_ms)), works
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from lib.measure import archive
+from lib.measure.statistics import is_usable
 from lib.predict.networks import architectures, composition, fitting, resident, work
 from lib.predict.networks.composition import PARTS, TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS, Learned
@@ -77,7 +78,7 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Learned]:
 
     ``without`` names a family of networks that is left out. Modes of too few networks have none (``fitting.enough``).
     """
-    return {mode: fitting.fit(rows) for mode, rows in fitting.enough(table[archive.usable(table)], "mode", without)}
+    return {mode: fitting.fit(rows) for mode, rows in fitting.enough(table[is_usable(table)], "mode", without)}
 
 
 def compositions(modes: Mapping[str, Learned]) -> dict[str, Composition]:

@@ -13,12 +13,13 @@ from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings
+from lib.measure.statistics import is_usable
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
-from lib.predict.operators.validation import is_usable, matrices_of, shapes_of, usable
+from lib.predict.operators.validation import matrices_of, shapes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
 

@@ -19,7 +19,7 @@ from lib.measure.operators import export
 from lib.measure.operators.points import timings
 from lib.measure.operators.raw_files import raw_folder
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, judged, spread_verdict
+from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, is_usable, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
 
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
@@ -190,7 +190,7 @@ class Sweep:
     @property
     def usable(self) -> pd.DataFrame:
         """Return the measured rows that are not unusable."""
-        return self.table[(self.table["status"] == "ok") & (self.table["verdict"] != VERDICTS[2])]
+        return self.table[is_usable(self.table)]
 
 
 def read(folder: Path) -> Sweep:

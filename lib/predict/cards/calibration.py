@@ -9,8 +9,8 @@ import pandas as pd
 
 from lib import store
 from lib.errors import InputError, choices
-from lib.measure import archive
 from lib.measure.published import whole_networks
+from lib.measure.statistics import is_usable
 from lib.predict.cards import card_model, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
@@ -50,7 +50,7 @@ def read(path: Path) -> pd.DataFrame:
         table = table.assign(network="timm:" + table["network"], image_size="3x" + size + "x" + size)
     else:
         table = store.read(path, "networks")
-        table = table[archive.usable(table) & table["device"].str.startswith("cuda")]
+        table = table[is_usable(table) & table["device"].str.startswith("cuda")]
         family = table["network"].str.extract(r"(?:.*:)?([A-Za-z]*)", expand=False).str.lower()
         table = table.assign(
             image_size=table["input_shape"].fillna(""), module=family, torch="",

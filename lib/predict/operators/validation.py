@@ -6,17 +6,12 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import InputError, choices
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import is_usable
 from lib.predict.operators import features
 
 COVER = 0.9
 FOLDS = 5
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
-
-
-def is_usable(table: pd.DataFrame) -> pd.Series:
-    """Return which measured rows succeeded, and were not measured on a machine too busy to use them."""
-    return (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
 
 
 def usable(table: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from lib import csv_files, store
 from lib.config import definitions
 from lib.errors import choices
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import VERDICTS, is_usable
 from lib.predict import registry, steps, transfer_cpu
 from lib.predict.cards import card_errors, card_model
 from lib.predict.cards.card_model import CardModel
@@ -132,7 +132,7 @@ def _of_labels(name: str, folder: Path) -> Iterator[Row]:
     From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
     """
     rows = archive.networks(folder)
-    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1) & archive.usable(rows)]
+    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1) & is_usable(rows)]
     for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
         error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
         yield {"device": name, "what": NOISE, "kind": ALL, "mode": mode, "condition": condition_of_cpu(memory, int(batch)),

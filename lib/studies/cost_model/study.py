@@ -9,7 +9,7 @@ import pandas as pd
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import is_usable
 from lib.predict import network_training, registry, steps, training
 from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps
 from lib.predict.networks.composition import PARTS, Composition
@@ -65,7 +65,7 @@ class Evaluation:
 
     def with_allocator(self, memory: str) -> pd.DataFrame:
         """Return the usable networks of torchvision, tuning ones too, with one allocator (``kept``, ``default``)."""
-        usable = (self.networks["status"] == "ok") & (self.networks["verdict"] != VERDICTS[-1])
+        usable = is_usable(self.networks)
         is_workload = self.networks["network"].str.fullmatch(WORKLOADS)
         return self.networks[usable & ~is_workload & (self.networks["memory"] == memory)]
 
