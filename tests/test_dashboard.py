@@ -232,6 +232,22 @@ def test_the_schedule_says_when_where_and_why_and_what_waits_for_a_slot(site):
     assert "waits" in page and "large" in page and page.count("<rect") == 2 and "1 waiting" in page
 
 
+def test_the_schedule_counts_waiting_runs_that_are_being_predicted_and_has_round_ticks(site):
+    run = site.run()
+    page = site.page.get("/web/schedule").text
+    assert "1 waiting; the times of 1 are being predicted" in page and "nothing waits" not in page
+    assert "being predicted" in site.page.get(f"/web/projects/{run.project_id}/runs").text
+    site.dispatcher.planned = [(run.id, "ws/cpu", -7.6, 4.1, "planned", "earliest end")]
+    page = site.page.get("/web/schedule").text
+    assert "being predicted" not in page and re.findall(r"(now|in [\d.]+ s|[\d.]+ s ago)</text>", page) == ["5.0 s ago", "now"]
+
+
+def test_the_document_of_the_api_names_every_call(site):
+    calls = [call for path in site.get("openapi.json")["paths"].values() for call in path.values()]
+    assert [call["summary"] for call in calls if re.match("Partial|New|<|$", call["summary"])] == []
+    assert [call["description"] for call in calls if "partial(" in call.get("description", "")] == []
+
+
 def test_every_attempt_has_its_bar_in_the_schedule(site):
     run = site.run()
     site.move(run, "running", attempt=2)

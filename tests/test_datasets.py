@@ -88,6 +88,12 @@ def test_resizing_in_3d_and_augmentation(synthetic):
     assert torch.equal(third, fourth)
 
 
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'medmnist'"):
+        medmnist_files.info.__wrapped__()
+
+
 def test_unknown_datasets_and_wrong_sources():
     with refused("no dataset 'catmnist'; there are: imagefolder, pathmnist"):
         workloads.prepare(small("catmnist"))

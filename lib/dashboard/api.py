@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import getdoc
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -36,9 +37,9 @@ def router(operations: Operations) -> APIRouter:
     api = APIRouter(prefix="/api/v1", **PROTECTED)
 
     def add(method: str, path: str, endpoint: Callable[..., Any], shown: Any, status: int = 200) -> None:
-        summary, _, more = getattr(endpoint, "func", endpoint).__doc__.partition("\n")
+        text = getdoc(getattr(endpoint, "func", endpoint))
         api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]],
-                          summary=summary, description=more)
+                          summary=text.partition("\n")[0], description=text)
 
     def added(table: type[db.Base], wanted: type[BaseModel]) -> Callable[..., Any]:
         def new(body: wanted):

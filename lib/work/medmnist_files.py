@@ -29,8 +29,10 @@ _SYNTHETIC_VERSION = 1
 @cache
 def info() -> dict[str, dict]:
     """Return medmnist's own table of its datasets, by flag; it is a file alone, since the package loads torch."""
-    (package,) = importlib.util.find_spec("medmnist").submodule_search_locations
-    return runpy.run_path(f"{package}/info.py")["INFO"]
+    found = importlib.util.find_spec("medmnist")
+    if found is None:
+        raise ModuleNotFoundError("No module named 'medmnist'", name="medmnist")
+    return runpy.run_path(f"{found.submodule_search_locations[0]}/info.py")["INFO"]
 
 
 @dataclass(frozen=True)
