@@ -134,6 +134,16 @@ def test_roofs_of_a_disturbed_machine(reference):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 
 
+@pytest.mark.parametrize("doubtful, is_judged", [((), True), (("L2",), True), (("RAM",), False), (("fp32",), False)])
+def test_no_share_is_recorded_of_a_roof_that_was_measured_on_a_busy_machine(doubtful, is_judged):
+    steps, none = points({"label": "W1"}), pd.DataFrame()
+    found = study.Study([replace(CPU, doubtful=doubtful)], [], steps, none, none, none, none, {}, "", ())
+    recorded = shown.key_numbers(replace(found, operators=steps), pd.DataFrame({"memory_bound_pct": [1.0]}), "fp32")
+    for name in ("W1: share of attainable performance", "cpu largest share of attainable performance"):
+        value = recorded[name][0]
+        assert value == pytest.approx(shown.percent(steps)[0]) if is_judged else math.isnan(value)
+
+
 @pytest.mark.slow
 def test_training_steps_of_the_reference_runs(reference):
     """What they attain is recorded by the replayed notebook."""

@@ -103,11 +103,18 @@ def against_vendor(results: Study, dtype: str) -> Numbers:
 
 def key_numbers(results: Study, table: pd.DataFrame, dtype: str) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``compared``."""
+    shares = _judged(results.whole, results.roofs)
     name, over = results.roofs[0].device.replace(":", "-"), len(above(results.whole)) + len(above(results.operators))
     return {f"{name} {dtype} ridge point": (results.roof(dtype).ridge_point(), "FLOP/byte"),
             f"{name} training steps": (len(results.steps), "points"),
             f"{name} points above their roof": (over, "points"),
-            f"{name} largest share of attainable performance": (percent(results.whole).max(), "%"),
+            f"{name} largest share of attainable performance": (shares.max(), "%"),
             f"{name} largest memory-bound share": (table["memory_bound_pct"].max(), "%"),
             **{f"{label}: share of attainable performance": (share, "%")
-               for label, share in zip(results.steps["label"], percent(results.steps), strict=True)}}
+               for label, share in zip(results.steps["label"], _judged(results.steps, results.roofs), strict=True)}}
+
+
+def _judged(points: pd.DataFrame, candidates: Sequence[Roof]) -> pd.Series:
+    """Return ``percent`` of points, NaN where the peak or the bandwidth of their roof was measured on a busy machine only."""
+    judges = [roof_of(candidates, row) for row in points.itertuples(index=False)]
+    return percent(points).mask([bool({roof.dtype, roof.last} & set(roof.doubtful)) for roof in judges])
