@@ -139,9 +139,12 @@ def _models(options: argparse.Namespace) -> bool:
     from lib.predict.evaluation import models_at_hand
     from lib.predict.trust import errors
 
+    if sum(map(bool, (options.errors, options.train, options.outsiders))) > 1:
+        raise InputError("--errors shows what is known of the models that ship, --outsiders scores them on what others "
+                         "measured, --train trains them: give one")
+    if options.outsiders:
+        return _outsiders(options)
     if options.errors:
-        if options.train:
-            raise InputError("--errors shows what is known of the models that ship; --train trains them: give one")
         rows = errors.table()
         shown = errors.weakest_first(rows[rows["what"] != errors.FAMILIES]) if options.all else errors.graded(rows)
         print(_shown(shown, na_rep="-"))
@@ -155,6 +158,20 @@ def _models(options: argparse.Namespace) -> bool:
     table = models_at_hand.summary()
     print(_shown(table))
     return (table["part"] == models_at_hand.UNUSABLE).any()
+
+
+def _outsiders(options: argparse.Namespace) -> bool:
+    """Score what ships on labels of others; save the predictions if asked to."""
+    from lib import store
+    from lib.predict.trust import outsiders
+
+    rows = outsiders.predicted(options.outsiders)
+    print(_shown(outsiders.scoreboard(rows), na_rep="-"))
+    for reason, count in rows.attrs["left_out"].items():
+        note(f"left out: {count:,} of {reason}")
+    if options.out:
+        store.write(rows, options.out, "held_out", derived=True)
+    return not len(rows)
 
 
 def _shown(table: Any, digits: int = 1, **how: str) -> str:
@@ -259,6 +276,11 @@ def _add_models(verbs) -> None:
     add_flag(verb, "--errors",
              "show instead how wrong they were on what was held out: a graded line for each question that people "
              "ask")
+    verb.add_argument("--outsiders", type=a_path, metavar="FOLDER",
+                      help="show instead how wrong they are on what others measured: tables of DeepBench, "
+                           "pytorch-gpu-benchmark, timm, NeuSight, Gavel or Zeus, or a CSV of yours with the columns model (a "
+                           "network, or an operator: \"matmul gemm_m=64 ...\") and measured_ms, and any others of --questions")
+    verb.add_argument("--out", type=new_file, metavar="FILE.parquet", help="of --outsiders: also write each prediction")
     add_flag(verb, "--all",
              "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
 

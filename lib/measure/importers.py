@@ -164,7 +164,7 @@ def row_name(index: int) -> str:
 
 _NEUSIGHT_CONV = {"batch": "B", "in_channels": "Input_Channel", "out_channels": "Output_Channel", "kernel_h": "Kernel_Szie",
                   "height": "Input_Size", "stride_h": "Stride", "padding_h": "Padding"}
-_NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # NeuSight's operators: whole numbers, reader
+NEUSIGHT: dict[str, tuple[set[str], Callable]] = {  # NeuSight's operators: whole numbers, reader
     "conv": ({*_NEUSIGHT_CONV.values()}, partial(_convolutions, named=_NEUSIGHT_CONV)),
     "linear": ({*"BMNK"}, lambda rows, source: gemm(rows["B"] * rows["M"], rows["N"], rows["K"], rows["Latency"], source)),
     "bmm": ({*"BMNK"}, lambda rows, source: gemm(rows["M"], rows["N"], rows["K"], rows["Latency"], source, rows["B"], "bmm")),
@@ -174,7 +174,7 @@ _NEUSIGHT_TORCH = "p2.1.0"  # the folder of torch's release in the original
 
 def neusight_files(folder: Path) -> dict[Path, str]:
     """Return the tables, a GPU each, with their operators; InputError names a GPU that is there twice."""
-    files_by_path = {path: op for op in _NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
+    files_by_path = {path: op for op in NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
                      for path in sorted(folder.glob(f"{place}/*.csv"))}
     first: dict[tuple[str, str], Path] = {}
     for path, op in files_by_path.items():
@@ -203,13 +203,17 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     known = {device.name: device.id for device in definitions.load_devices().values()}
     for path, op in neusight_files(folder).items():
         device = entry(known, path.stem, "device", "in params/devices.yaml, add it there")
-        source = Source(device, "neusight torch-2.1 fp32 tf32-off", "end_to_end")
-        counted, reader = _NEUSIGHT[op]
-        tables.setdefault(device, []).append(reader(_read_csv(path, counted), source))
+        tables.setdefault(device, []).append(neusight_table(path, op, device))
     if not tables:
-        raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(_NEUSIGHT)}; it is the folder of NeuSight's data "
+        raise InputError(f"{folder} has no <operator>/<GPU>.csv of {choices(NEUSIGHT)}; it is the folder of NeuSight's data "
                          "scripts/asplos/data/dataset/train/collect with one folder an operator")
     return {device: pd.concat(parts, ignore_index=True) for device, parts in tables.items()}
+
+
+def neusight_table(path: Path, op: str, device: str) -> pd.DataFrame:
+    """Read one ``<op>/<GPU>.csv`` of NeuSight as a ``sweep`` table; InputError names a cell that is no such number."""
+    counted, reader = NEUSIGHT[op]
+    return reader(_read_csv(path, counted), Source(device, "neusight torch-2.1 fp32 tf32-off", "end_to_end"))
 
 
 def pytorch_scheduler(path: Path) -> dict[str, pd.DataFrame]:

@@ -1,0 +1,179 @@
+"""What others measured on their machines, read as labelled questions: networks and operators with the time that they took.
+
+A label's ``model`` is a network as ``advise`` takes it, or an operator as ``advise-op`` does: a family and NAME=VALUE. Times
+are in ms. READERS tells sources apart by the names of their files. Any CSV with the columns ``model`` and ``measured_ms`` is
+read, too.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lib import csv_files, store
+from lib.config.base import mapping
+from lib.errors import InputError, choices
+from lib.measure import importers
+from lib.measure.published import whole_networks
+from lib.tables import PARAMETERS
+
+STEP = "loader_wait h2d optimizer"  # parts of a training step, beside forward and backward, that a time may include
+USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
+         "compile": "false", "runtime": "pytorch", "gpus": 1, "includes": STEP}
+COLUMNS = ("model", *USUAL, "measured_ms")
+SPELLED = {  # a source's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
+    "NVIDIA V100": "v100-sxm2-16gb", "NVIDIA Tesla P100": "p100-pcie-16gb", "NVIDIA GTX 1080 Ti": "gtx-1080-ti",
+    "Nvidia TitanX": "gtx-titan-x", "Nvidia TitanX Pascal": "titan-x-pascal", "AMD MI25": "mi25",
+    "AMD Vega Frontier Edition 16GB": "vega-fe", "v100": "v100-sxm2-16gb", "p100": "p100-pcie-16gb"}
+_CONVOLUTION = {"batch": "n", "in_channels": "c", "out_channels": "k", "height": "h", "width": "w", "kernel_h": "r",
+                "kernel_w": "s", "padding_h": "pad_h", "padding_w": "pad_w", "stride_h": "vertical stride",
+                "stride_w": "horizontal stride"}
+_EPOCH = 1_281_167  # images of an epoch of ImageNet
+_RESNET50 = re.compile(r"ResNet-50 \(batch size (\d+)\)")
+_CARD = re.compile(r"(?P<card>.+?)(_(?P<gpus>\d+)_gpus_)?_(?P<dtype>single|float|half|double)_model_"
+                   r"(?P<mode>inference|train(?:ing)?)_benchmark(\(\d\))?\.csv")
+_DTYPES = {"single": "fp32", "float": "fp32", "half": "fp16", "double": "fp64"}
+_BATCH = 12  # images a GPU
+_FROM_AMPERE = re.compile(r"\b[AHLB]\d{2,3}\b|RTX [3-9]\d{3}|RTX A\d")
+_AMP = {"fp32": "fp32", "amp_fp16": "fp16", "amp_bf16": "bf16", "bf16": "bf16"}
+_LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who measured: a name, the licence, a pattern of the paths of its files, and what reads one."""
+
+    name: str
+    licence: str
+    files: str
+    read: Callable[[Path], pd.DataFrame]
+
+
+def _labels(**values: Any) -> pd.DataFrame:
+    return pd.DataFrame({**USUAL, **values}).reindex(columns=COLUMNS)
+
+
+def deepbench(path: Path) -> pd.DataFrame:
+    """Read an .xlsx of DeepBench's results: GEMMs and convolutions of its FP32 sheets; both gradients are one backward pass.
+
+    Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
+    """
+    try:
+        sheets = pd.read_excel(path, sheet_name=None, header=None)
+    except (ValueError, OSError, KeyError) as error:
+        raise InputError(f"{path} is no workbook: {error}") from None
+    stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
+    device = dict(zip(*(stated[column].str.strip() for column in stated), strict=True))
+    device = device.get("GPU Model") or device.get("CPU Model") or path.stem
+    rows = [row for name, sheet in sheets.items() if "FP32" in name.upper() for row in _blocks(sheet.to_numpy(object))]
+    if not rows:
+        raise InputError(f"{path} has no sheet FP32 with DeepBench's GEMMs or convolutions; it has: {choices(sheets)}")
+    return _labels(**pd.DataFrame(rows, columns=["model", "mode", "measured_ms"]), device=device)
+
+
+def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float]]:
+    """Yield operator, mode and ms of the rows below the headers of GEMMs and of convolutions."""
+    places: dict[str, int] = {}
+    for row in cells:
+        texts = {cell.strip().lower().partition(" (f")[0]: place for place, cell in enumerate(row) if isinstance(cell, str)}
+        if {"m", "n", "k"} <= texts.keys() or {"w", "h", "c"} <= texts.keys():
+            places = texts
+        elif isinstance(row[0], str):
+            places = {}  # a block of another kind begins
+        elif places and isinstance(row[2], int | float) and row[2] > 0:
+            cell = {name: row[place] for name, place in places.items()}
+            yield from _gemm(cell) if "m" in cell else _convolution(cell)
+
+
+def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
+    yield f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}", "infer", cell["time (msec)"]
+
+
+def _convolution(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+    operator = "conv2d " + " ".join(f"{name}={cell[old]}" for name, old in _CONVOLUTION.items())
+    yield operator, "infer", cell["forward (msec)"]
+    both = [value for end in ("inputs", "parameters") if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float)]
+    if both and isinstance(cell.get("wrt parameters (msec)"), int | float):
+        yield f"{operator} input_grad={len(both) - 1}", "train", float(sum(both))
+
+
+def torchvision_cards(path: Path) -> pd.DataFrame:
+    """Read ``<card>[_<n>_gpus_]_<dtype>_model_<mode>_benchmark.csv``: a column a torchvision network, a row a repeat, ms.
+
+    12 images of 224 x 224 a GPU. The time includes the copy of the batch; that of training is without an optimizer. From Ampere
+    on, float is TF32.
+    """
+    named = _CARD.fullmatch(path.name)
+    if not named:
+        raise InputError(f"{path} is not named <card>_<dtype>_model_<mode>_benchmark.csv")
+    table = csv_files.frame(path).apply(pd.to_numeric, errors="coerce")
+    gpus, card, dtype = int(named["gpus"] or 1), named["card"].removesuffix("_"), _DTYPES[named["dtype"]]
+    dtype = "tf32" if dtype == "fp32" and _FROM_AMPERE.search(card) else dtype
+    return _labels(model=list(table), measured_ms=table.median().to_numpy(), device=card, dtype=dtype, gpus=gpus,
+                   batch_size=_BATCH * gpus, mode="infer" if named["mode"] == "inference" else "train", includes="h2d")
+
+
+def timm(path: Path) -> pd.DataFrame:
+    """Read ``benchmark-*.csv`` of timm's results; a training step is forward, backward and optimizer."""
+    table = whole_networks.read(path)
+    size = table["image_size"].astype(str)
+    return _labels(model="timm:" + table["network"], input="3x" + size + "x" + size, measured_ms=table["latency_ms"],
+                   dtype=table["precision"].map(_AMP), layout=table["layout"].map(_LAYOUTS),
+                   compile=table["compiled"].astype(str), includes="optimizer",
+                   **{name: table[name] for name in ("device", "mode", "batch_size")})
+
+
+def neusight(path: Path) -> pd.DataFrame:
+    """Read ``<operator>/<GPU>.csv`` of NeuSight as operators, see ``importers.neusight``."""
+    op = next(part for part in reversed(path.parts[:-1]) if part in importers.NEUSIGHT)
+    table = importers.neusight_table(path, op, path.stem)
+    shown = table[[column.name for column in PARAMETERS if column.name in table]]
+    texts = [" ".join([op, *(f"{name}={value}" for name, value in row.items() if not pd.isna(value) and value != "")])
+             for op, row in zip(table["op"], shown.astype(object).to_dict("records"), strict=True)]
+    return _labels(model=texts, device=path.stem, measured_ms=table["latency_ms"])
+
+
+def gavel(path: Path) -> pd.DataFrame:
+    """Read ResNet-50's training steps, alone on one device, of Gavel's ``simulation_throughputs.json``."""
+    rows = []
+    for device, jobs in mapping(store.read_json(path), path).items():
+        for text, rates in mapping(jobs, path).items():
+            job = _RESNET50.fullmatch(text.strip("()'").removesuffix("', 1"))
+            if job and isinstance(rate := rates.get("null"), int | float) and rate > 0:
+                rows.append((device, job[1], 1000 / rate))
+    table = pd.DataFrame(rows, columns=["device", "batch_size", "measured_ms"])
+    return _labels(model="resnet50", mode="train", **table)
+
+
+def zeus(path: Path) -> pd.DataFrame:
+    """Read ResNet-50's epochs on ImageNet, at the highest power limit, of Zeus's ``summary_power_<device>.csv``; ms a batch."""
+    needed = ("network", "batch_size", "power_limit", "time_per_epoch")
+    table = csv_files.with_columns(path, needed, "it is a file of Zeus's trace")
+    table = table[(table["network"] == "resnet50") & (table["power_limit"] == table["power_limit"].max())]
+    device = path.stem.rpartition("_")[2]
+    return _labels(model="resnet50", mode="train", batch_size=table["batch_size"], includes="h2d optimizer",
+                   measured_ms=table["time_per_epoch"] * 1e3 / (_EPOCH / table["batch_size"]),
+                   device="v100-pcie-32gb" if device == "v100" else device)
+
+
+def plain(path: Path) -> pd.DataFrame:
+    """Read a CSV with the columns ``model`` and ``measured_ms``, and any others of COLUMNS."""
+    table = csv_files.frame(path, dtype=str, keep_default_na=False)
+    if unknown := sorted(set(table) - set(COLUMNS)):
+        raise InputError(f"{path} has unknown columns {choices(unknown)}; it takes: {choices(COLUMNS)}")
+    empty = {name: table[name].mask(table[name] == "", usual) for name, usual in USUAL.items() if name in table}
+    return _labels(**{**table, **empty, "measured_ms": pd.to_numeric(table["measured_ms"], errors="coerce")})
+
+
+READERS = (
+    Source("DeepBench", "Apache-2.0, baidu-research/DeepBench", r".*\.xlsx", deepbench),
+    Source("torchvision cards", "MIT, ryujaehun/pytorch-gpu-benchmark", r".*_benchmark(\(\d\))?\.csv", torchvision_cards),
+    Source("timm", "Apache-2.0, huggingface/pytorch-image-models", r".*/benchmark-[^/]*\.csv", timm),
+    Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
+    Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),
+    Source("Zeus", "Apache-2.0, ml-energy/zeus", r".*/summary_power_[^/]+\.csv", zeus))
