@@ -26,7 +26,7 @@ BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may b
 USUAL = {"computing": 0.5, "moving": 0.75}
 USUAL_MS = (0.006, 0.002)  # to launch a kernel, and that each takes at least
 _SOFT, _OVERLAP = 3.0, 4.0  # p and q
-INTERCEPTS = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}  # intercepts
+INTERCEPTS = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}
 
 
 def flat(**parts: np.ndarray | float) -> np.ndarray:
