@@ -109,7 +109,7 @@ class Wide(nn.Sequential):
 
 def test_what_no_model_is_of_and_which_times_are_of_kernels_alone_is_said():
     said = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
-    assert "not modelled: mkldnn_rnn_layer (as bmm); others answer for them, of like work" in said
+    assert "not modelled: mkldnn_rnn_layer (as bmm); the time of a similar operator, or of the same one in" in said
     for dtype, words in (("bf16", "kernels alone, as CUDA graphs run them, without launches: h100-sxm"),
                          ("fp32", "launched one by one, end to end: h100-sxm")):
         found = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)

@@ -105,7 +105,7 @@ def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, 
     gain = change(advised(device, "resnet18"), what)
     assert 0.5 < gain.predicted_gain < 3
     lines = card_errors.scores(card_model.ANY if "card" in left_out else device, held_out.GAINS)
-    lines = lines[(lines["before"] == EAGER.how) & (lines["after"] == after.how)]
+    lines = lines[(lines["before"] == EAGER.name_without_torch) & (lines["after"] == after.name_without_torch)]
     scored = lines.sort_values("torch").iloc[-1]
     assert f"with {left_out} left out whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases " \
         f"with torch {scored['torch']}" in gain.why

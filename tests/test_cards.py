@@ -138,13 +138,13 @@ def cases_of(frames, parts, more, levels):
     log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
     table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
                           "module": np.arange(len(frames)).astype(str)})
-    return fitting.Cases(table, EAGER, CHIP, levels, kernel_sum.usual())
+    return fitting.ConditionNetworks(table, EAGER, CHIP, levels, kernel_sum.usual())
 
 
 def of_card(device, slower=0.0, count=70):
     """Return networks of a card under one condition whose memory is ``slower`` (log) than usual, and their rows."""
     frames, chip = synthetic(count, 3), features.sustained(VENDORS[device])
-    parts = weights(moving=-slower * kernel_sum.FIRST["moving"])
+    parts = weights(moving=-slower * kernel_sum.INTERCEPTS["moving"])
     table = pd.DataFrame({"device": device, "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
                           "module": [f"m{n % 7}" for n in range(count)], "batch_size": 64, "precision": "amp_fp16",
                           "layout": "nchw", "compiled": False, "torch": "2.9.1",
@@ -153,8 +153,8 @@ def of_card(device, slower=0.0, count=70):
 
 
 def test_efficiencies_are_found_again_through_the_sum():
-    true = weights(computing=0.8 * (np.array(features.COMPUTING) == "linear")[:, None] * kernel_sum.FIRST["computing"],
-                   moving=(np.array(features.KERNEL_KINDS) == "batch_norm")[:, None] * kernel_sum.FIRST["moving"] * 0.5)
+    true = weights(computing=0.8 * (np.array(features.COMPUTING) == "linear")[:, None] * kernel_sum.INTERCEPTS["computing"],
+                   moving=(np.array(features.KERNEL_KINDS) == "batch_norm")[:, None] * kernel_sum.INTERCEPTS["moving"] * 0.5)
 
     def errors(more):
         cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40

@@ -117,7 +117,7 @@ def test_a_model_that_could_not_be_read_back_is_not_written(tmp_path):
     ("a100-sxm-80gb_fp16", "gpu", {}, "holds a bf16 model of a100-sxm-80gb, not what its name says"),
     ("cpu-other-2c-12345678_fp32", "cpu", {"device": "cpu-other-2c-12345678"}, "was fitted on other hardware, ea2da3d4"),
     ("t4_fp32", "cpu", {"device": "t4"}, "is named as that of a GPU, and holds that of another device type"),
-    ("t4_fp7", "cpu", {}, "is named as no model is")])
+    ("t4_fp7", "cpu", {}, "does not have a model's name")])
 def test_a_file_is_what_its_name_says(name, device, other, words, tmp_path):
     refuse(write(tmp_path / f"{name}.json.gz", content(device) | other), words)
 

@@ -24,7 +24,7 @@ from lib.predict.advice import advise_text
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import PARTS, Costs, Part, Step
+from lib.predict.networks.step import PARTS, Costs, Step, StepPart
 from lib.predict.networks.step_learners import StepModel
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
@@ -75,7 +75,7 @@ def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w
 
 @given(st.tuples(*[ms] * 5), st.floats(1, 3), st.floats(1, 3))
 def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spread, passes_spread):
-    parts = {name: Part(size, size / spread, size * spread) for name, size in zip(PARTS, sizes, strict=True)}
+    parts = {name: StepPart(size, size / spread, size * spread) for name, size in zip(PARTS, sizes, strict=True)}
     passes_ms = parts["forward"].predicted_ms + parts["backward"].predicted_ms
     passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, Provenance(), pd.DataFrame)
     whole = Step(parts, passes, 1.0)

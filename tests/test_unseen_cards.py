@@ -90,7 +90,7 @@ def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
 
 def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     chip = features.sustained(VENDORS["rtx-4090"])
-    cases = fitting.Cases(tables[1], EAGER, chip, (), kernel_sum.usual())
+    cases = fitting.ConditionNetworks(tables[1], EAGER, chip, (), kernel_sum.usual())
     few, rest = cases.of(np.arange(10)), cases.of(np.arange(10, 70))
     before, after = (np.abs(learning.error(rest.predicted(weights))).mean()
                      for weights in (kernel_sum.usual(), kernel_sum.usual() + fitting.shift([few])))
@@ -186,7 +186,7 @@ def test_networks_of_its_user_calibrate_a_card(home):
 
 @pytest.mark.parametrize(("options", "words"), [
     (["--device", "a10"], "1 networks of 1 families are usable, 10 or more.*timm:nonet_1"),
-    (["--device", "mi300x"], "mi300x is no card that starts from others"),
+    (["--device", "mi300x"], "mi300x cannot be calibrated: params/devices.yaml needs an entry"),
     (["--budget-s", "60", "--dtype", "fp32"], "leave out --dtype, --budget-s"),
     (["--device", "cpu"], "corrects the model of a GPU, which cpu is not")])
 def test_what_no_calibration_by_networks_can_do_is_one_line(home, options, words):

@@ -22,7 +22,7 @@ from lib.measure.statistics import is_usable
 from lib.predict import network_training
 from lib.predict.network_training import Works
 from lib.predict.networks import sums, work
-from lib.predict.networks.composition import SUM, TERMS, Composition
+from lib.predict.networks.composition import PLAIN_SUM, TERMS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.validation import COVER
@@ -152,7 +152,7 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
         for heap in HEAPS if count >= LEAST_NETWORKS else ():
             case, of_case = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
             corrected[case] = replace(
-                fitted[case], half=_half(base.get(case, SUM), of_case), networks=count,
+                fitted[case], half=_half(base.get(case, PLAIN_SUM), of_case), networks=count,
                 scores=score(of_case["latency_ms"].to_numpy(), of_case["predicted_ms"].to_numpy()) if len(of_case) else {},
                 interval_of="" if len(of_case) else fitted[case].interval_of)
     return corrected
@@ -160,7 +160,7 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
 
 def left_one_out(base: Compositions, rows: pd.DataFrame) -> pd.DataFrame:
     """Return ``rows`` with ``predicted_ms`` by compositions that were corrected without the row's network."""
-    return rows.assign(predicted_ms=sums.held_out(
+    return rows.assign(predicted_ms=sums.cross_predicted(
         sums.each(rows["network"]), lambda test: _predicted(_fit(base, rows[~test]), rows[test])))
 
 
@@ -170,7 +170,7 @@ def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
     The log of the machine's factor has spread _BETWEEN, a mode's about it _MODES, the page faults' _FRESH. Each network counts
     once, with the scatter of the base's networks.
     """
-    uncorrected = {f"{mode} {heap}": base.get(f"{mode} {heap}", SUM) for mode in MODES for heap in HEAPS}
+    uncorrected = {f"{mode} {heap}": base.get(f"{mode} {heap}", PLAIN_SUM) for mode in MODES for heap in HEAPS}
     if rows.empty:
         return uncorrected
     fresh_ms = _predicted(uncorrected, rows.assign(sum_ms=0.0, moved_ms=0.0))

@@ -34,7 +34,7 @@ from lib.work import dtypes
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that identify no card; names in an error
-MOST = 0.5  # share of the predicted time above which a resource limits the work
+DOMINANT_SHARE = 0.5  # share of the predicted time above which a resource limits the work
 MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
 
 
@@ -99,8 +99,8 @@ def key_of(path: Path) -> tuple[str, str]:
     """Return device and element type from a file's name; InputError if it is not a model's name."""
     device, _, dtype = path.name.removesuffix(_SUFFIX).rpartition("_")
     if not device or dtype not in dtypes.NAMES:
-        raise InputError(f"{path} is named as no model is, <device>_<element type>{_SUFFIX}, such as t4_fp32{_SUFFIX}; rename "
-                         "or remove it")
+        raise InputError(f"{path} does not have a model's name, <device>_<element type>{_SUFFIX}, such as t4_fp32{_SUFFIX}; "
+                         "rename or remove it")
     return device, dtype
 
 
@@ -210,7 +210,7 @@ class Predictor:
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to the sum of its operators; nothing if no network was measured on the device."""
         fitted = self.model.compositions.get(f"{mode} {memory}")
-        return Composition(**fitted) if fitted else composition.SUM
+        return Composition(**fitted) if fitted else composition.PLAIN_SUM
 
     def estimate(self, work: Work, memory: str = "default") -> Estimate:
         """Predict a pass or step; ``memory``: a CPU process's heap, ``default``, or ``kept`` (freed memory is retained)."""
@@ -238,9 +238,9 @@ class Predictor:
 
     def bound_of(self, parts: np.ndarray, launches_ms: float, predicted_ms: float) -> str:
         """Return what limits operators of these FLOPs and bytes (n, 2) for most of their time: launch, compute or memory."""
-        if launches_ms > MOST * predicted_ms:
+        if launches_ms > DOMINANT_SHARE * predicted_ms:
             return "launch"
-        return "memory" if roofline.memory_share(parts, self.roof) > MOST else "compute"
+        return "memory" if roofline.memory_share(parts, self.roof) > DOMINANT_SHARE else "compute"
 
 
     def source(self, estimate: Estimate) -> str:

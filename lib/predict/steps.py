@@ -20,8 +20,8 @@ from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import registry
 from lib.predict.networks import composition, step
-from lib.predict.networks.composition import SUM, Estimate
-from lib.predict.networks.step import Costs, Part, Step
+from lib.predict.networks.composition import PLAIN_SUM, Estimate
+from lib.predict.networks.step import Costs, Step, StepPart
 from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
@@ -148,7 +148,7 @@ def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe:
     if recipe.num_workers:
         wait, rest_ms = parts.pop("loader_wait"), sum(part.predicted_ms for part in parts.values())
         hidden = (max(0.0, ms / recipe.num_workers - rest_ms) for ms in (wait.predicted_ms, wait.low_ms, wait.high_ms))
-        parts["loader_wait"] = Part(*hidden, wait.source)
+        parts["loader_wait"] = StepPart(*hidden, wait.source)
     state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
     return Step({name: parts[name] for name in step.PARTS if name in parts}, passes, work.memory_mb + state_mb)
 
@@ -166,16 +166,16 @@ def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:
     """Return the terms of the optimizer on a device, and half the interval of its operators in log time."""
     update = work.update(optimizer, predictor.device_type != "cpu", dtypes.torch_dtype(predictor.dtype).itemsize)
-    estimate = composition.estimate(update, predictor.model, SUM)
+    estimate = composition.estimate(update, predictor.model, PLAIN_SUM)
     half = math.log(estimate.high_ms / estimate.predicted_ms)
     return {"operators_ms": estimate.predicted_ms, "calls": float(update.calls)}, half
 
 
-def split(passes: Estimate) -> dict[str, Part]:
+def split(passes: Estimate) -> dict[str, StepPart]:
     """Split an estimate into forward and backward by the time of their operators."""
     cost_ms, backward, calls = (passes.operators[name] for name in ("cost_ms", "backward_calls", "calls"))
     share = float((cost_ms * backward / calls).sum() / cost_ms.sum())
-    whole = Part(passes.predicted_ms, passes.low_ms, passes.high_ms)
+    whole = StepPart(passes.predicted_ms, passes.low_ms, passes.high_ms)
     return {"forward": whole.times(1 - share), "backward": whole.times(share)}
 
 

@@ -179,7 +179,7 @@ def _notes(advice: Advice) -> list[str]:
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
     unbounded = np.isinf(shown["high_ms"]).any()
     lines = {
-        f"not modelled: {unknown}; others answer for them, of like work or those of {dtype}": unknown,
+        f"not modelled: {unknown}; the time of a similar operator, or of the same one in {dtype}, is used": unknown,
         f"FLOPs not known: {uncounted}; one is counted for each element, which is the least": uncounted,
         "inf: of some operators only the least time is known, so the interval has no upper end": unbounded,
         f"its control flow depends on values ({branches}): the branch of random inputs was taken": branches,

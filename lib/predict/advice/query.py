@@ -59,7 +59,7 @@ class Query:
         return (self.layout, self.compiled) == ("contiguous", False)
 
 
-def once(call: Callable) -> Callable:
+def cached_with_errors(call: Callable) -> Callable:
     """Cache a function's results and its exceptions by argument."""
     outcomes: dict[tuple, tuple[Any, Exception | None]] = {}
 
@@ -90,13 +90,13 @@ class CapturedQuery:
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
-        self._captured = once(lambda batch_size, device_type: work.captured(
+        self._captured = cached_with_errors(lambda batch_size, device_type: work.captured(
             query.network(batch_size), query.mode, dtypes.torch_name(query.dtype), device=device_type, ready=module()))
         self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
         self._rows = cache(lambda: card_rows.of_network(network, module()))
         self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous")))
 
-    def under(self, **changes) -> "CapturedQuery":
+    def with_changes(self, **changes) -> "CapturedQuery":
         """Return the query with another batch size, layout or compiled; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
@@ -121,7 +121,7 @@ class CapturedQuery:
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype == "fp32" else self._in_fp32().under(batch_size=self.batch_size)
+        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size)
 
 
 def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
@@ -291,7 +291,7 @@ class Answer:
     def _bound(self) -> str:
         """Return what limits the answer: loader, copy or optimizer, or the passes (``Predictor.bound``)."""
         parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
-        if longest in _HOST and parts[longest].predicted_ms > registry.MOST * self.estimate.predicted_ms:
+        if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
             return _HOST[longest]
         return self.predictor.bound(self._in_fp32 if self.uses_gain else self.work, self.passes.predicted_ms)
 

@@ -16,7 +16,7 @@ from lib import csv_files
 from lib.errors import InputError, choices, one_line
 from lib.predict import registry
 from lib.predict.advice import advise
-from lib.predict.advice.query import CapturedQuery, Query, once
+from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
 FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
@@ -97,7 +97,7 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
     A question without an answer has the reason in ``error``, and no numbers.
     """
     reader, rows, groups = cache(registry.load), {}, {}
-    models = once(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
+    models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(list(groups.items()), "networks"):
@@ -115,8 +115,8 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
 def _captures(query: Query, batch_sizes: set[int]):
     """Return what gives the query at a batch size; of many sizes, the smallest, from which the others are interpolated."""
     batches = sorted(size for size in batch_sizes if size > 1)
-    network = once(lambda: CapturedQuery(query))
-    at = once(lambda batch_size: network().under(batch_size=batch_size))
+    network = cached_with_errors(lambda: CapturedQuery(query))
+    at = cached_with_errors(lambda batch_size: network().with_changes(batch_size=batch_size))
     return lambda batch_size: at(batches[0] if batch_size > 1 and len(batches) > _FEW else batch_size)
 
 
@@ -126,7 +126,7 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
         if question.error:
             raise InputError(question.error)
         query = question.query
-        captured = at(query.batch_size).under(layout=query.layout, compiled=query.compiled)
+        captured = at(query.batch_size).with_changes(layout=query.layout, compiled=query.compiled)
         predictors = models(question.device, query.dtype)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_size):
             yield question.columns | result.columns | {"batch_size": result.work.batch_size, "error": ""}

@@ -14,7 +14,7 @@ from lib.measure.statistics import is_usable
 from lib.predict.cards import card_model, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
-from lib.predict.cards.fitting import Cases, Weigh
+from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.whole_networks import LAYOUTS, condition_of
 from lib.predict.operators.validation import half_interval, worse
 from lib.predict.scores import score
@@ -70,7 +70,7 @@ def _images(name: str, sample: str) -> Network:
     return network
 
 
-def _cases(start: CardModel, table: pd.DataFrame) -> list[Cases]:
+def _cases(start: CardModel, table: pd.DataFrame) -> list[ConditionNetworks]:
     """Return the networks of each condition, with the weights of the one most like it: of the same torch or the newest."""
     parts = []
     for values, part in table.groupby(learning.CONDITION):
@@ -81,12 +81,13 @@ def _cases(start: CardModel, table: pd.DataFrame) -> list[Cases]:
         if like is None:
             raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
                              f"{choices(known.name for known in start.conditions)}")
-        parts.append(Cases(part.reset_index(drop=True), replace(wanted, torch=wanted.torch or like.torch), start.chip,
-                             learning.shared(wanted), start.conditions[like].weights))
+        measured = replace(wanted, torch=wanted.torch or like.torch)
+        parts.append(ConditionNetworks(part.reset_index(drop=True), measured, start.chip, learning.shared(wanted),
+                                       start.conditions[like].weights))
     return learning.with_folds(parts)
 
 
-def _shifted(parts: Sequence[Cases]) -> Weigh:
+def _shifted(parts: Sequence[ConditionNetworks]) -> WeightsByCondition:
     """Fit the shift of weights to networks; return what gives the weights of a condition."""
     shift = fitting.shift(parts)
     return lambda part: part.start + shift
@@ -100,8 +101,8 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     """
     start = card_model.load_for(device, shipped=True)
     if start is None:
-        raise InputError(f"{device} is no card that starts from others: no entry of params/devices.yaml with matrix units "
-                         "and a rate in fp16")
+        raise InputError(f"{device} cannot be calibrated: params/devices.yaml needs an entry with matrix units and an fp16 "
+                         "rate")
     start = replace(start, others=None)  # what other cards say is at other rates than what this one's own networks do
     table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
     names = table[["network", "image_size"]]
@@ -122,20 +123,21 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     return Calibrated(card.save(card_model.folder() / f"{device}.json"), card, count, *scored, reasons)
 
 
-def _corrected(start: CardModel, parts: Sequence[Cases], left_out: pd.DataFrame, networks_used: int) -> CardModel:
+def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: pd.DataFrame, networks_used: int) -> CardModel:
     """Return the model whose weights are shifted: conditions that were measured have their own errors, others keep theirs.
 
-    What cards share is of no version of torch: it takes that of the networks that were measured, where these ran otherwise.
+    Shared conditions have no torch version of their own. Those not measured here are labelled with the newest torch of the
+    measured networks.
     """
     shift, half = fitting.shift(parts), half_interval(learning.error(left_out))
     newest = max((part.condition.torch for part in parts), key=version)
-    measured, fitted = {part.condition.how for part in parts}, {}
+    measured, fitted = {part.condition.name_without_torch for part in parts}, {}
     for condition in sorted(start.conditions, key=lambda known: version(known.torch)):  # of those alike the newest stands
         before = start.conditions[condition]
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
         if shifted.basis != "others":
             fitted[condition] = shifted
-        elif condition.how not in measured:
+        elif condition.name_without_torch not in measured:
             fitted[replace(condition, torch=newest)] = replace(shifted, scored=condition.name)
     for part in parts:
         scored_on = left_out[left_out["condition"] == part.condition.name]

@@ -72,8 +72,8 @@ def scores(device: str, what: str) -> pd.DataFrame:
     """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
     ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
-    the conditions ``before`` and ``after`` (``Condition.how``), ``torch`` and the rest of ``score_gains``. None where no rows
-    are.
+    the conditions ``before`` and ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``. None
+    where no rows are.
     """
     return _of_rows(_scores, device, what)
 
@@ -102,9 +102,9 @@ def _halves(model: Path, condition: str, _: int) -> dict[str, float]:
 def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     table, shared = held_out.load(model), model.stem == ANY
     if what == GAINS:
-        return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "before": before.how,
-                              "after": after.how, "torch": before.torch, "left_out": part["left_out"].iloc[0],
-                              **score_gains(part)}
+        return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
+                              "before": before.name_without_torch, "after": after.name_without_torch,
+                              "left_out": part["left_out"].iloc[0], **score_gains(part)}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
     if what == NOISE:
         views = list(measured_again(table[table["what"] == NETWORKS]))
@@ -159,7 +159,7 @@ def measured_again(table: pd.DataFrame) -> Iterator[pd.DataFrame]:
 def of_change(device: str, before: Condition, after: Condition) -> dict[str, Any] | None:
     """Return the scores of a change on a card, of the same torch or else the newest; None where none was held out."""
     lines = (line for line in scores(device, GAINS).to_dict("records")
-             if (line["before"], line["after"]) == (before.how, after.how))
+             if (line["before"], line["after"]) == (before.name_without_torch, after.name_without_torch))
     return max(lines, default=None, key=lambda line: (line["torch"] == before.torch, version(line["torch"])))
 
 

@@ -14,8 +14,8 @@ from lib.predict.operators.chip import Chip
 
 FOLDER = paths.REFERENCE / "models" / "composed"
 ANY = "any-card"  # what cards share, for those without a model of their own
-_CORES = frozenset("volta turing ampere ada hopper blackwell".split())  # architectures whose matrix units take 16 bits
-_STRANGER = 2  # times as wide is the interval of an architecture that no measured card is of
+_MATRIX_ARCHITECTURES = frozenset("volta turing ampere ada hopper blackwell".split())  # their matrix units take 16 bits
+_UNKNOWN_ARCHITECTURE_WIDENING = 2  # factor of the interval of an architecture that no measured card has
 SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}  # of those that ship
 RETRAIN = "train it again with: python -m lib models --train timm"
 
@@ -92,9 +92,9 @@ def load_for(device: str, shipped: bool = False) -> CardModel | None:
 def of_others(device: str) -> CardModel | None:
     """Return the shared model applied to this card; None without matrix units, or if no shared model ships."""
     vendor, shared = load_devices().get(device), of_device(ANY)
-    if shared is None or vendor is None or vendor.architecture not in _CORES or "fp16" not in vendor.peak_gflops:
+    if shared is None or vendor is None or vendor.architecture not in _MATRIX_ARCHITECTURES or "fp16" not in vendor.peak_gflops:
         return None
     alike = {load_devices()[sibling].architecture for sibling in shared.siblings}
-    wider = 1 if vendor.architecture in alike else _STRANGER
+    wider = 1 if vendor.architecture in alike else _UNKNOWN_ARCHITECTURE_WIDENING
     return replace(shared, device=device, conditions={
         condition: replace(fitted, half=fitted.half * wider) for condition, fitted in shared.conditions.items()})

@@ -63,19 +63,19 @@ class Condition:
         return cls("train" if way == "train" else "infer", precision, layout, way == "compiled", release)
 
     @property
-    def way(self) -> str:
+    def execution(self) -> str:
         """Return eager, compiled or train."""
         return "train" if self.mode == "train" else "compiled" if self.compiled else "eager"
 
     @property
-    def how(self) -> str:
+    def name_without_torch(self) -> str:
         """Return the condition in one word, whatever the torch."""
-        return f"{self.way}-{self.precision}-{self.layout}"
+        return f"{self.execution}-{self.precision}-{self.layout}"
 
     @property
     def name(self) -> str:
         """Return the condition in one word."""
-        return f"{self.how}-{self.torch}"
+        return f"{self.name_without_torch}-{self.torch}"
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ class Terms:
 
 def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition: Condition, network: np.ndarray | int = 0,
           networks: int = 1) -> Terms:
-    """Return the terms of rows (``rows.COLUMNS``) at a batch size, or one or one a row, under a condition.
+    """Return the terms of rows (``rows.COLUMNS``) at one batch size, or at one per row, under a condition.
 
     ``network`` numbers the network of each row, of ``networks``.
     """
     v = table.assign(times=batch / BATCH, network=network)
-    v = v[v.stage.isin(_STAGES[condition.way])].sort_values("kind", kind="stable", ignore_index=True)
+    v = v[v.stage.isin(_STAGES[condition.execution])].sort_values("kind", kind="stable", ignore_index=True)
     edges = tuple(map(int, np.searchsorted(v.kind.cat.codes, np.arange(len(KERNEL_KINDS) + 1))))
     first = edges[len(COMPUTING)]
     v.kind = v.kind.astype(str)

@@ -1,4 +1,4 @@
-"""Fitting of the model of cards to whole networks: through the sum, robustly, with what conditions share held together.
+"""Fitting of the model of cards to the total times of whole networks, robust to outliers; conditions share weights.
 
 Weights are the most probable ones under a pseudo-Huber loss of the log time (Charbonnier et al., 1997) and normal priors.
 """
@@ -18,7 +18,7 @@ from lib.predict.operators.chip import Chip
 SIGMA = 0.08  # of the log time: beyond it an error counts in proportion, not squared
 # Prior widths of intercepts, slopes and overheads; other kernels run backward, and convolutions of a kind differ more in them.
 WIDTHS = {"base": (0.25, 0.085, 1.0), "level": (0.14, 0.042, 0.5), "train": (0.28, 0.085, 0.5)}
-ALIKE = {"way:compiled": 0.2}  # correlation of the errors of one family, by level: how much less each of many networks says
+FAMILY_CORRELATION = {"way:compiled": 0.2}  # of the errors of one family, by level: how much less each of many networks says
 FLAGS = np.isin(COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd"))  # as wide as intercepts
 ITERATIONS, SHIFT_ITERATIONS = 150, 60
 # Prior widths of a shift by few networks: of what all computing, and all moving, is faster by, and of each weight of its own.
@@ -27,7 +27,7 @@ SHIFT_WIDTHS = 0.15, 0.02, 0.4
 
 
 @dataclass(frozen=True)
-class Cases:
+class ConditionNetworks:
     """Networks measured on a card under one condition, at the rates of ``chip``.
 
     ``table`` has a row a network: ``rows`` (its work), ``batch_size, latency_ms, module``. ``levels``: names of the offsets
@@ -53,7 +53,7 @@ class Cases:
         """Give the log of the measured ms."""
         return np.log(self.table["latency_ms"].to_numpy(float))
 
-    def of(self, networks: np.ndarray) -> "Cases":
+    def of(self, networks: np.ndarray) -> "ConditionNetworks":
         """Return some of the networks, by their numbers or by a mask."""
         return replace(self, table=self.table.iloc[networks])
 
@@ -63,20 +63,20 @@ class Cases:
                                  condition=self.condition.name)
 
 
-Weigh = Callable[[Cases], np.ndarray]  # gives the weights of a condition
+WeightsByCondition = Callable[[ConditionNetworks], np.ndarray]  # gives the weights of a condition
 
 
-def _network_weights(cases: Cases) -> np.ndarray:
-    """Return how much each network says: n of a family as n / (1 + (n - 1) ALIKE), as their errors go together.
+def _network_weights(cases: ConditionNetworks) -> np.ndarray:
+    """Return how much each network says: n of a family as n / (1 + (n - 1) FAMILY_CORRELATION), as their errors go together.
 
     The effective number of observations in a cluster (Kish, Survey Sampling, 1965).
     """
-    alike = max((ALIKE.get(level, 0.0) for level in cases.levels), default=0.0)
+    alike = max((FAMILY_CORRELATION.get(level, 0.0) for level in cases.levels), default=0.0)
     family = cases.table["module"]
     return 1 / (1 + (family.groupby(family).transform("size").to_numpy() - 1) * alike)
 
 
-def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int], torch.Tensor], size: int,
+def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable[[torch.Tensor, int], torch.Tensor], size: int,
                    iterations: int) -> torch.Tensor:
     """Return the mode of ``size`` standard normal numbers, of which ``weights`` makes those of each case, by its number."""
     from scipy.optimize import minimize  # fitting alone waits for it to load
@@ -100,10 +100,10 @@ def _most_probable(cases: Sequence[Cases], weights: Callable[[torch.Tensor, int]
 def _width(flags: np.ndarray, intercept: float, slope: float, overhead: float) -> np.ndarray:
     """Return the prior widths of all weights; those of computing ``flags`` are as wide as intercepts."""
     return kernel_sum.flat(computing=np.where(flags, intercept, slope),
-                           moving=np.where(kernel_sum.FIRST["moving"], intercept, slope), overheads=overhead)
+                           moving=np.where(kernel_sum.INTERCEPTS["moving"], intercept, slope), overheads=overhead)
 
 
-def fit(cases: Sequence[Cases]) -> pd.DataFrame:
+def fit(cases: Sequence[ConditionNetworks]) -> pd.DataFrame:
     """Fit to networks of several conditions, around the usual efficiencies.
 
     Returns the weights that all conditions share (row "") and what each level adds to them, see ``weights_of``.
@@ -126,12 +126,12 @@ def weights_of(fitted: pd.DataFrame, levels: Sequence[str]) -> np.ndarray:
     return fitted[fitted.index.isin(("", *levels))].to_numpy().sum(0)
 
 
-def shift(cases: Sequence[Cases]) -> np.ndarray:
+def shift(cases: Sequence[ConditionNetworks]) -> np.ndarray:
     """Return what a few networks of a card add to the weights that each condition starts from, the same for all of them."""
     none = dict.fromkeys(kernel_sum.SHAPES, 0.0)
-    width = torch.as_tensor(_width(kernel_sum.FIRST["computing"], *SHIFT_WIDTHS))
+    width = torch.as_tensor(_width(kernel_sum.INTERCEPTS["computing"], *SHIFT_WIDTHS))
     directions = torch.as_tensor(np.stack([kernel_sum.flat(**none | {name: first * TOGETHER})
-                                           for name, first in kernel_sum.FIRST.items()]))
+                                           for name, first in kernel_sum.INTERCEPTS.items()]))
     starts = [torch.as_tensor(part.start) for part in cases]
 
     def added(apart: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may b
 USUAL = {"computing": 0.5, "moving": 0.75}
 USUAL_MS = (0.006, 0.002)  # to launch a kernel, and that each takes at least
 _SOFT, _OVERLAP = 3.0, 4.0  # p and q
-FIRST = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}  # intercepts
+INTERCEPTS = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}
 
 
 def flat(**parts: np.ndarray | float) -> np.ndarray:
@@ -36,7 +36,7 @@ def flat(**parts: np.ndarray | float) -> np.ndarray:
 
 def usual() -> np.ndarray:
     """Return the weights at which every efficiency is the usual one."""
-    intercepts = {name: FIRST[name] * math.log(USUAL[name] / (most - USUAL[name])) for name, most in BEST.items()}
+    intercepts = {name: INTERCEPTS[name] * math.log(USUAL[name] / (most - USUAL[name])) for name, most in BEST.items()}
     return flat(**intercepts, overheads=np.log(USUAL_MS))
 
 
@@ -77,9 +77,9 @@ def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
 class FittedWeights:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
 
-    Outside of these the interval is twice as wide. ``basis``: many networks of the card, few, or those of others. ``scored``:
-    the name of the condition that interval and scores are of, where it is another one (empty: this one); ``corrected``: by how
-    many networks a user of the card corrected the weights.
+    Outside of the trained batch sizes the interval doubles. ``basis``: many networks of the card, few, or those of others.
+    ``scored``: the condition that interval and scores come from, if not this one. ``corrected``: by how many networks a user of
+    the card corrected the weights.
     """
 
     weights: array(float, file="<f4")

@@ -14,7 +14,7 @@ from lib.predict import held_out
 from lib.predict.cards import card_errors, card_model, features, fitting, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition
-from lib.predict.cards.fitting import Cases, Weigh
+from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
@@ -28,7 +28,7 @@ LEAST = 50  # networks under a condition, and it is learned
 OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
-ALIKE = 1e-3  # of its parameters: timm has changed some networks by less since, such as TNT
+PARAMETER_TOLERANCE = 1e-3  # share of its parameters: timm has changed some networks by less since, such as TNT
 CONDITION = ["mode", "precision", "layout", "compiled", "torch"]
 _KEY = ["network", "image_size"]
 
@@ -49,7 +49,7 @@ def with_rows(table: pd.DataFrame, captures: Mapping[tuple, pd.DataFrame]) -> pd
     return table.assign(kind=table["rows"].map(architectures.of_rows))
 
 
-def with_folds(cases: Sequence[Cases]) -> list[Cases]:
+def with_folds(cases: Sequence[ConditionNetworks]) -> list[ConditionNetworks]:
     """Return networks with the ``fold`` of each, the same in all conditions.
 
     Families (modules) stay whole, the largest are dealt first, to the smallest fold.
@@ -65,10 +65,10 @@ def with_folds(cases: Sequence[Cases]) -> list[Cases]:
 
 def shared(condition: Condition) -> tuple[str, ...]:
     """Return the levels that conditions share, on a card that nobody measured as well."""
-    return f"layout:{condition.layout}:{condition.way}", f"way:{condition.way}"
+    return f"layout:{condition.layout}:{condition.execution}", f"way:{condition.execution}"
 
 
-def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Cases]:
+def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[ConditionNetworks]:
     """Return the networks of a card (``with_rows``) under each condition with at least LEAST of them.
 
     ``chip``: its rates (default: those that its vendor states).
@@ -78,18 +78,19 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Ca
         condition, distinct = Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
         recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
         if len(distinct) >= LEAST and recent:
-            conditions.append(Cases(distinct, condition, chip, (*shared(condition), f"exact:{condition.name}")))
+            conditions.append(ConditionNetworks(distinct, condition, chip, (*shared(condition), f"exact:{condition.name}")))
     return with_folds(conditions) if conditions else []
 
 
-def without(parts: Iterable[Cases], fold: int) -> list[Cases]:
-    """Return conditions without the families of a fold, those that others are left of."""
+def without(parts: Iterable[ConditionNetworks], fold: int) -> list[ConditionNetworks]:
+    """Return the conditions without the fold's families; drop those left empty."""
     kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in parts]
     return [part.of(mask) for part, mask in kept if mask.any()]
 
 
-def left_out(parts: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) -> pd.DataFrame:
-    """Return each network as it is predicted without its family (``Cases.predicted``), in the order of the conditions.
+def left_out(parts: Sequence[ConditionNetworks],
+             learn: Callable[[list[ConditionNetworks]], WeightsByCondition]) -> pd.DataFrame:
+    """Predict each network without its family (``ConditionNetworks.predicted``), in the order of the conditions.
 
     ``learn`` takes networks, and returns what gives the weights of a condition.
     """
@@ -104,7 +105,7 @@ def left_out(parts: Sequence[Cases], learn: Callable[[list[Cases]], Weigh]) -> p
     return joined.drop(columns="case").reset_index(drop=True)
 
 
-def fit(parts: list[Cases]) -> Weigh:
+def fit(parts: list[ConditionNetworks]) -> WeightsByCondition:
     """Fit to the networks of a card; return what gives the weights of a condition."""
     fitted = fitting.fit(parts)
     return lambda part: fitting.weights_of(fitted, part.levels)
@@ -123,7 +124,7 @@ def error(predicted: pd.DataFrame) -> np.ndarray:
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
 
 
-def fit_card(device: str, parts: list[Cases], predicted: pd.DataFrame) -> CardModel:
+def fit_card(device: str, parts: list[ConditionNetworks], predicted: pd.DataFrame) -> CardModel:
     """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
     weights, fitted = fit(parts), {}
     for part in parts:
@@ -160,7 +161,7 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     merged_m = built_m((names + MERGED)[np.abs(stated - usual_m) > ROUNDED])
     merged = np.abs(stated - merged_m) < np.abs(stated - usual_m)
     nearer_m = np.where(merged, merged_m, usual_m)
-    neither = np.abs(stated - nearer_m) > np.maximum(ROUNDED, ALIKE * nearer_m)
+    neither = np.abs(stated - nearer_m) > np.maximum(ROUNDED, PARAMETER_TOLERANCE * nearer_m)
     for place in np.flatnonzero(neither):
         also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
         name, size = table.loc[table.index[place], _KEY]

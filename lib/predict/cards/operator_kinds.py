@@ -73,7 +73,7 @@ def gemm(op: Op) -> dict[str, float]:
 
 
 def serial(op: Op, follows: bool) -> dict[str, float]:
-    """Return how many reads of an operator wait for one another, in NCHW and where the network is in channels_last; or nothing.
+    """Return the number of dependent reads, for NCHW and for channels_last; empty if the operator has none.
 
     ``follows``: what it reads is in channels_last where the network is. Pictures may lie so whatever the network does, such as
     tokens that became pictures again.

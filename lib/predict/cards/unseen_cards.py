@@ -15,14 +15,14 @@ from lib.predict import held_out
 from lib.predict.cards import card_errors, card_model, fitting, learning
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import sustained
-from lib.predict.cards.fitting import Cases
+from lib.predict.cards.fitting import ConditionNetworks
 from lib.predict.cards.learning import shared
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
 _LEAST_CARDS = 2
-OfCards = dict[str, list[Cases]]
+OfCards = dict[str, list[ConditionNetworks]]
 
 
 def of_cards(table: pd.DataFrame) -> OfCards:
@@ -41,7 +41,9 @@ def of_cards(table: pd.DataFrame) -> OfCards:
 
 
 def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame:
-    """Return a row a network, condition, card and draw (``Cases.predicted``): ``networks`` of its own that were used.
+    """Return one row per network, condition, card and draw, as in ``ConditionNetworks.predicted``.
+
+    ``networks``: how many of the card's own were used.
 
     Each card is left out in turn, and of the others each fifth of the families: no network, and none of its family, was seen.
     """
@@ -59,7 +61,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame
     return pd.concat(rows, ignore_index=True)
 
 
-def _tested(part: Cases, fold: int, networks: Sequence[int]) -> Iterator[pd.DataFrame]:
+def _tested(part: ConditionNetworks, fold: int, networks: Sequence[int]) -> Iterator[pd.DataFrame]:
     """Yield the predictions of networks of a fold, by other cards' weights and by a few networks of the card's other folds."""
     folds, generator = part.table["fold"].to_numpy(), np.random.default_rng(fold)
     test, rest = part.of(folds == fold), np.flatnonzero(folds != fold)
@@ -94,7 +96,7 @@ def train(cards: OfCards, predicted: pd.DataFrame) -> CardModel:
     every = [part for parts in cards.values() for part in parts]
     weights, fitted, zero = fitting.fit(every), {}, predicted[predicted["networks"] == 0]
     for condition in sorted({part.condition for part in every}):
-        alike, measured = zero[zero["condition"].str.startswith(condition.way)], zero[zero["condition"] == condition.name]
+        alike, measured = zero[zero["condition"].str.startswith(condition.execution)], zero[zero["condition"] == condition.name]
         if len(measured):
             fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), measured,
                                                   "others")

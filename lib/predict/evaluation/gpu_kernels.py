@@ -179,7 +179,7 @@ def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFra
     """Return held-out predictions with ``one_low_ms, one_high_ms`` beside the families' intervals: of all of them together."""
     predicted, fold = (held_out[name].to_numpy() for name in ("predicted_ms", "fold"))
     error = np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted)
-    together = fitting.held_out(held_out, predicted, error, fold)
+    together = fitting.cross_predicted(held_out, predicted, error, fold)
     return held_out.assign(one_low_ms=together["low_ms"], one_high_ms=together["high_ms"])
 
 

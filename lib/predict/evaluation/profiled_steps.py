@@ -17,7 +17,7 @@ from lib.measure.training.summary import steady
 from lib.predict import registry, steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.step_learners import StepModel
-from lib.predict.networks.sums import each, held_out
+from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
 from lib.predict.scores import score_by
@@ -120,7 +120,7 @@ def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndar
     of_group = logs.groupby(groups)
     mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
     sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
-    line = held_out(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
+    line = cross_predicted(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
     return {"mean": mean, "linear in FLOPs and bytes": line} | {
         name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
 

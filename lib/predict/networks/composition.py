@@ -52,7 +52,7 @@ class Composition:
         return sum(rate * terms[name] for name, rate in self.rates.items())
 
 
-SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0)
+PLAIN_SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0)
 
 
 @dataclass(frozen=True)

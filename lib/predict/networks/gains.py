@@ -60,7 +60,7 @@ def fit(rows: pd.DataFrame) -> Composition:
     return fitting.learn(_SUMS, TERMS, rows, rows["ratio"].to_numpy(float))
 
 
-def of(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+def gain_interval(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
     return interval(1 / way.total(terms), way.half)
 
@@ -72,7 +72,7 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
     """
     parts = []
     for number, test in enumerate(folds(rows)):
-        predicted, low, high = of(fit(rows[~test & rows["usable"]]), rows[test])
+        predicted, low, high = gain_interval(fit(rows[~test & rows["usable"]]), rows[test])
         parts.append(rows[test].assign(fold=number, predicted=predicted, low=low, high=high))
     return pd.concat(parts).loc[rows.index].assign(measured=1 / rows["ratio"])
 
@@ -134,7 +134,7 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
         raise InputError(f"networks were measured in bf16 on a CPU with {choices(known.bf16_instructions)}, and this one has "
                          f"{own}")
     gain = known.ways[way]
-    scores, times = gain.scores, of(gain, terms(work, composition.predicted_operators(work, cost_model)))
+    scores, times = gain.scores, gain_interval(gain, terms(work, composition.predicted_operators(work, cost_model)))
     evidence = (f"{dtype} {layout} gains {times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f}); "
                 f"from {gain.networks} networks that ran both ways on {known.machine} with "
                 f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "

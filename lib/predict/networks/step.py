@@ -15,7 +15,7 @@ import pandas as pd
 from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate
-from lib.predict.networks.sums import each, held_out, interval
+from lib.predict.networks.sums import cross_predicted, each, interval
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 from lib.work.training import PHASES
@@ -31,7 +31,7 @@ Terms = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """One part of a step in ms, with its 90 % interval, and how it is known."""
 
     predicted_ms: float
@@ -39,9 +39,9 @@ class Part:
     high_ms: float
     source: str = "predicted"
 
-    def times(self, factor: float) -> "Part":
+    def times(self, factor: float) -> "StepPart":
         """Return a share of this part."""
-        return Part(self.predicted_ms * factor, self.low_ms * factor, self.high_ms * factor, self.source)
+        return StepPart(self.predicted_ms * factor, self.low_ms * factor, self.high_ms * factor, self.source)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Step:
     ``passes`` is the estimate of forward and backward together; ``memory_mb`` what the step needs, the optimizer's state too.
     """
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, StepPart]
     passes: Estimate
     memory_mb: float
 
@@ -74,7 +74,7 @@ class Step:
         return math.hypot(*(getattr(part, end) - part.predicted_ms for part in (self.passes, *self._beside)))
 
     @property
-    def _beside(self) -> list[Part]:
+    def _beside(self) -> list[StepPart]:
         return [part for name, part in self.parts.items() if name not in ("forward", "backward")]
 
     @property
@@ -106,11 +106,11 @@ class Costs:
     source: str
     scores: dict[str, float] = field(default_factory=dict)
 
-    def predict(self, terms: Terms, half: float = 0.0) -> Part:
+    def predict(self, terms: Terms, half: float = 0.0) -> StepPart:
         """Return the part with these terms; ``half`` stands in for an interval that was not measured."""
         total = max(_LEAST_MS, sum(rate * terms[name] for name, rate in self.rates.items()))
         half = self.half if self.groups else max(half, self.half)
-        return Part(*interval(total, half), self.source)
+        return StepPart(*interval(total, half), self.source)
 
 
 def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str], source: str) -> Costs:
@@ -121,7 +121,7 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
     terms, measured, count = terms[list(TERMS[name])], np.asarray(measured_ms, float), len(set(groups))
     if count < LEAST_GROUPS:
         raise InputError(f"costs of a step are fitted to two workloads or more of different models, not to {count}")
-    predicted = held_out(each(groups), lambda test: terms[test].to_numpy() @ _rates(terms[~test], measured[~test]))
+    predicted = cross_predicted(each(groups), lambda test: terms[test].to_numpy() @ _rates(terms[~test], measured[~test]))
     predicted = np.maximum(predicted, _LEAST_MS)
     rates = dict(zip(terms, _rates(terms, measured).tolist(), strict=True))
     return Costs(rates, half_interval(np.log(measured / predicted)), count, source, score(measured, predicted))

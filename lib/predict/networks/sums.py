@@ -37,7 +37,7 @@ def each(groups: pd.Series | np.ndarray) -> Iterator[np.ndarray]:
         yield names == name
 
 
-def held_out(tests: Iterable[np.ndarray], predict: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def cross_predicted(tests: Iterable[np.ndarray], predict: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return what ``predict`` gives for the rows of each test set, without having seen them."""
     answers = [(np.flatnonzero(test), predict(test)) for test in tests]
     places, values = (np.concatenate(columns) for columns in zip(*answers, strict=True))
@@ -79,9 +79,9 @@ class Sum:
         """Return the rate of each part (p)."""
         return self.usual * np.exp(self.factors @ logs)
 
-    def held_out(self, rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    def cross_predicted(self, rows: pd.DataFrame, parts: np.ndarray, totals: np.ndarray) -> np.ndarray:
         """Return the total (n) that is predicted of each row by the families of other folds."""
-        return held_out(folds(rows), lambda test: parts[test] @ self.rates(self.logs(parts[~test], totals[~test])))
+        return cross_predicted(folds(rows), lambda test: parts[test] @ self.rates(self.logs(parts[~test], totals[~test])))
 
 
 def sums(kinds: int, spreads: Sequence[float], common: float, beside: Sequence[float], noise: float | np.ndarray,
@@ -101,6 +101,6 @@ def learned(sums: Sequence[Sum], rows: pd.DataFrame, parts: np.ndarray, totals: 
     """
     if (count := rows["network"].nunique()) < LEAST_NETWORKS:
         raise InputError(f"rates are learned from four networks or more, not from {count}")
-    predicted = [fitted.held_out(rows, parts, totals) for fitted in sums]
+    predicted = [fitted.cross_predicted(rows, parts, totals) for fitted in sums]
     best = min(range(len(sums)), key=lambda number: np.abs(np.log(predicted[number] / totals)).mean())
     return sums[best].logs(parts, totals), predicted[best]

@@ -140,7 +140,7 @@ class CostModel(Saved):
         """Answer for columns of convolutions' backward passes, from forward kernels."""
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
-        for places, kernel in gradients.of(row, self.chip):
+        for places, kernel in gradients.as_forward_kernels(row, self.chip):
             ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
             predicted[places] += ms
             weighed[places] += ms * widths

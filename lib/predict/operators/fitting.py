@@ -93,7 +93,7 @@ def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: n
     error = np.log(measured / predicted)
     of_all, part.families = _intervals(error, predicted, ops)
     part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
-    part.held_out = held_out(rows, predicted, error, fold, ops)
+    part.held_out = cross_predicted(rows, predicted, error, fold, ops)
     return part
 
 
@@ -106,8 +106,8 @@ def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray | str) 
     return interval(...), {str(op): interval(ops == op) for op in np.unique(ops) if op}
 
 
-def held_out(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
-             ops: np.ndarray | str = "") -> pd.DataFrame:
+def cross_predicted(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
+                    ops: np.ndarray | str = "") -> pd.DataFrame:
     """Return each row's prediction by the fold that left it out, its interval by the errors of the others, and the fold.
 
     ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows.

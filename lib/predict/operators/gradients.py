@@ -15,8 +15,8 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import AXES, Columns, Row, extents
 
 
-def of(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
-    """Yield places in columns ``row`` of backward convolutions and, for these, columns of a forward kernel each waits for.
+def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
+    """For each gradient, yield the indices of the convolutions that need it and the forward kernels that stand in for it.
 
     FLOPs are shared evenly between both gradients, bytes are those that each reads and writes.
     """

@@ -67,7 +67,7 @@ class Study:
         return [(among[train], among[test]) for train, test in folds(self.groups.iloc[among], count)]
 
     def part(self, train: np.ndarray, weighting: str) -> Part:
-        """Train rates and trees; ``relative`` weighs a row by what the mean error in per cent makes of it, else all alike."""
+        """Train rates and trees; ``relative`` weighs each row so that the error in per cent counts, ``equal`` all alike."""
         weight = self.utilisation(train, train) / self.watts[train] if weighting == "relative" else np.ones(len(train))
         x = self.x.iloc[train]
         return Part.trained(regressors.Boosted.fit(self.terms.iloc[train], x, self.watts[train], weight / weight.mean(),

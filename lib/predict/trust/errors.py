@@ -96,7 +96,7 @@ def table(reference: str = "") -> pd.DataFrame:
 
 
 def _scored(rows: pd.DataFrame, *more: str) -> list[Row]:
-    """Return the scores of rows ``held_out``, those together that are alike in KEYS and ``more``."""
+    """Score held-out rows, grouped by KEYS and ``more``."""
     return score_draws(rows, [*KEYS, *more]).to_dict("records")
 
 

@@ -11,7 +11,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import network_training, registry, steps, training
-from lib.predict.evaluation import baselines, evaluate, learning, profiled_steps
+from lib.predict.evaluation import baselines, evaluate, profiled_steps, training_diagnostics
 from lib.predict.networks.composition import PARTS, Composition
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
@@ -191,9 +191,9 @@ def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
     first_family = next(iter(wanted))
     ops, passes = wanted[first_family]
     first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
-    curve = learning.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
-    effects = learning.effects(model, first.sample(min(len(first), 400), random_state=0))
-    return Relearned(scores, predictions, learning.by_size(predictions), curve, effects, first_family)
+    curve = training_diagnostics.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
+    effects = training_diagnostics.effects(model, first.sample(min(len(first), 400), random_state=0))
+    return Relearned(scores, predictions, training_diagnostics.by_size(predictions), curve, effects, first_family)
 
 
 def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:

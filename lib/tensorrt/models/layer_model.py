@@ -144,7 +144,7 @@ def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLA
         train = _taught(table[test if test.all() else ~test], kind, setting)
         return _value(table[test], _rates(train, target, setting), target, setting)
 
-    return sums.held_out(sums.each(table["network"]), predict)
+    return sums.cross_predicted(sums.each(table["network"]), predict)
 
 
 def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:

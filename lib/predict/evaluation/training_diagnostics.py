@@ -43,8 +43,7 @@ def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
 def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     """Return by how many points the MAPE on ``rows`` grows when a feature is shuffled: ``feature, added_mape``, the most first.
 
-    Of the rows of the part that most are of; the model was trained on them, which makes the level of the error too low, not the
-    order.
+    Uses the part with the most rows. The model was trained on them: errors are too low, but the ranking holds.
     """
     parts = [(name, part) for name, part in inputs.by_part(rows, model.chip) if name in model.parts]
     name, rows = max(parts, key=lambda part: (bool(model.parts[part[0]].regressor.names), len(part[1])))
