@@ -162,15 +162,15 @@ def _models(options: argparse.Namespace) -> bool:
 
 def _outsiders(options: argparse.Namespace) -> bool:
     """Score what ships on labels of others; save the predictions if asked to."""
-    from lib import store
-    from lib.predict.trust import outsiders
+    from lib.predict.evaluation import outsiders
+    from lib.predict.trust.scoreboard import scoreboard
 
     rows = outsiders.predicted(options.outsiders)
-    print(_shown(outsiders.scoreboard(rows), na_rep="-"))
+    print(_shown(scoreboard(rows), na_rep="-"))
     for reason, count in rows.attrs["left_out"].items():
         note(f"left out: {count:,} of {reason}")
-    if options.out:
-        store.write(rows, options.out, "held_out", derived=True)
+    if options.ship:
+        outsiders.ship(rows)
     return not len(rows)
 
 
@@ -280,7 +280,7 @@ def _add_models(verbs) -> None:
                       help="show instead how wrong they are on what others measured: tables of DeepBench, "
                            "pytorch-gpu-benchmark, timm, NeuSight, Gavel or Zeus, or a CSV of yours with the columns model (a "
                            "network, or an operator: \"matmul gemm_m=64 ...\") and measured_ms, and any others of --questions")
-    verb.add_argument("--out", type=new_file, metavar="FILE.parquet", help="of --outsiders: also write each prediction")
+    add_flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them")
     add_flag(verb, "--all",
              "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
 

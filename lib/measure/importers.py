@@ -112,8 +112,7 @@ def gemm(m: pd.Series, k: pd.Series, n: pd.Series, latency_ms: pd.Series, source
 
 
 _ROWWISE: dict[str, tuple[str, str, int, float]] = {  # NeuSight's name: our family, kind, matrices moved, FLOPs an element
-    **{op: ("elementwise", op, 3, counts.PER_OUTPUT[op]) for op in ("add", "mul", "div")},
-    "pow": ("elementwise", "pow", 2, counts.PER_OUTPUT["pow"]),
+    **{op: ("elementwise", op, 3, counts.PER_OUTPUT[op]) for op in ("add", "mul", "div", "pow")},
     **{op: ("activation", op, 2, counts.PER_OUTPUT[op]) for op in ("relu", "gelu", "tanh")},
     "softmax": ("softmax", "softmax", 2, counts.PER_INPUT["_softmax"]),
     "ln": ("layer_norm", "layer_norm", 2, counts.PER_INPUT["native_layer_norm"])}

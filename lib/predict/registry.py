@@ -16,13 +16,14 @@ from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
-from lib.predict import transfer, transfer_cpu
+from lib.predict import boards, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.cards import card_model
 from lib.predict.cards.card_model import CardModel
 from lib.predict.networks import composition, resident
 from lib.predict.networks.composition import Composition, Estimate
+from lib.predict.networks.sums import HOST_MS
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import RETRAIN, CostModel
 from lib.predict.power import model as power_model
@@ -207,6 +208,12 @@ class Predictor:
         """Give the power model of this device and element type; None without one, and for a device of another machine."""
         return None if self.origin else power_model.of_device(self.kind, self.dtype)
 
+    def on_any_board(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
+        """Return predicted, low and high ms as they hold where this model was not calibrated, see ``boards``."""
+        if not self.model.is_published:
+            return dict(times)
+        return boards.widened(times, kind, is_of_measured_architecture(self.kind))
+
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to the sum of its operators; nothing if no network was measured on the device."""
         fitted = self.model.compositions.get(f"{mode} {memory}")
@@ -229,8 +236,8 @@ class Predictor:
         return float(roofline.seconds(work.flops_and_bytes, self.roof).sum()) * 1e3
 
     def launches_ms(self, work: Work) -> float:
-        """Return the ms that launching every operator takes."""
-        return work.calls * self.roof.launch_us / 1e3
+        """Return the ms that launching every operator takes; on a GPU of others by a usual host."""
+        return work.calls * (HOST_MS[0] if self.model.is_published else self.roof.launch_us / 1e3)
 
     def bound(self, work: Work, predicted_ms: float) -> str:
         """Return what limits a pass or step, see ``bound_of``."""
@@ -259,6 +266,13 @@ class Predictor:
     def is_unscaled(self) -> bool:
         """Return whether this machine's CPU is predicted from another CPU, unscaled for want of usable ceilings."""
         return bool(self.origin and not self.model.scaling)
+
+
+def is_of_measured_architecture(gpu: str) -> bool:
+    """Return whether kernels of a GPU of the same generation were measured."""
+    vendors = load_devices()
+    measured = {vendors[device].architecture for device, _ in model_files(shipped=True) if device in vendors}
+    return gpu in vendors and vendors[gpu].architecture in measured
 
 
 def cpu_files(dtype: str, shipped: bool = False) -> list[Path]:

@@ -25,7 +25,8 @@ from lib.predict.transfer_cpu import Host
 
 _LICENCES = {"neusight": "MIT, sitar-lab/NeuSight", "aiconfigurator": "Apache-2.0, ai-dynamo/aiconfigurator"}
 _MOST_BATCHED = 6_000  # rows of batched GEMMs of one device: as many as of GEMMs, so that neither counts for more
-_THROTTLED = {"p4": ("linear", "bmm", "conv2d")}  # while they were measured: a median of 20 % of the peak, 74 % in a second run
+_LARGE_FLOPS, _LEAST_SHARE = 2e10, 0.7  # of GEMMs that fill a card, and the share of the rate it can feed that they reach
+_GEMMS, _GEMM_GROUP = "linear", "sgemm"  # the family of GEMMs that a throttled card runs slowly, and the group of its part
 _LAUNCH_MS = {"end_to_end": 0.03, "kernel": 0.003}  # eager launches; CUDA graphs
 GRIDS = ("aiconfigurator",)  # sources that measured each N and K at each M: no fold splits those
 _LEAST_GPUS = 3
@@ -226,17 +227,31 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
     """Train the model of one GPU on a published table, for one element type."""
     vendor, rows = load_devices()[device], balanced(table, dtype)
     facts = _facts(kind, rows, dtype, hardware_id=f"published:{device}", software_id=str(rows["software_id"].iloc[0]),
-                   rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps)
+                   rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps,
+                   speaks_for_itself=[_GEMM_GROUP] if throttled(device, table) else [])
     model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else shapes_of)
     model.device = device
     return model
 
 
-def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, throttled: bool = False) -> pd.DataFrame:
-    """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those that were ``throttled``."""
+def throttled(device: str, table: pd.DataFrame) -> bool:
+    """Return whether a card was throttled while its GEMMs in fp32 were measured: they tell of it alone, not of cards alike.
+
+    Large ones then took less than 70 % of the rate that its peak and its power allow, in the median; other cards reach 75 to
+    100 %.
+    """
+    chip, gemms = Chip.of(load_devices()[device], "fp32"), table[(table["op"] == _GEMMS) & (table["dtype"] == "fp32")]
+    large = gemms[is_usable(gemms) & (gemms["flops"] > _LARGE_FLOPS)]
+    allowed = min(chip.flops_per_ms, chip.powered_flops_per_ms or chip.flops_per_ms)
+    return bool((large["flops"] / large["latency_ms"]).median() < _LEAST_SHARE * allowed)
+
+
+def of_several(tables: Mapping[str, pd.DataFrame], dtype: str, of_throttled: bool = False) -> pd.DataFrame:
+    """Return the rows that the model of any GPU is trained on, ``hardware_id`` the device; or those ``of_throttled`` cards."""
     parts = []
     for device, table in tables.items():
-        rows = balanced(table[table["op"].isin(_THROTTLED.get(device, ())) == throttled], dtype)
+        own = (table["op"] == _GEMMS) & throttled(device, table)
+        rows = balanced(table[own == of_throttled], dtype)
         parts.append(rows.sample(min(len(rows), _SAMPLE), random_state=0).assign(hardware_id=device))
     return pd.concat(parts, ignore_index=True)
 

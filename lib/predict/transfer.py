@@ -67,14 +67,16 @@ def siblings(vendor: VendorDevice) -> list[str]:
 def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, donors: Sequence[CostModel]) -> dict[str, Part]:
     """Return a donor's parts applied to a GPU, with the scores of any-GPU, which are of GPUs left out.
 
-    A sibling's scores are of its own unseen shapes. A donor of the same GPU in another element type keeps its scores.
+    A sibling's scores are of its own unseen shapes. A donor of the same GPU in another element type keeps its scores. GEMMs of
+    a throttled card are not borrowed.
     """
     parts = donor.on(vendor, dtype).parts
     if donor.device == vendor.id:
         return parts
     of_any = (ANY_GPU, donor.facts["dtype"])
     left_out = next((other.parts for other in donors if (other.device, other.facts["dtype"]) == of_any), {})
-    return {name: replace(part, scores=left_out[name].scores if name in left_out else {}) for name, part in parts.items()}
+    return {name: replace(part, scores=left_out[name].scores if name in left_out else {}) for name, part in parts.items()
+            if name.partition(" ")[0] not in donor.facts.get("speaks_for_itself", ())}
 
 
 def _rates(part: Part, launch_ms: float) -> Part:

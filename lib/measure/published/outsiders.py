@@ -6,6 +6,7 @@ read, too.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +46,20 @@ _LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 @dataclass(frozen=True)
 class Source:
-    """Who measured: a name, the licence, a pattern of the paths of its files, and what reads one."""
+    """Who measured: a name, the licence, a pattern of the paths of its files, and what reads one.
+
+    ``by_folder``: each folder is of another host, whose name belongs to that of the source.
+    """
 
     name: str
     licence: str
     files: str
     read: Callable[[Path], pd.DataFrame]
+    by_folder: bool = False
+
+    def of(self, path: Path) -> str:
+        """Return the name of the source of a file."""
+        return f"{self.name}, {path.parent.name}" if self.by_folder else self.name
 
 
 def _labels(**values: Any) -> pd.DataFrame:
@@ -63,7 +72,9 @@ def deepbench(path: Path) -> pd.DataFrame:
     Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
     """
     try:
-        sheets = pd.read_excel(path, sheet_name=None, header=None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # extensions of Excel that hold no data
+            sheets = pd.read_excel(path, sheet_name=None, header=None)
     except (ValueError, OSError, KeyError) as error:
         raise InputError(f"{path} is no workbook: {error}") from None
     stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
@@ -172,7 +183,7 @@ def plain(path: Path) -> pd.DataFrame:
 
 READERS = (
     Source("DeepBench", "Apache-2.0, baidu-research/DeepBench", r".*\.xlsx", deepbench),
-    Source("torchvision cards", "MIT, ryujaehun/pytorch-gpu-benchmark", r".*_benchmark(\(\d\))?\.csv", torchvision_cards),
+    Source("torchvision cards", "MIT, ryujaehun/pytorch-gpu-benchmark", r".*_benchmark(\(\d\))?\.csv", torchvision_cards, True),
     Source("timm", "Apache-2.0, huggingface/pytorch-image-models", r".*/benchmark-[^/]*\.csv", timm),
     Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
     Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),

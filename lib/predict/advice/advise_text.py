@@ -15,6 +15,7 @@ from lib.predict import steps
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import Change
+from lib.predict.networks.sums import HOST_MS
 from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
@@ -164,7 +165,7 @@ def text(advice: Advice) -> str:
 
 
 def _notes(advice: Advice) -> list[str]:
-    """Return what to know of the times: what no model is of, and which are of kernels alone."""
+    """Return what to know of the times: what no model is of, and whose hosts nobody measured."""
     shown, dtype = advice.table, advice.captured.query.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
@@ -172,8 +173,7 @@ def _notes(advice: Advice) -> list[str]:
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
     gpus = shown[~shown["device"].str.match("cpu(@|$)")]
-    kernels, launched = (choices(part["device"]) for part in (gpus[gpus["latency_type"] == "kernel"],
-                                                              gpus[gpus["latency_type"] != "kernel"]))
+    published = choices(answer.predictor.device for answer in advice.answers if answer.predictor.model.is_published)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
@@ -186,8 +186,8 @@ def _notes(advice: Advice) -> list[str]:
         **dict.fromkeys(resident, True),
         "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
         "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
-        f"kernels alone, as CUDA graphs run them, without launches: {kernels}": kernels,
-        f"launched one by one, end to end: {launched}; not to be compared with times of kernels alone": launched,
+        "nobody measured the host that launches the kernels of "
+        f"{published}: ranges include launches of {HOST_MS[1] * 1e3:g} to {HOST_MS[2] * 1e3:g} us": published,
         **{f"{row.device}, errors on what was held out: {row.held_out}": True for row in shown.itertuples()}}
     return [line for line, holds in lines.items() if holds]
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import registry, steps
+from lib.predict import boards, registry, steps
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
@@ -188,6 +188,8 @@ class Answer:
     def estimate(self) -> Estimate | Step:
         """Predict a forward pass, or a training step with all of its parts."""
         passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
+        if self.predictor.device_type != "cpu":
+            passes = self._on_any_board(passes or self._operator_sum)
         if self.query.mode == "infer":
             return passes or self._operator_sum
         return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes)
@@ -242,6 +244,14 @@ class Answer:
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
                        predict_operators=lambda: self._operator_sum.operators)
 
+    def _on_any_board(self, passes: Estimate) -> Estimate:
+        """Return passes with the interval that holds on boards of others, unless networks of this board corrected the model."""
+        condition = passes.provenance.condition
+        if condition and self.predictor.card.under(condition).conditions[condition].corrected:
+            return passes
+        times = {name: getattr(passes, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+        return replace(passes, **self.predictor.on_any_board(times, boards.network_kind(self.query.mode, self.query.dtype)))
+
     @cached_property
     def _in_fp32(self) -> Work:
         return self.captured.in_fp32().scaled(self.work.batch_size)
@@ -265,9 +275,8 @@ class Answer:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
         rate = work.batch_size / estimate.predicted_ms * 1e3
-        price, resident_mb, facts = predictor.price_per_hour, self._resident_mb(), predictor.model.facts
+        price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
-        end_to_end = predictor.device_type == "cpu" or passes.provenance.of_networks
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
@@ -275,7 +284,7 @@ class Answer:
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
-                "latency_type": "end_to_end" if end_to_end else facts["latency_type"], **quote.quote(self).columns,
+                "latency_type": "end_to_end", **quote.quote(self).columns,
                 "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}

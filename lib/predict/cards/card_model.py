@@ -90,11 +90,16 @@ def load_for(device: str, shipped: bool = False) -> CardModel | None:
 
 
 def of_others(device: str) -> CardModel | None:
-    """Return the shared model applied to this card; None without matrix units, or if no shared model ships."""
+    """Return the shared model applied to this card; None without matrix units, or if no shared model ships.
+
+    Training was measured on one card, whose weights are taken: no card could be left out of them.
+    """
     vendor, shared = load_devices().get(device), of_device(ANY)
     if shared is None or vendor is None or vendor.architecture not in _MATRIX_ARCHITECTURES or "fp16" not in vendor.peak_gflops:
         return None
     alike = {load_devices()[sibling].architecture for sibling in shared.siblings}
     wider = 1 if vendor.architecture in alike else _UNKNOWN_ARCHITECTURE_WIDENING
+    of_one = {condition: replace(fitted, basis="others") for sibling in shared.siblings
+              for condition, fitted in (of_device(sibling) or shared).conditions.items() if condition.mode == "train"}
     return replace(shared, device=device, conditions={
-        condition: replace(fitted, half=fitted.half * wider) for condition, fitted in shared.conditions.items()})
+        condition: replace(fitted, half=fitted.half * wider) for condition, fitted in (of_one | shared.conditions).items()})

@@ -17,7 +17,7 @@ from pydantic import Field
 from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
 from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
-from lib.predict.networks.sums import interval
+from lib.predict.networks.sums import HOST_MS, OVERLAP, launched
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KERNEL_KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
@@ -25,7 +25,7 @@ SIZE = sum(math.prod(shape) for shape in SHAPES.values())
 BEST = {"computing": 1.25, "moving": 4.0}  # of the vendor's rates: clocks may be higher, and caches faster than memory
 USUAL = {"computing": 0.5, "moving": 0.75}
 USUAL_MS = (0.006, 0.002)  # to launch a kernel, and that each takes at least
-_SOFT, _OVERLAP = 3.0, 4.0  # p and q
+_SOFT = 3.0  # p; q is OVERLAP
 INTERCEPTS = {"computing": np.array(COMPUTING_FEATURES) == "one", "moving": np.array(MOVING_FEATURES) == "one"}
 
 
@@ -64,8 +64,14 @@ def kernels_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
 
 def log_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
     """Return the log of the ms of each network."""
-    device, kernels = terms.by_network(kernels_ms(terms, weights)), terms.by_network(terms.calls)
-    return torch.log(device ** _OVERLAP + (kernels * torch.exp(_parts(weights)[-1][0])) ** _OVERLAP) / _OVERLAP
+    device, launches = _both_ms(terms, weights)
+    return torch.log(device ** OVERLAP + launches ** OVERLAP) / OVERLAP
+
+
+def _both_ms(terms: Terms, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ms of the kernels of each network, and those of launching them."""
+    return (terms.by_network(kernels_ms(terms, weights)),
+            terms.by_network(terms.calls) * torch.exp(_parts(weights)[-1][0]))
 
 
 def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
@@ -105,8 +111,10 @@ class FittedWeights:
 
         ``half`` is half the interval of networks of its kind (default: of all).
         """
-        half = self.half if half is None else half
-        return interval(math.exp(predict(terms, self.weights)[0]), half * (1 + self.outside(batch_size)))
+        half = (self.half if half is None else half) * (1 + self.outside(batch_size))
+        kernels_ms, launches_ms = map(float, _both_ms(terms, torch.as_tensor(self.weights)))
+        _, *ends = (launches_ms if self.corrected else float(terms.calls.sum()) * ms for ms in HOST_MS)
+        return launched(kernels_ms, half, (launches_ms, min(launches_ms, ends[0]), max(launches_ms, ends[1])))
 
     def outside(self, batch_size: int) -> bool:
         """Return whether a batch size is none that was learned from."""

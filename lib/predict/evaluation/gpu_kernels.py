@@ -88,7 +88,7 @@ def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[C
     """
     dtype = model.facts["dtype"]
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
-    rows = pd.concat([trained, training.of_several(tables, dtype, throttled=True)], ignore_index=True)
+    rows = pd.concat([trained, training.of_several(tables, dtype, of_throttled=True)], ignore_index=True)
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if name not in model.parts:
             continue

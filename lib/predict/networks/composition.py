@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.predict.networks.sums import interval
+from lib.predict.networks.sums import HOST_MS, interval, launched
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
 
@@ -24,6 +24,7 @@ PARTS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # by family; all other families copy or reduce
+_LEAST_KERNEL = 0.1  # share of a call's time, launch included, that its kernel takes at least
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
@@ -167,6 +168,15 @@ def time_shares(operators: pd.DataFrame) -> dict[str, float]:
     return {"outside": float(share[operators["out_of_range"]].sum()), "looked_up": float(share[operators["looked_up"]].sum())}
 
 
+def _launched(operators: pd.DataFrame, model: CostModel, half: float) -> tuple[float, float, float]:
+    """Return predicted, low and high ms of a GPU's kernels and their launches; ``half`` is that of the kernels in log time."""
+    ms, calls = operators["predicted_ms"], operators["calls"]
+    launch_ms = model.facts["launch_ms"] * (model.facts["latency_type"] == "end_to_end")
+    kernels_ms = float(np.maximum(ms - launch_ms, _LEAST_KERNEL * ms) @ calls)
+    host_ms = HOST_MS if model.is_published else [model.facts["launch_ms"]] * 3
+    return launched(kernels_ms, half, [float(calls.sum()) * ms for ms in host_ms])
+
+
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks of unseen families.
 
@@ -176,7 +186,10 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     share, outside = operators["cost_ms"] / operators["cost_ms"].sum(), time_shares(operators)["outside"]
     origins = share.groupby(operators["origin"]).sum().drop("", errors="ignore")
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
-    predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside,
-                                                        float(share @ operators["half"]))
+    half = float(share @ operators["half"])
+    if model.chip is None or composition.networks:
+        predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
+    else:
+        predicted_ms, low_ms, high_ms = _launched(operators, model, half * (1 + outside))
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
     return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators)

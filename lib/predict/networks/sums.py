@@ -15,6 +15,17 @@ from lib.errors import InputError
 
 LEAST_NETWORKS = 4
 _FOLDS = 5
+OVERLAP = 4.0  # exponent of the soft maximum of kernels and of the launches that overlap with them
+HOST_MS = (0.020, 0.006, 0.045)  # of a launch by a host that nobody measured: usual, least and most of those of others
+
+
+def launched(kernels_ms: float, half: float, launches_ms: Sequence[float]) -> tuple[float, float, float]:
+    """Return predicted, low and high ms of a GPU's kernels, which the host launches meanwhile.
+
+    ``half`` is half the interval of the kernels in log time; ``launches_ms`` are usual, least and most.
+    """
+    return tuple((kernels ** OVERLAP + launches ** OVERLAP) ** (1 / OVERLAP)
+                 for kernels, launches in zip(interval(kernels_ms, half), launches_ms, strict=True))
 
 
 def interval(value: float, half: float) -> tuple[float, float, float]:

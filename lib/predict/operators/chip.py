@@ -13,8 +13,8 @@ from lib.work import dtypes
 _UNSTATED_CACHE_MB = 1.0  # of a device whose entry states none: little stays in it
 _PJ_2016, _YEARLY = 24.5, 0.8  # energy of a FLOP in fp32; it halves in some three years (Sun et al., arXiv:1911.11313)
 _STATIC_W = 20.0  # of a board, whatever it computes
-_YEARS = {"pascal": 2016, "volta": 2017, "turing": 2018, "ampere": 2020, "cdna2": 2021, "ada": 2022, "hopper": 2022,
-          "cdna3": 2023, "blackwell": 2024}
+_YEARS = {"kepler": 2012, "maxwell": 2014, "pascal": 2016, "volta": 2017, "vega": 2017, "turing": 2018, "ampere": 2020,
+          "cdna2": 2021, "ada": 2022, "hopper": 2022, "cdna3": 2023, "blackwell": 2024}
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,11 @@ class CostModel(Saved):
         return CostModel(vendor.id, facts, {name: replace(part, origin=origin) for name, part in self.parts.items()},
                          Chip.of(vendor, dtype))
 
+    @property
+    def is_published(self) -> bool:
+        """Return whether a GPU's kernels were measured by others, on boards and hosts of their own."""
+        return self.facts.get("hardware_id", "").partition(":")[0] in ("vendor", "published")
+
     def is_of(self, hardware_id: str, threads: int) -> bool:
         """Return whether a CPU's model answers for such hardware and as many threads; one that does not say, for any count."""
         return self.facts.get("hardware_id") == hardware_id and self.facts.get("threads") in (None, threads)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from lib.errors import choices
 from lib.measure import archive
 from lib.predict.networks import architectures
 from lib.predict.networks.work import Work
+from lib.predict.scores import score_draws
 from lib.predict.transfer_cpu import CALIBRATED
-from lib.predict.trust import errors
+from lib.predict.trust import errors, scoreboard
 from lib.predict.trust.errors import ALL, ALLOCATORS, NETWORKS, Row
 
 NUMBERS = {name: errors.SCORES[name] for name in ("mape", "median", "bias", "cover", "n")}
@@ -37,7 +39,22 @@ def quote(answer) -> Quote:
     gain, of_cpu = answer.passes.provenance.gain, _of_calibration if CALIBRATED in answer.predictor.model.facts else _of_cpu
     quoted = _of_card(answer) if answer.passes.provenance.condition else of_cpu(answer) \
         if answer.predictor.device_type == "cpu" else _of_operators(answer)
-    return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}") if gain else quoted
+    if gain:
+        return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
+    outsiders = _of_outsiders(answer)
+    return Quote(outsiders, f"networks that others measured on this card: {_errors(outsiders)} "
+                            f"({outsiders['sources']}). Our own: {quoted.words}") if outsiders else quoted
+
+
+def _of_outsiders(answer) -> Row:
+    """Return the errors of networks that outsiders ran on the card in this mode and element type; empty without any."""
+    rows = scoreboard.shipped()
+    if rows.empty:
+        return {}
+    query, dtypes = answer.query, rows["condition"].str.partition(",")[0]
+    part = rows[(rows["device"] == answer.predictor.kind) & (rows["what"] == scoreboard.NETWORKS)
+                & (rows["mode"] == query.mode) & (dtypes == query.dtype)]
+    return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}
 
 
 def _of_card(answer) -> Quote:

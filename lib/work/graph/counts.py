@@ -31,7 +31,7 @@ MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _u
     resolve_conj tril_indices triu_indices linspace eye diagonal_backward""".split())
 RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_"
                    .split())
-_OVERWRITES = FILLS | RANDOM | {"copy_"}
+_OVERWRITES = (FILLS | RANDOM | {"copy_"}) - {"native_dropout"}
 
 
 def _costs(names: dict[int, str]) -> dict[str, int]:

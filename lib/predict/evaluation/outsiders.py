@@ -9,25 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib import store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices, one_line
 from lib.measure.published import outsiders
 from lib.measure.published.outsiders import READERS, Source
-from lib.predict import held_out, registry, steps
+from lib.predict import boards, held_out, registry, steps
 from lib.predict.advice import advise_operator, questions
 from lib.predict.cards import card_model
-from lib.predict.scores import score_draws
+from lib.predict.trust.scoreboard import KERNELS, NETWORKS, PATH, SMALL, SMALL_MS
 from lib.progress import track
 from lib.work import networks
 from lib.work.graph import families, spaces
 
-PATH = registry.SHIPPED / "outsiders.parquet"
-KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
-KEYS = ["source", "device", "what", "kind", "mode", "condition"]
-NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
-           "range_width": "range_width", "family_n": "families", "family_mape": "family_mape_pct",
-           "family_cover": "family_inside_pct"}
-SMALL_MS = 0.2  # a kernel's time below which its launch is compared, not the kernel
 _PLAIN = Source("plain CSV", "not stated", r".*\.csv", outsiders.plain)
 _FASTEST = {"conv2d": 4.0}  # times the peak rate: Winograd's convolutions need fewer products than are counted
 _ROUNDING = 1.1  # what a kernel may exceed its peak rate by: a boost clock above the stated one
@@ -52,7 +46,7 @@ def labels(folder: Path) -> pd.DataFrame:
                 part = source.read(path).assign(error="")
             except InputError as error:
                 part = pd.DataFrame([{"error": str(error)}])
-            parts.append(part.assign(source=source.name, licence=source.licence))
+            parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
         raise InputError(f"{folder} has no labels: no file of {choices(source.name for source in READERS)}, and no CSV with "
                          f"the columns model and measured_ms; its columns may be: {choices(outsiders.COLUMNS)}")
@@ -70,7 +64,7 @@ def _plain(path: Path) -> Source | None:
 
 
 def _device_errors(table: pd.DataFrame) -> pd.Series:
-    """Turn names of devices into ids, in place; return what is wrong with unknown ones and with those that models learned from."""
+    """Turn devices into ids, in place; return what is wrong with unknown ones and with those that models learned from."""
     ids, errors = {}, {}
     for name in table["device"].dropna().unique():
         known = outsiders.SPELLED.get(name, name)
@@ -105,8 +99,8 @@ def _value_errors(table: pd.DataFrame) -> pd.Series:
 def _copies(table: pd.DataFrame) -> pd.Series:
     """Return what is wrong with a device whose times are those of another one before it, of the same source."""
     wrong, case = pd.Series("", table.index), [name for name in outsiders.COLUMNS if name not in ("device", "measured_ms")]
-    good = table[(table["error"] == "")]
-    texts = good[[*case, "source", "measured_ms"]].astype(str).agg("|".join, axis=1)
+    good = table[table["error"] == ""]
+    texts = pd.Series(list(good[[*case, "source", "measured_ms"]].astype(str).itertuples(index=False)), good.index, dtype=str)
     first = good["device"].groupby(texts).transform("first")
     for (device, other), rows in good[first != good["device"]].groupby([good["device"], first]):
         if len(rows) >= _COPIES and len(rows) > len(good[good["device"] == device]) / 2:
@@ -117,6 +111,11 @@ def _copies(table: pd.DataFrame) -> pd.Series:
 def predicted(folder: Path) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below a folder that can be predicted; ``attrs["left_out"]`` counts the others."""
     table = labels(folder)
+    with boards.ignored():
+        return _conformed(_answered(table))
+
+
+def _answered(table: pd.DataFrame) -> pd.DataFrame:
     good = table[table["error"] == ""]
     is_kernel = good["model"].str.partition(" ")[0].isin(families.families())
     parts = [part for part in (_kernels(good[is_kernel]), _networks(good[~is_kernel])) if len(part)]
@@ -129,6 +128,33 @@ def predicted(folder: Path) -> pd.DataFrame:
     result = held_out.frame(**{name: rows[name].reset_index(drop=True) for name in _ANSWERED})
     result.attrs["left_out"] = texts.value_counts().to_dict()
     return result
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what ``boards.learn`` takes of the rows; small kernels, whose launches are compared, are not ``is_large``."""
+    kinds = [boards.kernel_kind(kind, mode) if what == KERNELS else boards.network_kind(mode, condition.partition(",")[0])
+             for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
+    known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
+    return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
+                         "is_known": rows["device"].map(known), "device": rows["device"],
+                         "is_large": ~rows["kind"].str.endswith(SMALL),
+                         "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
+
+
+def _conformed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the intervals that other cards' labels give: those of a card that was left out."""
+    learned, conformed = errors(rows), rows.copy()
+    for device in rows["device"].unique():
+        others = learned[(learned["device"] != device) & learned["is_large"]]
+        if others["board"].nunique() < 2:
+            continue
+        spreads = boards.learn(others)
+        for kind, same in learned[learned["device"] == device].groupby("kind"):
+            own, spread = rows.loc[same.index], spreads.of(kind)
+            for end in ("low", "high"):
+                half = spread.widened(np.abs(np.log(own[end] / own["predicted"])), same["is_known"])
+                conformed.loc[same.index, end] = own["predicted"] * np.exp(half if end == "high" else -half)
+    return conformed
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
@@ -149,7 +175,7 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         allowed = shapes["flops"] / predictor.roof.peak_gflops / 1e6 / op.map(_FASTEST).fillna(_ROUNDING)
         errors = errors.where(~(ms < allowed).reindex(rows.index, fill_value=False), "above the peak rate of the device")
         ends = {end: answer[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        small = np.where(ms < SMALL_MS, f", under {SMALL_MS} ms", "")
+        small = np.where(ms < SMALL_MS, SMALL, "")
         group = op.combine(rows["model"].reindex(op.index), _shape_group)
         parts.append(rows.assign(
             **ends, error=errors, what=KERNELS, kind=op + small, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
@@ -203,12 +229,8 @@ def _copy_ms(row: pd.Series) -> float:
     return math.prod(shape) * 4 / 1e6 / steps.LINK_GBPS
 
 
-def scoreboard(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per source, device, kind and mode: errors in %, the share inside the ranges, and how wide these are.
-
-    ``range_width``: the median of high over low. ``families``: networks of one family, or kernels of one layer, have one vote.
-    """
-    table = score_draws(rows, KEYS)
-    width = (rows["high"] / rows["low"]).groupby([rows[key] for key in KEYS]).median()
-    table["range_width"] = [width[tuple(row)] for row in table[KEYS].to_numpy()]
-    return table[[*KEYS, *NUMBERS]].rename(columns=NUMBERS)
+def ship(rows: pd.DataFrame) -> None:
+    """Save predictions, and the spread of boards that is learned from them, beside the models that ship."""
+    store.write(rows, PATH, "held_out", derived=True)
+    learned = errors(rows)
+    boards.learn(learned[learned["is_large"]]).save(boards.PATH)

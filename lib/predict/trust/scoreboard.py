@@ -1,0 +1,50 @@
+"""How wrong predictions were on what outsiders measured, as it ships: a row per source, device, kind and mode."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import paths, store
+from lib.predict.scores import score_draws
+
+PATH = paths.REFERENCE / "models" / "outsiders.parquet"
+KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
+SMALL_MS = 0.2  # a kernel's time below which its launch is compared, not the kernel
+SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
+KEYS = ("source", "device", "what", "kind", "mode", "condition")
+NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
+           "range_width": "range_width", "family_n": "families", "family_mape": "family_mape_pct",
+           "family_cover": "family_inside_pct"}
+
+
+def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
+    """Return a line for rows ``held_out`` that are alike in ``keys``: errors in %, the share inside the ranges, their width.
+
+    ``range_width``: the median of high over low. Families have one vote each in ``family_...``: networks of one architecture,
+    kernels of one layer.
+    """
+    table, keys = score_draws(rows, keys), list(keys)
+    width = (rows["high"] / rows["low"]).groupby([rows[key] for key in keys]).median()
+    table["range_width"] = [width[tuple(row)] for row in table[keys].to_numpy()]
+    return table[[*keys, *NUMBERS]].rename(columns=NUMBERS)
+
+
+def summary(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the ``scoreboard`` by source, device and question, without kernels so small that launches are compared."""
+    rows = rows[~rows["kind"].str.endswith(SMALL)]
+    asked = rows["what"].str.partition(",")[0] + ", " + rows["mode"] + np.where(
+        rows["what"] == NETWORKS, ", " + rows["condition"], "")
+    return scoreboard(rows.assign(question=asked), ("source", "device", "question"))
+
+
+def shipped() -> pd.DataFrame:
+    """Return the predictions that ship, rows ``held_out``; none where none ship."""
+    return _read(PATH, PATH.stat().st_mtime_ns) if PATH.is_file() else pd.DataFrame()
+
+
+@cache
+def _read(path: Path, _: int) -> pd.DataFrame:
+    return store.read_own(path, "held_out")

@@ -1,0 +1,205 @@
+"""What outsiders measured: read as labels, checked, scored with the card left out; and intervals that are learned from it."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openpyxl import Workbook
+
+from lib.measure.published import outsiders as labels
+from lib.predict import boards, registry, training
+from lib.predict.advice import advise_operator
+from lib.predict.boards import Spread
+from lib.predict.evaluation import outsiders
+from lib.predict.networks.sums import launched
+from lib.predict.trust import scoreboard
+from tests import output_of, refused
+
+GEMM = "matmul gemm_m=512 gemm_k=1024 gemm_n=1024 layout=nt"
+halves, spans = st.floats(0.0, 3.0), st.floats(1e-3, 1e3)
+
+
+def workbook(path, convolution=("R", "S", "pad_h", "pad_w", "Vertical stride", "Horizontal stride"), model="NVIDIA V100"):
+    """Write a DeepBench workbook of one GEMM and three convolutions, one of them without a time and one without inputs."""
+    book = Workbook()
+    sheet = book.active
+    sheet.title = "Results - FP32"
+    for row in (["Dense Matrix Multiplication", None, "M", "N", "K", "A Transpose", "B Transpose", None, "Time (msec)"],
+                [None, None, 1760, 16, 2048, "T", "N", None, 0.5], ["Convolution"],
+                [None, None, "W", "H", "C", "N", "K ", *convolution, "Forward (msec)", "wrt Inputs (msec)",
+                 "wrt Parameters (msec)"],
+                [None, None, 700, 161, 1, 4, 32, 5, 20, 0, 1, 2, 2, 0.25, "N/A*", 0.5],
+                [None, None, 14, 14, 8, 4, 32, 3, 3, 1, 1, 1, 1, 0.25, 0.25, 0.5],
+                ["Recurrent Layers", None, "Hidden units"], [None, None, 1760, 16, 50, None, 3.0]):
+        sheet.append(row)
+    specs = book.create_sheet("Specs")
+    specs.append(["GPU Model", model])
+    book.save(path)
+    return path
+
+
+def test_a_workbook_gives_products_in_rows_and_both_gradients_as_one_pass(tmp_path):
+    table = labels.deepbench(workbook(tmp_path / "train.xlsx"))
+    gemm, first, first_back, second, second_back = table["model"]
+    assert gemm == "matmul gemm_m=16 gemm_k=2048 gemm_n=1760 layout=nt", "M and N of a column-major product change places"
+    assert "kernel_h=5 kernel_w=20 padding_h=0 padding_w=1" in first, "height first where the header says so"
+    assert first_back == f"{first} input_grad=0" and second_back == f"{second} input_grad=1"
+    assert table["measured_ms"].tolist() == [0.5, 0.25, 0.5, 0.25, 0.75]
+    assert table["mode"].tolist() == ["infer", "infer", "train", "infer", "train"]
+    assert set(table["device"]) == {"NVIDIA V100"}
+    swapped = labels.deepbench(workbook(tmp_path / "width.xlsx", ("S (Filter width)", "R (Filter height)", "pad_w", "pad_h",
+                                                                  "Horizontal stride", "Vertical stride")))
+    assert "kernel_h=20 kernel_w=5 padding_h=1 padding_w=0" in swapped["model"][1]
+
+
+@pytest.mark.parametrize("name, device, dtype, gpus", [
+    ("GeForce GTX 1080 Ti_single_model_inference_benchmark.csv", "GeForce GTX 1080 Ti", "fp32", 1),
+    ("GeForce RTX 2080 Ti_half_model_training_benchmark(2).csv", "GeForce RTX 2080 Ti", "fp16", 1),
+    ("A100-SXM4-40GB_4_gpus__float_model_train_benchmark.csv", "A100-SXM4-40GB", "tf32", 4)])
+def test_repeats_of_a_card_are_their_median(tmp_path, name, device, dtype, gpus):
+    path = tmp_path / name
+    path.write_text("resnet18,vgg11\n1,9\n2,5\n100,7\n")
+    table = labels.torchvision_cards(path)
+    assert table["measured_ms"].tolist() == [2, 7]
+    first = table.iloc[0]
+    assert (first["device"], first["dtype"], first["gpus"], first["batch_size"]) == (device, dtype, gpus, 12 * gpus)
+    assert (first["mode"], first["includes"]) == ("infer" if "inference" in name else "train", "h2d")
+
+
+def test_steps_of_gavel_and_zeus(tmp_path):
+    steps = {"v100": {"('ResNet-50 (batch size 16)', 1)": {"null": 8.0}, "('ResNet-50 (batch size 16)', 2)": {"null": 4.0},
+                      "('LM (batch size 5)', 1)": {"null": 1.0}}, "k80": {"('ResNet-50 (batch size 64)', 1)": {"null": 0.0}}}
+    path = tmp_path / "simulation_throughputs.json"
+    path.write_text(json.dumps(steps))
+    (row,) = labels.gavel(path).to_dict("records")
+    assert (row["model"], row["device"], row["batch_size"], row["measured_ms"], row["mode"]) == \
+        ("resnet50", "v100", "16", 125.0, "train")
+    path = tmp_path / "summary_power_v100.csv"
+    path.write_text("network,batch_size,power_limit,time_per_epoch\nresnet50,256,100,9999\nresnet50,256,250,1281.167\n"
+                    "ncf,8,250,1\n")
+    (row,) = labels.zeus(path).to_dict("records")
+    assert row["measured_ms"] == pytest.approx(256.0) and row["device"] == "v100-pcie-32gb"
+
+
+def own_table(path, *rows, header="model,device,batch_size,measured_ms"):
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
+    own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,1.0", f"{GEMM},v100-sxm2-16gb,,0", f"{GEMM},v100-sxm2-16gb,,1e-5",
+              f"{GEMM},abacus,,1.0", "matmul gemm_m=2,v100-sxm2-16gb,,1.0", "no_network,v100-sxm2-16gb,8,1.0")
+    own_table(tmp_path / "types.csv", f"{GEMM},v100-sxm2-16gb,fp64,1.0", header="model,device,dtype,measured_ms")
+    own_table(tmp_path / "wrong.csv", "a,1,2", header="model,measured_ms,colour")
+    (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
+    rows = outsiders.predicted(tmp_path)
+    assert len(rows) == 1 and rows["measured"][0] == 1.0
+    counted = rows.attrs["left_out"]
+    reasons = " ".join(counted)
+    for words in ("no time in ms above 0", "above the peak rate", "no device named 'abacus'", "gemm_k", "no_network",
+                  "no model answers in fp64", "unknown columns"):
+        assert words in reasons
+    assert sum(counted.values()) == 7
+
+
+def test_a_copy_of_another_cards_times_is_left_out(tmp_path):
+    rows = [f"matmul gemm_m=512 gemm_k=1024 gemm_n={64 * n} layout=nt,{device},,{n + shift}" for n in range(1, 13)
+            for device, shift in (("v100-sxm2-16gb", 0), ("t4", 0), ("p4", 0.5))]
+    table = outsiders.labels(own_table(tmp_path / "own.csv", *rows))
+    assert set(table["device"][table["error"] == ""]) == {"v100-sxm2-16gb", "p4"}
+    assert set(table["error"][table["device"] == "t4"]) == {"a copy of v100-sxm2-16gb's times"}
+
+
+def test_what_models_learned_from_is_no_outsider(tmp_path):
+    path = tmp_path / "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv"
+    path.write_text("model,module,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,"
+                    "infer_macts\nresnet18,resnet,224,1000,256,256,11,1.8,2.5\n")
+    table = outsiders.labels(tmp_path)
+    assert table["error"].str.contains("models were trained on these rows").all() and table["device"][0] == "rtx-3090"
+
+
+def test_nothing_to_score_is_said(tmp_path):
+    with refused("no labels: no file of DeepBench.*model and measured_ms"):
+        outsiders.labels(tmp_path)
+    with refused("missing"):
+        outsiders.labels(tmp_path / "nowhere")
+
+
+def test_the_command_scores_a_table_of_ones_own(tmp_path):
+    path = own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,0.5", f"{GEMM},abacus,,1.0")
+    output = output_of("models", "--outsiders", str(path))
+    assert "v100-sxm2-16gb" in output and "plain CSV" in output
+
+
+# ------------------------------------------------------------------------------------------------- intervals
+
+def test_boards_and_the_rest_are_told_apart():
+    rng = np.random.default_rng(0)
+    shifts = {"a": 0.3, "b": -0.1, "c": 0.2, "d": -0.8}
+    rows = pd.DataFrame([{"kind": "product forward", "board": board, "family": f"f{n % 40}", "is_known": board != "d",
+                          "error": shift + rng.normal(0, 0.1)} for board, shift in shifts.items() for n in range(400)])
+    spread = boards.learn(rows).of("product forward")
+    assert spread.boards == 4
+    assert spread.board == pytest.approx(0.4, abs=0.02), "the farthest is of an unknown architecture: half of it counts"
+    assert spread.rest == pytest.approx(0.1645, abs=0.02)
+    one_family = pd.concat([rows, rows.assign(family="big", error=5.0).sample(400, random_state=0)])
+    assert boards.learn(one_family).of("product forward").rest < 0.3, "a family has one vote, however many rows it has"
+    assert boards.learn(rows).of("layer_norm forward") == boards.learn(rows).of(boards.ALL)
+
+
+@given(halves, halves, halves)
+def test_a_strangers_interval_is_never_narrower(half, board, rest):
+    spread = Spread(board, rest, 3)
+    assert spread.widened(half) >= max(half, rest, board) - 1e-12
+    assert spread.widened(half, False) >= spread.widened(half, True)
+
+
+@given(spans, halves, spans)
+def test_launches_hide_behind_kernels(kernels_ms, half, launches_ms):
+    ms, low, high = launched(kernels_ms, half, (launches_ms, launches_ms / 3, launches_ms * 3))
+    assert max(kernels_ms, launches_ms) <= ms * (1 + 1e-9) and ms <= kernels_ms + launches_ms
+    assert low <= ms * (1 + 1e-9) and ms <= high * (1 + 1e-9)
+    hidden, *_ = launched(10 * launches_ms, half, (launches_ms,) * 3)
+    assert hidden == pytest.approx(10 * launches_ms, rel=1e-4)
+
+
+def test_a_throttled_cards_products_answer_for_no_other():
+    peak = 8.87e9  # FLOP/ms of a GTX 1080
+
+    def sweep(share):
+        return pd.DataFrame({"op": "linear", "dtype": "fp32", "status": "ok", "verdict": "noisy", "flops": 1e11,
+                             "latency_ms": 1e11 / (share * peak)}, index=range(5))
+
+    assert training.throttled("gtx-1080", sweep(0.6)) and not training.throttled("gtx-1080", sweep(0.8))
+    pascal = registry.for_devices(["gtx-1080-ti"], "fp32")[0].model
+    assert pascal.parts["sgemm forward"].origin == "any-gpu" and pascal.parts["convolution forward"].origin == "p100-pcie-16gb"
+    assert registry.for_devices(["p100-pcie-16gb"], "fp32")[0].model.parts["sgemm forward"].origin == ""
+
+
+# ------------------------------------------------------------------------------------------------- what ships
+
+@pytest.fixture(scope="module")
+def shipped():
+    return pd.read_parquet(scoreboard.PATH)
+
+
+def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
+    rows = outsiders.errors(shipped)
+    learned = boards.learn(rows[rows["is_large"]])
+    stated = boards.shipped()
+    assert learned.spreads.keys() == stated.spreads.keys()
+    for kind, spread in learned.spreads.items():
+        assert (spread.board, spread.rest) == pytest.approx((stated.spreads[kind].board, stated.spreads[kind].rest), rel=1e-5)
+
+
+def test_predictions_that_ship_are_those_of_today(shipped):
+    kernels = shipped[shipped["what"] == scoreboard.KERNELS].groupby("device").sample(2, random_state=0)
+    for row in kernels.itertuples():
+        op, *parameters = row.case.split()
+        answer = advise_operator.advise(advise_operator.config(op, parameters, row.condition, row.mode), [row.device]).iloc[0]
+        assert answer["predicted_ms"] == pytest.approx(row.predicted, rel=1e-3), (row.device, row.case)
+        assert math.log(answer["high_ms"] / answer["low_ms"]) > 0.3, "no stranger's board is known to 15 %"
