@@ -1,7 +1,8 @@
-"""The only reader of CSV files. It refuses a row whose number of fields differs from the header's."""
+"""The only reader of CSV files and workbooks. It refuses a row whose number of fields differs from the header's."""
 
 import csv
 import io
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -90,6 +91,18 @@ def frame(path: Path, torn: bool = False, **options):
         return pd.read_csv(io.StringIO(content), index_col=False, **options)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ArithmeticError) as error:
         raise InputError(f"{path} is not a readable CSV: {one_line(error)}") from None
+
+
+def workbook(path: Path):
+    """Return the sheets of an .xlsx by name, as DataFrames without a header; InputError for what is no workbook."""
+    import pandas as pd
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # extensions of Excel that hold no data
+            return pd.read_excel(path, sheet_name=None, header=None)
+    except Exception as error:  # whatever is wrong in an archive of documents
+        raise InputError(f"{path} is no readable workbook: {one_line(error)}") from None
 
 
 def with_columns(path: Path, names: Iterable[str], advice: str, **options):

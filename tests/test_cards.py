@@ -222,7 +222,7 @@ def test_advise_answers_from_whole_networks_and_says_on_what_evidence(card, tmp_
     advice = advised("rtx-4090", "resnet18", 64)
     row = advice.table.iloc[0]
     assert row["source"] == "learned from whole networks"
-    assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(0.2))
+    assert row["high_ms"] / row["predicted_ms"] > np.exp(0.2), "nobody measured this board and its host"
     assert not row["out_of_range"]
     assert row["held_out_mape_pct"] == SCORES["mape"], "no scores by kind lie beside this file"
     assert row["held_out"].startswith("all networks on rtx-4090, infer, eager, amp_fp16, nchw, torch 2.9.1: MAPE 8.1 %, ")
@@ -248,7 +248,8 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
     assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])
     assert advised("rtx-3090", **how, layout="channels_last").recommended == "rtx-3090"
-    for device, unknown in (("rtx-4090", {"layout": "channels_last"}), ("rtx-3090", {"compiled": True})):
+    assert advised("rtx-4090", **how).table["source"][0] == "zero-shot from networks on rtx-3090"
+    for device, unknown in (("rtx-4090", {"compiled": True}), ("rtx-3090", {"compiled": True})):
         with refused(f"no networks were measured in this condition .* train.* for: {device}"):
             advised(device, **how, **unknown)
 

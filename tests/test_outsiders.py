@@ -114,6 +114,19 @@ def test_a_copy_of_another_cards_times_is_left_out(tmp_path):
     assert set(table["error"][table["device"] == "t4"]) == {"a copy of v100-sxm2-16gb's times"}
 
 
+def test_a_damaged_workbook_is_one_line(tmp_path):
+    whole = workbook(tmp_path / "whole.xlsx").read_bytes()
+    for number, content in enumerate((b"", b"PK\x03\x04", whole[:len(whole) // 2], b"\0" * 64)):
+        (tmp_path / f"{number}.xlsx").write_bytes(content)
+        with refused("no readable workbook"):
+            labels.deepbench(tmp_path / f"{number}.xlsx")
+    book = Workbook()
+    book.active.append(["nothing"])
+    book.save(tmp_path / "other.xlsx")
+    with refused("no sheet FP32.*it has: Sheet"):
+        labels.deepbench(tmp_path / "other.xlsx")
+
+
 def test_what_models_learned_from_is_no_outsider(tmp_path):
     path = tmp_path / "benchmark-infer-amp-nchw-pt240-cu124-rtx3090.csv"
     path.write_text("model,module,infer_img_size,infer_samples_per_sec,infer_step_time,infer_batch_size,param_count,infer_gmacs,"
@@ -168,13 +181,13 @@ def test_launches_hide_behind_kernels(kernels_ms, half, launches_ms):
 
 
 def test_a_throttled_cards_products_answer_for_no_other():
-    peak = 8.87e9  # FLOP/ms of a GTX 1080
+    peak = 9.3e9  # FLOP/ms of a P100, which its power feeds
 
     def sweep(share):
         return pd.DataFrame({"op": "linear", "dtype": "fp32", "status": "ok", "verdict": "noisy", "flops": 1e11,
                              "latency_ms": 1e11 / (share * peak)}, index=range(5))
 
-    assert training.throttled("gtx-1080", sweep(0.6)) and not training.throttled("gtx-1080", sweep(0.8))
+    assert training.throttled("p100-pcie-16gb", sweep(0.6)) and not training.throttled("p100-pcie-16gb", sweep(0.8))
     pascal = registry.for_devices(["gtx-1080-ti"], "fp32")[0].model
     assert pascal.parts["sgemm forward"].origin == "any-gpu" and pascal.parts["convolution forward"].origin == "p100-pcie-16gb"
     assert registry.for_devices(["p100-pcie-16gb"], "fp32")[0].model.parts["sgemm forward"].origin == ""

@@ -11,7 +11,7 @@ from lib.measure import archive
 from lib.predict import held_out as held_out_rows
 from lib.predict import registry
 from lib.predict.advice.query import Answer, CapturedQuery, Query
-from lib.predict.cards import card_errors, card_model, rows, whole_networks
+from lib.predict.cards import card_errors, card_model, features, rows, whole_networks
 from lib.predict.cards.features import Condition
 from lib.predict.networks import architectures, work
 from lib.predict.networks import gains as cpu_gains
@@ -142,8 +142,10 @@ def test_the_interval_of_an_answer_is_that_of_its_kind():
     card, of_all = card_model.of_device("rtx-4090"), card_model.of_device("rtx-4090").conditions[EAGER].half
     of_hybrids = card_errors.half_of("rtx-4090", EAGER, "hybrid")
     for build, half in ((mixer, of_all), (lambda: Attention(8), of_hybrids)):
-        answer = whole_networks.answer(card, rows.of_network(network_of(build)), 256, EAGER)
-        assert answer.high_ms / answer.predicted_ms == pytest.approx(math.exp(half))
+        kernels = rows.of_network(network_of(build))
+        answer = whole_networks.answer(card, kernels, 256, EAGER)
+        expected = card.conditions[EAGER].predict(features.terms(kernels, 256.0, card.chip, EAGER), 256, half)
+        assert (answer.predicted_ms, answer.low_ms, answer.high_ms) == pytest.approx(expected)
     assert of_hybrids != of_all
 
 

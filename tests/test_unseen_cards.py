@@ -101,9 +101,9 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
 
 @pytest.mark.parametrize(("device", "wider"), [("rtx-5090", 1), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
-    shared = card_model.of_device(card_model.ANY)
+    shared, trained = (card_model.of_device(name).conditions for name in (card_model.ANY, "rtx-3090"))
     for condition, fitted in card_model.load_for(device).conditions.items():
-        assert fitted.half == pytest.approx(wider * shared.conditions[condition].half)
+        assert fitted.half == pytest.approx(wider * (trained if condition.mode == "train" else shared)[condition].half)
 
 
 def test_a_card_without_matrix_units_is_left_to_its_kernels():
@@ -114,7 +114,7 @@ def test_a_card_without_matrix_units_is_left_to_its_kernels():
 
 def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     answer, measured = answered("rtx-5090"), answered("rtx-4090")
-    assert answer["source"] == "zero-shot from networks on 3 cards"
+    assert answer["source"] == "zero-shot from networks on rtx-4090, rtx-pro-6000-max-q"
     assert answer["predicted_ms"] < measured["predicted_ms"], "more of everything"
     shared = card_model.of_device(card_model.ANY)
     mape = shared.conditions[whole_networks.condition_of(shared, "fp16")].scores["mape"]
@@ -216,10 +216,10 @@ def test_the_learning_curve_that_ships_is_of_cards_left_out():
 
 def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measured_under():
     row, shared = answered("rtx-3090", compiled=True), card_model.of_device(card_model.ANY)
-    assert row["source"] == "zero-shot from networks on 3 cards"
+    assert row["source"] == "zero-shot from networks on rtx-4090, rtx-pro-6000-max-q"
     assert row["held_out"].startswith("no network was measured on it so; all networks on any-card, infer, compiled, amp_fp16")
     half = shared.conditions[whole_networks.condition_of(shared, "fp16", compiled=True)].half
-    assert row["high_ms"] / row["predicted_ms"] == pytest.approx(np.exp(half))
+    assert row["high_ms"] / row["predicted_ms"] > np.exp(half)
     eager, own = answered("rtx-3090"), card_model.load_for("rtx-3090")
     assert eager["source"] == "learned from whole networks"
     assert row["predicted_ms"] < eager["predicted_ms"]

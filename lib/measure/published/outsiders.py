@@ -6,7 +6,6 @@ read, too.
 """
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +70,7 @@ def deepbench(path: Path) -> pd.DataFrame:
 
     Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # extensions of Excel that hold no data
-            sheets = pd.read_excel(path, sheet_name=None, header=None)
-    except (ValueError, OSError, KeyError) as error:
-        raise InputError(f"{path} is no workbook: {error}") from None
+    sheets = csv_files.workbook(path)
     stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
     device = dict(zip(*(stated[column].str.strip() for column in stated), strict=True))
     device = device.get("GPU Model") or device.get("CPU Model") or path.stem

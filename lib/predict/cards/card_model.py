@@ -62,6 +62,11 @@ class CardModel(Saved):
         return model
 
 
+def measured_under(condition: Condition, folder: Path | None = None) -> list[str]:
+    """Return the cards whose networks were measured under a condition."""
+    return [device for device in files_of_cards(folder) if device != ANY and condition in of_device(device, folder).conditions]
+
+
 def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
     """Return the files of models of whole networks by card; that of any other card is ANY's."""
     return {path.stem: path for path in sorted((folder or FOLDER).glob("*.json"))}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from lib.errors import choices
 from lib.predict.cards import card_errors, card_model, features
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
@@ -38,7 +39,8 @@ def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Cond
     fitted = card.conditions[condition]
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
-    origins = {f"networks on {len(card.siblings)} cards": 1.0} if fitted.basis == "others" else {}
+    others = fitted.basis == "others" and (choices(card_model.measured_under(condition)) or "other cards")
+    origins = {f"networks on {others}": 1.0} if others else {}
     return Estimate(*fitted.predict(terms, batch_size, half), float(fitted.outside(batch_size)), Provenance(origins, condition))
 
 

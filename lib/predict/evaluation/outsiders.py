@@ -17,7 +17,7 @@ from lib.measure.published.outsiders import READERS, Source
 from lib.predict import boards, held_out, registry, steps
 from lib.predict.advice import advise_operator, questions
 from lib.predict.cards import card_model
-from lib.predict.trust.scoreboard import KERNELS, NETWORKS, PATH, SMALL, SMALL_MS
+from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, PATH, SMALL, SMALL_MS, is_small
 from lib.progress import track
 from lib.work import networks
 from lib.work.graph import families, spaces
@@ -131,13 +131,13 @@ def _answered(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what ``boards.learn`` takes of the rows; small kernels, whose launches are compared, are not ``is_large``."""
+    """Return what ``boards.learn`` takes of the rows: those ``is_large``, of which not launches alone are compared."""
     kinds = [boards.kernel_kind(kind, mode) if what == KERNELS else boards.network_kind(mode, condition.partition(",")[0])
              for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
     known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
                          "is_known": rows["device"].map(known), "device": rows["device"],
-                         "is_large": ~rows["kind"].str.endswith(SMALL),
+                         "is_large": ~is_small(rows),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
@@ -215,7 +215,8 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     how = table["dtype"] + np.where(table["layout"] == "contiguous", "", ", channels_last") + \
         np.where(answers["compile"].astype(bool), ", compiled", "")
     return table.assign(predicted=ms, low=answers["low_ms"] * ratio, high=answers["high_ms"] * ratio, error=answers["error"],
-                        out_of_range=answers["out_of_range"].fillna(False).astype(bool), what=NETWORKS, kind=held_out.ALL,
+                        out_of_range=answers["out_of_range"].fillna(False).astype(bool), what=NETWORKS,
+                        kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL),
                         group=table["model"].map(networks.family), condition=how,
                         batch_size=pd.to_numeric(table["batch_size"], errors="coerce"))
 

@@ -14,6 +14,7 @@ PATH = paths.REFERENCE / "models" / "outsiders.parquet"
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
 SMALL_MS = 0.2  # a kernel's time below which its launch is compared, not the kernel
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
+LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
 KEYS = ("source", "device", "what", "kind", "mode", "condition")
 NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
            "range_width": "range_width", "family_n": "families", "family_mape": "family_mape_pct",
@@ -32,9 +33,14 @@ def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
     return table[[*keys, *NUMBERS]].rename(columns=NUMBERS)
 
 
+def is_small(rows: pd.DataFrame) -> pd.Series:
+    """Return which rows compare launches more than kernels."""
+    return rows["kind"].str.endswith(SMALL) | (rows["kind"] == LAUNCHES)
+
+
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``scoreboard`` by source, device and question, without kernels so small that launches are compared."""
-    rows = rows[~rows["kind"].str.endswith(SMALL)]
+    rows = rows[~rows["kind"].str.endswith(SMALL)]  # networks bound by launches are what a user may ask about
     asked = rows["what"].str.partition(",")[0] + ", " + rows["mode"] + np.where(
         rows["what"] == NETWORKS, ", " + rows["condition"], "")
     return scoreboard(rows.assign(question=asked), ("source", "device", "question"))
