@@ -10,7 +10,7 @@ from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
-from lib.predict.trust import errors
+from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
@@ -72,6 +72,21 @@ def test_the_page_of_errors_has_the_table_that_the_command_prints():
         assert grade == letter
         assert [typical, mean] == [f"{value} %" for value in known[:2]]
         assert inside == (f"{float(known[2]):.0f} %" if known[2] else "")
+
+
+def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
+    names = ("source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width")
+    page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8")
+    board = scoreboard.summary(scoreboard.shipped())
+    assert rows(page, "Judged by outsiders") == [
+        [value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}" for name, value in row.items()]
+        for row in board[list(names)].to_dict("records")]
+    networks = board[board["question"].str.startswith("networks")]
+    (devices, *numbers) = re.search(r"on (\w+) cards are (\d+) to (\d+) % off, and\s+the ranges hold for (\d+) to (\d+) %",
+                                    README).groups()
+    assert devices == "nine" and networks["device"].nunique() == 9
+    assert [int(number) for number in numbers] == [int(networks[name].agg(end)) for name in ("mape_pct", "inside_pct")
+                                                   for end in ("min", "max")]
 
 
 def test_each_notebook_is_in_the_report_and_in_the_readme():

@@ -12,6 +12,8 @@ from lib.report.style import SERIES
 _FAMILIES, _FEATURES = 6, 14  # that a figure shows at most
 _MANY = 10  # networks of a kind, below which its error says little
 _MEMORY = (("tensors_mb", "peak_mb", "peak of tensors"), ("rss_mb", "rss_predicted_mb", "resident, beyond Python and torch"))
+_COVERED = (("range holds 85 % or more", 85, np.inf, SERIES[0]), ("70 to 85 %", 70, 85, SERIES[1]),
+            ("less", -np.inf, 70, "#7a1420"))
 _OTHER_ERRORS = {errors.FINAL: ("final set", "x", "#111111"), errors.NOISE: ("labels", "|", "#7a7a7a")}
 
 
@@ -47,6 +49,21 @@ def trust(rows: pd.DataFrame):
     label_rows(axis, order)
     axis.grid(axis="y", visible=True)
     legend(figure, 6, "upper")
+    return figure
+
+
+@needs("labels of outsiders")
+def outsiders(table: pd.DataFrame):
+    """Return errors on what others measured (``scoreboard.summary``), a line a source, device and question, by coverage."""
+    rows = table.assign(case=table["source"] + ": " + table["device"] + ", " + table["question"]).iloc[::-1]
+    figure, (axis,) = axes(width=9, height=1.2 + 0.24 * len(rows))
+    for name, least, most, colour in _COVERED:
+        part = rows["inside_pct"].between(least, most, inclusive="left").to_numpy()
+        axis.barh(np.flatnonzero(part), rows["mape_pct"][part], color=colour, height=0.7, label=name)
+    axis.scatter(rows["median_pct"], range(len(rows)), color="black", marker="|", s=60, zorder=3, label="typical (median)")
+    axis.set(xlabel="mean absolute error, %", xlim=(0, None))
+    label_rows(axis, list(rows["case"]))
+    legend(figure, 4, "upper")
     return figure
 
 

@@ -14,6 +14,7 @@ from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import renamed, table_html
 from lib.studies.cost_model.study import ALLOCATORS, OURS, Evaluation, retained
 
+_COVERED_PCT = 85  # of outsiders' labels that a range should hold
 _COVERAGE = (88, 92)  # %, of intervals that are nominally 90 %
 _RECOMPUTED = 1e-4  # relative: the published tables hold single precision
 _RELEARNED = 0.15  # relative: trees and networks learned on another processor end elsewhere
@@ -107,6 +108,15 @@ def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------------------- numbers of sentences
+
+def outsiders(board: pd.DataFrame) -> Numbers:
+    """Return the scoreboard's extremes and means; ``board``: ``scoreboard.summary``."""
+    networks = board[board["question"].str.startswith("networks")]
+    kernels = board[~board["question"].str.startswith("networks")]
+    return {"kernels": kernels, "networks": networks, "n": board["n"].sum(), "sources": board["source"].nunique(),
+            "devices": board["device"].nunique(), "worst": networks.nlargest(1, "mape_pct"),
+            "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "rows": len(board), "least": _COVERED_PCT}
+
 
 def trust_numbers(rows: pd.DataFrame) -> Numbers:
     """Return the answers to trust least and most, the intervals that hold too little, and the final set.
