@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lib import paths
+from lib.measure import speed_history
 from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.speed_history import Speed
+from tests import refused
 
 
 def _visits(elasticity, slow, configs=40):
@@ -41,3 +45,42 @@ def test_latencies_without_the_kernels_time_stay():
 @pytest.mark.parametrize(("elasticity", "least", "most"), [(-1.0, 0.0, 0.0), (3.0, 1.0, 1.0)])
 def test_an_elasticity_is_a_share(elasticity, least, most):
     assert least <= ProcessorSpeed.from_visits(_visits(elasticity, 3.0)).elasticity <= most
+
+
+# ------------------------------------------------------------------------------------------------- what to expect now
+
+kernel_ms = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60)
+
+
+@given(kernel_ms, st.floats(0.0, 1.0), st.floats(1.0, 3.0), st.floats(1.0, 3.0))
+def test_what_will_happen_is_told_around_the_usual_time(history, elasticity, below, above):
+    speed = Speed.from_history(np.array(history))
+    times = speed.expected(42.0, 42.0 / below, 42.0 * above, elasticity)
+    assert times["here_low_ms"] <= 42.0 / below * (1 + 1e-9) and times["here_high_ms"] >= 42.0 * above * (1 - 1e-9)
+    assert (times["now_ms"] > 42.0) == (speed.share < 1 and elasticity > 0 and times["now_ms"] != 42.0)
+    assert times["now_ms"] == pytest.approx(42.0 * (history[-1] / speed.usual_ms) ** elasticity)
+
+
+def test_a_history_tells_the_range_and_few_looks_leave_it_wide():
+    steady, shared = np.full(100, 0.3), np.tile([0.3, 0.6], 50)
+    narrow, wide, few = (Speed.from_history(history).expected(42.0, 40.0, 44.0, 1.0)
+                         for history in (steady, shared, steady[:3]))
+    assert narrow["here_high_ms"] == pytest.approx(44.0) and narrow["now_ms"] == 42.0
+    assert wide["here_high_ms"] > 84.0 and wide["now_ms"] == pytest.approx(84.0)
+    assert few["here_high_ms"] > 1.8 * 42.0, "a processor that was looked at three times may be on a shared host"
+
+
+def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "DATA", tmp_path)
+    assert [speed_history.look().looks for _ in range(3)] == [1, 2, 3]
+    (file,) = tmp_path.rglob("*.csv")
+    assert len(file.read_text().splitlines()) == 4
+    monkeypatch.setattr(speed_history.files, "replace", full)
+    assert speed_history.look().looks == 4 and len(file.read_text().splitlines()) == 4
+    file.write_text("a,b\n1,2\n")
+    with refused("lacks the columns.*delete it"):
+        speed_history.look()
+
+
+def full(*_):
+    raise OSError(28, "No space left on device")

@@ -47,7 +47,7 @@ def _advise(options: argparse.Namespace) -> bool:
         raise InputError("advise takes a network, or --questions FILE.csv and --out" if not options.model else
                          "--out is of --questions; an answer about one network is printed")
     with doing("loading torch"):
-        from lib.measure import load
+        from lib.measure import load, speed_history
         from lib.predict.advice import advise, advise_text, suggestions
 
     in_full = not options.json and (options.explain or options.verify)
@@ -59,10 +59,12 @@ def _advise(options: argparse.Namespace) -> bool:
     with load.LoadWatch() as watch:
         advice = _with_ceilings(options, ask)
         reading = watch.reading()
-    neighbours = advise_text.neighbours(advice, reading, brief=not (options.json or options.explain or options.verify))
+    speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
+    brief = not (options.json or options.explain or options.verify)
+    neighbours = advise_text.neighbours(advice, reading, brief, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(_as_json(advise_text.records(advice, verified, neighbours)))
+        print(_as_json(advise_text.records(advice, verified, neighbours, speed)))
         return False
     changes = suggestions.suggestions(advice)
     if not options.explain and not options.verify:
@@ -245,7 +247,8 @@ def _add_devices(verb) -> None:
                       help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
                            "cpu@NAME); may be given again (default: all with a model)")
     verb.add_argument("--no-ceilings", "--no-look", dest="no_ceilings", action="store_true",
-                      help="do not measure the ceilings of this CPU first (ten seconds, once) where it has no model of its own")
+                      help="measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
+                           "own, nor its speed now")
     add_flag(verb, "--json",
              "print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
 

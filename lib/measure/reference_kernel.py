@@ -11,7 +11,7 @@ import torch
 SLOW = 1.06  # of the usual, and the processor counts as disturbed
 USUAL = 20  # percentile of its recent times
 _MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
-_ELASTICITY, _WEIGHT = 0.45, 1.0  # expected of a machine of which nothing is known, and what that weighs, in squared logs
+ELASTICITY, _WEIGHT = 0.45, 1.0  # expected of a machine of which nothing is known, and what that weighs, in squared logs
 
 
 class ReferenceKernel:
@@ -83,10 +83,10 @@ class ProcessorSpeed:
         """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each."""
         good = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
         if good.empty:
-            return cls(float("nan"), _ELASTICITY)
+            return cls(float("nan"), ELASTICITY)
         logs = np.log(good[["yardstick_ms", "latency_ms"]])
         kernel, latency = (logs - logs.groupby(good["config"]).transform("median")).to_numpy().T
-        slope = (kernel @ latency + _WEIGHT * _ELASTICITY) / (kernel @ kernel + _WEIGHT)
+        slope = (kernel @ latency + _WEIGHT * ELASTICITY) / (kernel @ kernel + _WEIGHT)
         return cls(float(np.percentile(good["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
 
     def at_usual_ms(self, latency_ms: pd.Series, reference_ms: pd.Series) -> pd.Series:

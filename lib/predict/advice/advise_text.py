@@ -3,6 +3,7 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from lib.errors import choices
 from lib.measure import load
+from lib.measure.speed_history import Speed
 from lib.predict import steps
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
@@ -213,10 +215,28 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False) -> str:
+def expected(advice: Advice, speed: Speed) -> Row:
+    """Return what the CPU's time is now and will be here (``Speed.expected``), at its usual speed ``usual_ms``."""
+    row = advice.table[advice.table["device"] == "cpu"].iloc[0]
+    times = {name: float(row[name]) for name in ("predicted_ms", "low_ms", "high_ms")}
+    learned = advice.of("cpu").predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
+    now = replace(speed, usual_ms=learned["usual_ms"]) if learned else speed
+    more = {"elasticity": learned["elasticity"]} if learned else {}
+    return {"usual_ms": times["predicted_ms"], **now.expected(**times, **more), "speed": now.share, "looks": now.looks}
+
+
+def _here(advice: Advice, speed: Speed) -> str:
+    row = expected(advice, speed)
+    usual, now, low, high = (_figures(row[name]) for name in ("usual_ms", "now_ms", "here_low_ms", "here_high_ms"))
+    return (f"On this CPU: {usual} ms usually, {now} ms now (at {row['speed']:.2f} of its usual speed); nine runs of ten here "
+            f"take {low} to {high} ms (by {row['looks']} measurement{'s' * (row['looks'] > 1)} of its speed).")
+
+
+def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU.
 
-    ``reading`` tells what others did lately; without one they are watched for a moment. ``brief``: in one short sentence.
+    ``reading`` tells what others did lately; without one they are watched for a moment. ``brief``: in few words. ``speed``: the
+    processor's, which tells the time to expect now and usually here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
@@ -225,8 +245,8 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
     idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
     if brief:
         busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if free < threads else ""
-        return f"The CPU's time is that of {idle}{busy}."
-    text = f"cpu: the time is that of {idle}"
+        return f"The CPU's time is that of {idle}{busy}." + (f" {_here(advice, speed)}" if speed else "")
+    text = (f"{_here(advice, speed)}\n" if speed else "") + f"cpu: the time is that of {idle}"
     if cpu.predictor.is_unscaled:
         is_doubtful = bool(cpu.predictor.model.facts.get(DOUBTFUL))
         doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
@@ -237,14 +257,16 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
             f"beside a busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
 
 
-def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "") -> list[Row]:
+def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "",
+            speed: Speed | None = None) -> list[Row]:
     """Return the table as plain values for JSON, a row a device; what is not known is null.
 
     ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
-    ``changes``, and ``note`` (see ``neighbours``) as ``note``.
+    ``changes``, ``note`` (see ``neighbours``) as ``note``, and what to expect at the processor's ``speed`` (``expected``).
     """
     rows = advice.table.to_dict("records")
     names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}
+    more |= expected(advice, speed) if speed and advice.of("cpu") else {}
     if verified:
         more |= {"verified_ms": verified[0],
                  "changes": [{name: getattr(change, name) for name in names} for change in verified[1]]}
