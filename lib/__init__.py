@@ -8,13 +8,13 @@ The map of the library, the lowest package first. Each imports only from those l
                  building/ networks by name            graph/ operators of a network, counted
     measure    what it took: machine, load, timing, ceilings, bundles
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
-                 energy/ power meters                  gpus/ NVML                published/ importers
-    predict    what it would take, and why: model_file, scores, held_out, transfer, transfer_cpu, registry, steps,
+                 energy/ power meters                  gpus/ NVML                published/ importers, labels
+    predict    what it would take, and why: model_file, scores, held_out, boards, transfer, transfer_cpu, registry, steps,
                  training, network_training, gain_training, calibrate_networks, calibrate
                  analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
-                 power/ watts and joules               evaluation/ baselines, diagnostics       trust/ held-out errors
-                 advice/ answers to one question or many
+                 power/ watts and joules               evaluation/ baselines, outsiders
+                 trust/ held-out errors, scoreboard    advice/ answers to one question or many
     schedule   where it runs: problem, state, energy, bounds
                  policies/ baselines, policies/hybrid/ simulation/ events, metrics
                  runtime/ real runs, runtime/engine/ slots, workers, priorities

@@ -167,11 +167,11 @@ def _outsiders(options: argparse.Namespace) -> bool:
     from lib.predict.evaluation import outsiders
     from lib.predict.trust.scoreboard import scoreboard
 
-    rows = outsiders.predicted(options.outsiders)
-    print(_shown(scoreboard(rows), na_rep="-"))
+    rows = outsiders.predicted(options.outsiders, alone=options.ship)
+    print(_shown(scoreboard(rows), na_rep="-") if len(rows) else "no label could be predicted")
     for reason, count in rows.attrs["left_out"].items():
         note(f"left out: {count:,} of {reason}")
-    if options.ship:
+    if options.ship and len(rows):
         outsiders.ship(rows)
     return not len(rows)
 
@@ -282,7 +282,8 @@ def _add_models(verbs) -> None:
     verb.add_argument("--outsiders", type=a_path, metavar="FOLDER",
                       help="show instead how wrong they are on what others measured: tables of DeepBench, "
                            "pytorch-gpu-benchmark, timm, NeuSight, Gavel or Zeus, or a CSV of yours with the columns model (a "
-                           "network, or an operator: \"matmul gemm_m=64 ...\") and measured_ms, and any others of --questions")
+                           "network, or an operator: \"matmul gemm_m=64 ...\"), device and measured_ms, and any others of "
+                           "--questions")
     add_flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them")
     add_flag(verb, "--all",
              "of --errors: by device, kind of network or operator, mode and condition, the weakest first")

@@ -1,8 +1,8 @@
-"""How far times on boards of others lie from predictions, learned from what outsiders measured, and intervals that hold there.
+"""How far times on boards of others lie from predictions, learned from what outsiders measured, and ranges that hold there.
 
 The error of a kernel or network on a stranger's machine has two parts: what all times of that board and host share (clock,
-cooling, libraries), and the rest. Both are learned per kind from labels that no model was trained on, one vote per family; a
-calibration measures the first part and takes it away.
+cooling, libraries, and what the model does not know of the card), and the rest. Both are learned per kind from labels that no
+model was trained on, one vote per family; a calibration measures the first part and takes it away.
 """
 
 import math
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -21,39 +21,53 @@ from lib import paths
 from lib.predict.model_file import AtLeastOne, Format, NotNegative, Saved
 
 PATH = paths.REFERENCE / "models" / "boards.json"
-ALL = "all"  # key of kinds that no outsider measured
+NETWORK = "network"  # how kinds of networks begin
 _COVER = 0.9
 _LEAST_BOARDS = 3
-_UNKNOWN = 2.0  # times as far lie boards of an architecture that no measured card is of
-_ignored: ContextVar[bool] = ContextVar("ignored", default=False)
+UNKNOWN = 2.0  # times as far lie boards of an architecture that no measured card is of
+_without: ContextVar[bool] = ContextVar("without_spread", default=False)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Half widths in log time that hold 90 % of what boards share and of what is left, and of how many boards."""
+    """Half widths in log time: ``board`` of the error common to a device, ``rest`` of what remains; ``count`` devices tell.
+
+    ``board`` is the farthest of up to nine devices, 90 % of more; ``rest`` holds 90 % of what remains.
+    """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
 
     board: NotNegative
     rest: NotNegative
-    boards: AtLeastOne
+    count: AtLeastOne
 
-    def widened(self, half: float | np.ndarray, is_known: bool | np.ndarray = True) -> float | np.ndarray:
-        """Return the half width of an interval on a board of others; ``is_known``: cards of its architecture were measured."""
-        return np.hypot(np.maximum(half, self.rest), self.board * np.where(is_known, 1.0, _UNKNOWN))
+    def half(self, half: Any, is_known: bool = True) -> Any:
+        """Return the half width on a board of others; ``is_known``: cards of its architecture were measured."""
+        return np.hypot(np.maximum(half, self.rest), self.board * (1.0 if is_known else UNKNOWN))
 
 
 @dataclass(frozen=True)
 class Boards(Saved):
-    """The spread of each kind of kernel or network."""
+    """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks."""
 
     spreads: dict[str, Spread]
 
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
-    def of(self, kind: str) -> Spread:
-        """Return the spread of a kind; of one that no outsider measured, that of all kinds of kernels."""
-        return self.spreads.get(kind) or self.spreads[ALL]
+    def of(self, kind: str) -> Spread | None:
+        """Return the spread of a kind; None where nothing like it was measured."""
+        return self.spreads.get(kind) or self.spreads.get(_all(kind))
+
+    def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
+        """Return the ends of ranges that hold on boards of others; an open end stays open."""
+        if not (spread := self.of(kind)):
+            return low, high
+        below, above = (spread.half(np.abs(np.log(end / ms)), is_known) for end in (low, high))
+        return ms * np.exp(-below), ms * np.exp(above)
+
+
+def _all(kind: str) -> str:
+    return f"{NETWORK}s" if kind.startswith(NETWORK) else "kernels"
 
 
 def kernel_kind(op: str, passes: str) -> str:
@@ -61,9 +75,9 @@ def kernel_kind(op: str, passes: str) -> str:
     return f"{'product' if op in ('matmul', 'linear', 'bmm', 'attention') else op} {passes}"
 
 
-def network_kind(mode: str, dtype: str) -> str:
-    """Return the kind of a network's time."""
-    return f"network {mode}, {'fp32' if dtype == 'fp32' else '16 bits'}"
+def network_kind(mode: str, condition: str) -> str:
+    """Return the kind of a network's time; ``condition`` begins with its element type."""
+    return f"{NETWORK} {mode}, {'fp32' if condition.startswith('fp32') else '16 bits'}"
 
 
 def learn(errors: pd.DataFrame) -> Boards:
@@ -71,17 +85,18 @@ def learn(errors: pd.DataFrame) -> Boards:
 
     A kind that fewer than three boards ran has none of its own. ``is_known``: cards of the board's architecture were measured.
     """
-    spreads = {kind: _spread(part) for kind, part in errors.groupby("kind") if part["board"].nunique() >= _LEAST_BOARDS}
-    return Boards({**spreads, ALL: _spread(errors[~errors["kind"].str.startswith("network")])})
+    together = pd.concat([errors, errors.assign(kind=errors["kind"].map(_all))])
+    return Boards({kind: _spread(part) for kind, part in together.groupby("kind") if part["board"].nunique() >= _LEAST_BOARDS})
 
 
 def _spread(part: pd.DataFrame) -> Spread:
+    part = part.reset_index(drop=True)
     votes = 1.0 / part.groupby(["board", "family"])["error"].transform("size")
     shared = {board: _quantile(rows["error"], votes[rows.index], 0.5) for board, rows in part.groupby("board")}
     rest = (part["error"] - part["board"].map(shared)).abs()
     votes /= votes.groupby(part["board"]).transform("sum")  # boards count alike
     known = part.groupby("board")["is_known"].first()
-    farthest = np.sort([abs(error) / (1.0 if known[board] else _UNKNOWN) for board, error in shared.items()])
+    farthest = np.sort([abs(error) / (1.0 if known[board] else UNKNOWN) for board, error in shared.items()])
     place = min(len(farthest), math.ceil((len(farthest) + 1) * _COVER)) - 1
     return Spread(float(farthest[place]), _quantile(rest, votes, _COVER), len(shared))
 
@@ -93,18 +108,18 @@ def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
 
 
 @contextmanager
-def ignored() -> Iterator[None]:
-    """Within, intervals are those of the models alone."""
-    token = _ignored.set(True)
+def without_spread() -> Iterator[None]:
+    """Within, ranges are those of the models alone."""
+    token = _without.set(True)
     try:
         yield
     finally:
-        _ignored.reset(token)
+        _without.reset(token)
 
 
 def shipped() -> Boards | None:
-    """Return what ships; None within ``ignored`` and where nothing ships."""
-    return None if _ignored.get() or not PATH.is_file() else _load(PATH, PATH.stat().st_mtime_ns)
+    """Return what ships; None within ``without_spread`` and where nothing ships."""
+    return None if _without.get() or not PATH.is_file() else _load(PATH, PATH.stat().st_mtime_ns)
 
 
 @cache
@@ -113,9 +128,8 @@ def _load(path: Path, _: int) -> Boards:
 
 
 def widened(times: Mapping[str, float], kind: str, is_known: bool) -> dict[str, float]:
-    """Return ``predicted_ms, low_ms, high_ms`` with the interval that holds on boards of others; an open end stays open."""
-    ms, boards = times["predicted_ms"], shipped()
-    if boards is None:
+    """Return ``predicted_ms, low_ms, high_ms`` with the range that holds on boards of others."""
+    if (boards := shipped()) is None:
         return dict(times)
-    below, above = boards.of(kind).widened(np.abs(np.log(np.array([times["low_ms"], times["high_ms"]]) / ms)), is_known)
-    return {"predicted_ms": ms, "low_ms": ms * math.exp(-below), "high_ms": ms * math.exp(above)}
+    low, high = boards.widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
+    return {"predicted_ms": times["predicted_ms"], "low_ms": float(low), "high_ms": float(high)}

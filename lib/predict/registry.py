@@ -208,9 +208,9 @@ class Predictor:
         """Give the power model of this device and element type; None without one, and for a device of another machine."""
         return None if self.origin else power_model.of_device(self.kind, self.dtype)
 
-    def on_any_board(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
+    def widened(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return predicted, low and high ms as they hold where this model was not calibrated, see ``boards``."""
-        if not self.model.is_published:
+        if not self.model.is_of_strangers:
             return dict(times)
         return boards.widened(times, kind, is_of_measured_architecture(self.kind))
 
@@ -237,7 +237,7 @@ class Predictor:
 
     def launches_ms(self, work: Work) -> float:
         """Return the ms that launching every operator takes; on a GPU of others by a usual host."""
-        return work.calls * (HOST_MS[0] if self.model.is_published else self.roof.launch_us / 1e3)
+        return work.calls * (HOST_MS[0] if self.model.is_of_strangers else self.roof.launch_us / 1e3)
 
     def bound(self, work: Work, predicted_ms: float) -> str:
         """Return what limits a pass or step, see ``bound_of``."""

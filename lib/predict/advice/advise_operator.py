@@ -77,7 +77,7 @@ def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     origin, flops, moved = predictor.origin or str(answer["origin"]), row["flops"], row["bytes"]
     launch_ms = roof.launch_us / 1e3
     times = {name: float(answer[name]) for name in ("predicted_ms", "low_ms", "high_ms")}
-    times = predictor.on_any_board(times, boards.kernel_kind(row["op"], row["pass"]))
+    times = predictor.widened(times, boards.kernel_kind(row["op"], row["pass"]))
     predicted_ms, roof_ms = times["predicted_ms"], max(flops / roof.peak_gflops, moved / roof.gbps()) / 1e6
     table = predictor.measured_operators
     measured = composition.lookup(table[(table["flops"] == flops) & (table["bytes"] == moved)])

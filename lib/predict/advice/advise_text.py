@@ -175,7 +175,7 @@ def _notes(advice: Advice) -> list[str]:
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
     gpus = shown[~shown["device"].str.match("cpu(@|$)")]
-    published = choices(answer.predictor.device for answer in advice.answers if answer.predictor.model.is_published)
+    strange = choices(answer.predictor.device for answer in advice.answers if not answer.is_calibrated)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
@@ -189,7 +189,7 @@ def _notes(advice: Advice) -> list[str]:
         "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
         "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
         "nobody measured the host that launches the kernels of "
-        f"{published}: ranges include launches of {HOST_MS[1] * 1e3:g} to {HOST_MS[2] * 1e3:g} us": published,
+        f"{strange}: ranges include launches of {HOST_MS[1] * 1e3:g} to {HOST_MS[2] * 1e3:g} us": strange,
         **{f"{row.device}, errors on what was held out: {row.held_out}": True for row in shown.itertuples()}}
     return [line for line, holds in lines.items() if holds]
 

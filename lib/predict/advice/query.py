@@ -29,8 +29,8 @@ from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
-           "energy_high_j", "energy_share", "energy_source", "latency_type", "rss_mb", "rss_low_mb", "rss_high_mb",
-           *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
+           "energy_high_j", "energy_share", "energy_source", "latency_type", "calibrated", "rss_mb", "rss_low_mb",
+           "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
@@ -189,7 +189,7 @@ class Answer:
         """Predict a forward pass, or a training step with all of its parts."""
         passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
         if self.predictor.device_type != "cpu":
-            passes = self._on_any_board(passes or self._operator_sum)
+            passes = self._widened(passes or self._operator_sum)
         if self.query.mode == "infer":
             return passes or self._operator_sum
         return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes)
@@ -244,13 +244,24 @@ class Answer:
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
                        predict_operators=lambda: self._operator_sum.operators)
 
-    def _on_any_board(self, passes: Estimate) -> Estimate:
-        """Return passes with the interval that holds on boards of others, unless networks of this board corrected the model."""
-        condition = passes.provenance.condition
-        if condition and self.predictor.card.under(condition).conditions[condition].corrected:
+    def _widened(self, passes: Estimate) -> Estimate:
+        """Return passes with the range that holds on boards of others, unless this board was calibrated."""
+        if self._is_calibrated(passes):
             return passes
         times = {name: getattr(passes, name) for name in ("predicted_ms", "low_ms", "high_ms")}
-        return replace(passes, **self.predictor.on_any_board(times, boards.network_kind(self.query.mode, self.query.dtype)))
+        return replace(passes, **self.predictor.widened(times, boards.network_kind(self.query.mode, self.query.dtype)))
+
+    def _is_calibrated(self, passes: Estimate) -> bool:
+        """Return whether the times are of this board: its own kernels, or its own networks corrected the model."""
+        condition = passes.provenance.condition
+        if condition is None:
+            return not self.predictor.model.is_of_strangers
+        return bool(self.predictor.card.under(condition).conditions[condition].corrected)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether the range is of this board and its host."""
+        return self._is_calibrated(self.passes)
 
     @cached_property
     def _in_fp32(self) -> Work:
@@ -284,7 +295,7 @@ class Answer:
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
-                "latency_type": "end_to_end", **quote.quote(self).columns,
+                "latency_type": "end_to_end", "calibrated": self.is_calibrated, **quote.quote(self).columns,
                 "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}

@@ -1,5 +1,6 @@
 """A card model corrected by a few networks that its user measured, in timm's layout or in this project's."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.measure.published import whole_networks
 from lib.measure.statistics import is_usable
+from lib.predict import boards
 from lib.predict.cards import card_model, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import Condition, version
@@ -134,6 +136,8 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
     measured, fitted = {part.condition.name_without_torch for part in parts}, {}
     for condition in sorted(start.conditions, key=lambda known: version(known.torch)):  # of those alike the newest stands
         before = start.conditions[condition]
+        if condition.mode not in {part.condition.mode for part in parts}:
+            continue  # what was not measured, others keep answering
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
         if shifted.basis != "others":
             fitted[condition] = shifted
@@ -147,10 +151,14 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
 
 def summary(result: Calibrated) -> str:
     """Say what the calibration gave."""
-    before, after = result.before, result.after
+    before, after, spread = result.before, result.after, boards.shipped()
+    half = max(fitted.half for fitted in result.card.conditions.values() if fitted.basis == "few")
+    spread = spread and spread.of(boards.network_kind("infer", "fp16"))
+    elsewhere = f" (on a board of others {math.exp(spread.half(half)):.2f})" if spread else ""
     return (f"{result.path}: {result.card.device} corrected by {result.networks} networks; of families left out in turn "
             f"MAPE {before['mape']:.1f} % before (median {before['median']:.1f}, bias {before['bias']:+.1f}), "
-            f"{after['mape']:.1f} % after (median {after['median']:.1f}, bias {after['bias']:+.1f}){_listed(result.reasons)}")
+            f"{after['mape']:.1f} % after (median {after['median']:.1f}, bias {after['bias']:+.1f}); ranges reach "
+            f"{math.exp(half):.2f} times the prediction{elsewhere}{_listed(result.reasons)}")
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from lib import paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
+from lib.predict.boards import UNKNOWN
 from lib.predict.cards.features import Condition, sustained
 from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.model_file import Device, Format, Saved, Unsaved, keyed
@@ -15,7 +16,6 @@ from lib.predict.operators.chip import Chip
 FOLDER = paths.REFERENCE / "models" / "composed"
 ANY = "any-card"  # what cards share, for those without a model of their own
 _MATRIX_ARCHITECTURES = frozenset("volta turing ampere ada hopper blackwell".split())  # their matrix units take 16 bits
-_UNKNOWN_ARCHITECTURE_WIDENING = 2  # factor of the interval of an architecture that no measured card has
 SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}  # of those that ship
 RETRAIN = "train it again with: python -m lib models --train timm"
 
@@ -103,7 +103,7 @@ def of_others(device: str) -> CardModel | None:
     if shared is None or vendor is None or vendor.architecture not in _MATRIX_ARCHITECTURES or "fp16" not in vendor.peak_gflops:
         return None
     alike = {load_devices()[sibling].architecture for sibling in shared.siblings}
-    wider = 1 if vendor.architecture in alike else _UNKNOWN_ARCHITECTURE_WIDENING
+    wider = 1 if vendor.architecture in alike else UNKNOWN
     of_one = {condition: replace(fitted, basis="others") for sibling in shared.siblings
               for condition, fitted in (of_device(sibling) or shared).conditions.items() if condition.mode == "train"}
     return replace(shared, device=device, conditions={

@@ -173,7 +173,7 @@ def _launched(operators: pd.DataFrame, model: CostModel, half: float) -> tuple[f
     ms, calls = operators["predicted_ms"], operators["calls"]
     launch_ms = model.facts["launch_ms"] * (model.facts["latency_type"] == "end_to_end")
     kernels_ms = float(np.maximum(ms - launch_ms, _LEAST_KERNEL * ms) @ calls)
-    host_ms = HOST_MS if model.is_published else [model.facts["launch_ms"]] * 3
+    host_ms = HOST_MS if model.is_of_strangers else [model.facts["launch_ms"]] * 3
     return launched(kernels_ms, half, [float(calls.sum()) * ms for ms in host_ms])
 
 

@@ -180,7 +180,7 @@ class CostModel(Saved):
                          Chip.of(vendor, dtype))
 
     @property
-    def is_published(self) -> bool:
+    def is_of_strangers(self) -> bool:
         """Return whether a GPU's kernels were measured by others, on boards and hosts of their own."""
         return self.facts.get("hardware_id", "").partition(":")[0] in ("vendor", "published")
 

@@ -47,13 +47,13 @@ def quote(answer) -> Quote:
 
 
 def _of_outsiders(answer) -> Row:
-    """Return the errors of networks that outsiders ran on the card in this mode and element type; empty without any."""
+    """Return the errors of networks that outsiders ran on the card as the query asks; empty without any."""
     rows = scoreboard.shipped()
     if rows.empty:
         return {}
-    query, dtypes = answer.query, rows["condition"].str.partition(",")[0]
-    part = rows[(rows["device"] == answer.predictor.kind) & (rows["what"] == scoreboard.NETWORKS)
-                & (rows["mode"] == query.mode) & (dtypes == query.dtype)]
+    query = answer.query
+    part = rows[(rows["device"] == answer.predictor.kind) & (rows["what"] == scoreboard.NETWORKS) & (rows["mode"] == query.mode)
+                & (rows["condition"] == scoreboard.condition_of(query.dtype, query.layout, query.compiled))]
     return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}
 
 

@@ -1,4 +1,4 @@
-"""How wrong predictions were on what outsiders measured, as it ships: a row per source, device, kind and mode."""
+"""How wrong predictions were on what outsiders measured: the predictions that ship, and their scores by source and device."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +12,7 @@ from lib.predict.scores import score_draws
 
 PATH = paths.REFERENCE / "models" / "outsiders.parquet"
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
-SMALL_MS = 0.2  # a kernel's time below which its launch is compared, not the kernel
+SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
 KEYS = ("source", "device", "what", "kind", "mode", "condition")
@@ -33,9 +33,9 @@ def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
     return table[[*keys, *NUMBERS]].rename(columns=NUMBERS)
 
 
-def is_small(rows: pd.DataFrame) -> pd.Series:
-    """Return which rows compare launches more than kernels."""
-    return rows["kind"].str.endswith(SMALL) | (rows["kind"] == LAUNCHES)
+def condition_of(dtype: str, layout: str, compiled: bool) -> str:
+    """Return how a network ran, as the column ``condition`` says it."""
+    return ", ".join([dtype, *[layout] * (layout != "contiguous"), *["compiled"] * compiled])
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:

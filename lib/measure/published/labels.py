@@ -1,8 +1,8 @@
 """What others measured on their machines, read as labelled questions: networks and operators with the time that they took.
 
 A label's ``model`` is a network as ``advise`` takes it, or an operator as ``advise-op`` does: a family and NAME=VALUE. Times
-are in ms. READERS tells sources apart by the names of their files. Any CSV with the columns ``model`` and ``measured_ms`` is
-read, too.
+are in ms. ``source_of`` tells sources apart by the names of their files; a CSV with the columns ``model`` and ``measured_ms``
+is the user's own.
 """
 
 import re
@@ -21,14 +21,16 @@ from lib.measure import importers
 from lib.measure.published import whole_networks
 from lib.tables import PARAMETERS
 
-STEP = "loader_wait h2d optimizer"  # parts of a training step, beside forward and backward, that a time may include
+STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
+DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": "pytorch", "gpus": 1, "includes": STEP}
+         "compile": "false", "runtime": "pytorch", "gpus": "1", "includes": ""}
 COLUMNS = ("model", *USUAL, "measured_ms")
-SPELLED = {  # a source's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
+_SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
     "NVIDIA V100": "v100-sxm2-16gb", "NVIDIA Tesla P100": "p100-pcie-16gb", "NVIDIA GTX 1080 Ti": "gtx-1080-ti",
     "Nvidia TitanX": "gtx-titan-x", "Nvidia TitanX Pascal": "titan-x-pascal", "AMD MI25": "mi25",
-    "AMD Vega Frontier Edition 16GB": "vega-fe", "v100": "v100-sxm2-16gb", "p100": "p100-pcie-16gb"}
+    "AMD Vega Frontier Edition 16GB": "vega-fe"}
+_CLOUD = {"v100": "v100-sxm2-16gb", "p100": "p100-pcie-16gb"}  # as which clouds rent them
 _CONVOLUTION = {"batch": "n", "in_channels": "c", "out_channels": "k", "height": "h", "width": "w", "kernel_h": "r",
                 "kernel_w": "s", "padding_h": "pad_h", "padding_w": "pad_w", "stride_h": "vertical stride",
                 "stride_w": "horizontal stride"}
@@ -36,9 +38,8 @@ _EPOCH = 1_281_167  # images of an epoch of ImageNet
 _RESNET50 = re.compile(r"ResNet-50 \(batch size (\d+)\)")
 _CARD = re.compile(r"(?P<card>.+?)(_(?P<gpus>\d+)_gpus_)?_(?P<dtype>single|float|half|double)_model_"
                    r"(?P<mode>inference|train(?:ing)?)_benchmark(\(\d\))?\.csv")
-_DTYPES = {"single": "fp32", "float": "fp32", "half": "fp16", "double": "fp64"}
+_DTYPES = {"single": DEFAULT, "float": DEFAULT, "half": "fp16", "double": "fp64"}
 _BATCH = 12  # images a GPU
-_FROM_AMPERE = re.compile(r"\b[AHLB]\d{2,3}\b|RTX [3-9]\d{3}|RTX A\d")
 _AMP = {"fp32": "fp32", "amp_fp16": "fp16", "amp_bf16": "bf16", "bf16": "bf16"}
 _LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
@@ -77,7 +78,7 @@ def deepbench(path: Path) -> pd.DataFrame:
     rows = [row for name, sheet in sheets.items() if "FP32" in name.upper() for row in _blocks(sheet.to_numpy(object))]
     if not rows:
         raise InputError(f"{path} has no sheet FP32 with DeepBench's GEMMs or convolutions; it has: {choices(sheets)}")
-    return _labels(**pd.DataFrame(rows, columns=["model", "mode", "measured_ms"]), device=device)
+    return _labels(**pd.DataFrame(rows, columns=["model", "mode", "measured_ms"]), device=_SPELLED.get(device, device))
 
 
 def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float]]:
@@ -110,17 +111,17 @@ def _convolution(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
 def torchvision_cards(path: Path) -> pd.DataFrame:
     """Read ``<card>[_<n>_gpus_]_<dtype>_model_<mode>_benchmark.csv``: a column a torchvision network, a row a repeat, ms.
 
-    12 images of 224 x 224 a GPU. The time includes the copy of the batch; that of training is without an optimizer. From Ampere
-    on, float is TF32.
+    12 images of 224 x 224 a GPU. The time includes the copy of the batch; that of training is without an optimizer. Half is a
+    network in fp16 as a whole, without autocast.
     """
     named = _CARD.fullmatch(path.name)
     if not named:
         raise InputError(f"{path} is not named <card>_<dtype>_model_<mode>_benchmark.csv")
     table = csv_files.frame(path).apply(pd.to_numeric, errors="coerce")
-    gpus, card, dtype = int(named["gpus"] or 1), named["card"].removesuffix("_"), _DTYPES[named["dtype"]]
-    dtype = "tf32" if dtype == "fp32" and _FROM_AMPERE.search(card) else dtype
-    return _labels(model=list(table), measured_ms=table.median().to_numpy(), device=card, dtype=dtype, gpus=gpus,
-                   batch_size=_BATCH * gpus, mode="infer" if named["mode"] == "inference" else "train", includes="h2d")
+    gpus = int(named["gpus"] or 1)
+    return _labels(model=list(table), measured_ms=table.median().to_numpy(), device=named["card"].removesuffix("_"),
+                   dtype=_DTYPES[named["dtype"]], gpus=str(gpus), batch_size=_BATCH * gpus,
+                   mode="infer" if named["mode"] == "inference" else "train", includes="h2d")
 
 
 def timm(path: Path) -> pd.DataFrame:
@@ -135,7 +136,7 @@ def timm(path: Path) -> pd.DataFrame:
 
 def neusight(path: Path) -> pd.DataFrame:
     """Read ``<operator>/<GPU>.csv`` of NeuSight as operators, see ``importers.neusight``."""
-    op = next(part for part in reversed(path.parts[:-1]) if part in importers.NEUSIGHT)
+    op = next(part for part in reversed(path.resolve().parts[:-1]) if part in importers.NEUSIGHT)
     table = importers.neusight_table(path, op, path.stem)
     shown = table[[column.name for column in PARAMETERS if column.name in table]]
     texts = [" ".join([op, *(f"{name}={value}" for name, value in row.items() if not pd.isna(value) and value != "")])
@@ -151,8 +152,8 @@ def gavel(path: Path) -> pd.DataFrame:
             job = _RESNET50.fullmatch(text.strip("()'").removesuffix("', 1"))
             if job and isinstance(rate := rates.get("null"), int | float) and rate > 0:
                 rows.append((device, job[1], 1000 / rate))
-    table = pd.DataFrame(rows, columns=["device", "batch_size", "measured_ms"])
-    return _labels(model="resnet50", mode="train", **table)
+    table = pd.DataFrame(rows, columns=["device", "batch_size", "measured_ms"]).replace({"device": _CLOUD})
+    return _labels(model="resnet50", mode="train", includes=" ".join(STEP), **table)
 
 
 def zeus(path: Path) -> pd.DataFrame:
@@ -161,18 +162,22 @@ def zeus(path: Path) -> pd.DataFrame:
     table = csv_files.with_columns(path, needed, "it is a file of Zeus's trace")
     table = table[(table["network"] == "resnet50") & (table["power_limit"] == table["power_limit"].max())]
     device = path.stem.rpartition("_")[2]
-    return _labels(model="resnet50", mode="train", batch_size=table["batch_size"], includes="h2d optimizer",
+    return _labels(model="resnet50", mode="train", batch_size=table["batch_size"], includes="h2d optimizer", dtype=DEFAULT,
                    measured_ms=table["time_per_epoch"] * 1e3 / (_EPOCH / table["batch_size"]),
                    device="v100-pcie-32gb" if device == "v100" else device)
 
 
 def plain(path: Path) -> pd.DataFrame:
-    """Read a CSV with the columns ``model`` and ``measured_ms``, and any others of COLUMNS."""
-    table = csv_files.frame(path, dtype=str, keep_default_na=False)
+    """Read a CSV with the columns ``model`` and ``measured_ms``, and any others of COLUMNS; a cell may be empty.
+
+    Without ``includes`` a training step has all of its parts.
+    """
+    table = csv_files.frame(path, dtype=str, keep_default_na=False, skipinitialspace=True)
     if unknown := sorted(set(table) - set(COLUMNS)):
         raise InputError(f"{path} has unknown columns {choices(unknown)}; it takes: {choices(COLUMNS)}")
-    empty = {name: table[name].mask(table[name] == "", usual) for name, usual in USUAL.items() if name in table}
-    return _labels(**{**table, **empty, "measured_ms": pd.to_numeric(table["measured_ms"], errors="coerce")})
+    given = {name: table[name].mask(table[name] == "", usual) for name, usual in USUAL.items() if name in table}
+    result = _labels(**{**table, **given, "measured_ms": pd.to_numeric(table["measured_ms"], errors="coerce")})
+    return result if "includes" in table else result.assign(includes=result["mode"].map({"train": " ".join(STEP)}).fillna(""))
 
 
 READERS = (
@@ -182,3 +187,13 @@ READERS = (
     Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
     Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),
     Source("Zeus", "Apache-2.0, ml-energy/zeus", r".*/summary_power_[^/]+\.csv", zeus))
+_OWN = Source("plain CSV", "not stated", "", plain)
+
+
+def source_of(path: Path) -> Source | None:
+    """Return who reads a file, None where nobody does."""
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            if {"model", "measured_ms"} <= {name.strip() for name in file.readline().split(",")}:
+                return _OWN
+    return next((source for source in READERS if re.fullmatch(source.files, path.resolve().as_posix())), None)
