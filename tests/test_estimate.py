@@ -150,7 +150,7 @@ def test_operators_are_told_apart_by_what_runs_them():
 class _Flat:
     """A model that predicts 1 ms of everything, of which no networks were measured."""
 
-    efficiencies, facts = {}, {"dtype": "fp32"}
+    efficiencies, facts, chip = {}, {"dtype": "fp32"}, None
 
     def predict(self, table):
         return pd.DataFrame({"predicted_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1, "out_of_range": False, "origin": "",

@@ -17,6 +17,7 @@ from lib.measure import ceilings
 from lib.measure.operators import aggregate
 from lib.missing import Missing, MissingError, needs
 from lib.predict.analytic import roofline
+from lib.predict.trust import scoreboard
 from lib.report.notebook import Notebook
 from lib.report.sentences import write
 from lib.studies import profile as steps
@@ -141,6 +142,10 @@ def rows_of(made):
     return made() if callable(made) else pd.DataFrame(made)
 
 
+def board():
+    return scoreboard.summary(scoreboard.shipped())
+
+
 def one_run(rows):
     return rows.iloc[0] if len(rows) else metered(rows_of(runs)).assign(step_n=0).iloc[0]
 
@@ -182,6 +187,7 @@ ALONE = {
     "groups": "complexity.shares_by_kind, complexity.shares",
     "layers": "complexity.intensity_by_layer",
     "checks": "complexity.comparisons",
+    board: "cost_model.outsiders",
     "predictions": "cost_model.parity, cost_model.by_size, cost_model.networks figure, cost_model.memory, cost_model.devices",
     "errors": "cost_model.trust, cost_model.trust_numbers",
     "scores": "cost_model.learners",
