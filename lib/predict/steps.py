@@ -18,7 +18,7 @@ from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
-from lib.predict import registry
+from lib.predict import boards, registry
 from lib.predict.networks import composition, step
 from lib.predict.networks.composition import PLAIN_SUM, Estimate
 from lib.predict.networks.step import Costs, Step, StepPart
@@ -157,10 +157,11 @@ def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
     """Predict forward and backward within a training loop, whose process retains freed memory.
 
     Freeing the data's large blocks has raised glibc's thresholds to their largest. Larger tensors still cost page faults, so
-    the interval reaches up to that of the default allocator.
+    the interval reaches up to that of the default allocator; on a GPU it is that of a board of others.
     """
     retained, default = predictor.estimate(work, "kept"), predictor.estimate(work)
-    return replace(retained, high_ms=max(retained.high_ms, default.high_ms))
+    passes = replace(retained, high_ms=max(retained.high_ms, default.high_ms))
+    return replace(passes, **predictor.widened(passes.times, boards.network_kind(work.mode, predictor.dtype)))
 
 
 def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -> tuple[dict[str, float], float]:

@@ -248,8 +248,7 @@ class Answer:
         """Return passes with the range that holds on boards of others, unless this board was calibrated."""
         if self._is_calibrated(passes):
             return passes
-        times = {name: getattr(passes, name) for name in ("predicted_ms", "low_ms", "high_ms")}
-        return replace(passes, **self.predictor.widened(times, boards.network_kind(self.query.mode, self.query.dtype)))
+        return replace(passes, **self.predictor.widened(passes.times, boards.network_kind(self.query.mode, self.query.dtype)))
 
     def _is_calibrated(self, passes: Estimate) -> bool:
         """Return whether the times are of this board: its own kernels, or its own networks corrected the model."""

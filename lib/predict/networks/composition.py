@@ -94,6 +94,11 @@ class Estimate:
     provenance: Provenance
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
 
+    @property
+    def times(self) -> dict[str, float]:
+        """Return predicted, low and high ms by their names."""
+        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+
     @cached_property
     def operators(self) -> pd.DataFrame:
         """Give the operators with ``predicted_ms``, see ``predicted_operators``."""
