@@ -172,7 +172,10 @@ def test_nothing_to_score_is_said(tmp_path):
 def test_the_command_scores_a_table_of_ones_own(tmp_path):
     path = own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,0.5", f"{GEMM},abacus,,1.0")
     output = output_of("models", "--outsiders", str(path))
-    assert "v100-sxm2-16gb" in output and "plain CSV" in output
+    assert "v100-sxm2-16gb" in output and "plain CSV" in output and "under 0.2 ms" not in output
+    own_table(path, f"{GEMM},v100-sxm2-16gb,,0.1")
+    assert "see --all" in output_of("models", "--outsiders", str(path))
+    assert "matmul, under 0.2 ms" in output_of("models", "--outsiders", str(path), "--all")
 
 
 # ------------------------------------------------------------------------------------------------- intervals

@@ -165,10 +165,14 @@ def _models(options: argparse.Namespace) -> bool:
 def _outsiders(options: argparse.Namespace) -> bool:
     """Score what ships on labels of others; save the predictions if asked to."""
     from lib.predict.evaluation import outsiders
-    from lib.predict.trust.scoreboard import scoreboard
+    from lib.predict.trust import scoreboard
 
     rows = outsiders.predicted(options.outsiders, alone=options.ship)
-    print(_shown(scoreboard(rows), na_rep="-") if len(rows) else "no label could be predicted")
+    if len(rows):
+        board = scoreboard.scoreboard(rows) if options.all else scoreboard.summary(rows)
+        print(_shown(board, na_rep="-") if len(board) else f"only kernels under {scoreboard.SMALL_MS} ms: see --all")
+    else:
+        print("no label could be predicted")
     for reason, count in rows.attrs["left_out"].items():
         note(f"left out: {count:,} of {reason}")
     if options.ship and len(rows):
@@ -286,7 +290,8 @@ def _add_models(verbs) -> None:
                            "--questions")
     add_flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them")
     add_flag(verb, "--all",
-             "of --errors: by device, kind of network or operator, mode and condition, the weakest first")
+             "of --errors: by device, kind of network or operator, mode and condition, the weakest first; of --outsiders: by "
+             "kind, with kernels that are mostly launches")
 
 
 def _add_calibrate(verbs) -> None:

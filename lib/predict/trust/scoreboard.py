@@ -41,6 +41,8 @@ def condition_of(dtype: str, layout: str, compiled: bool) -> str:
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ``scoreboard`` by source, device and question, without kernels so small that launches are compared."""
     rows = rows[~rows["kind"].str.endswith(SMALL)]  # networks bound by launches are what a user may ask about
+    if rows.empty:
+        return pd.DataFrame()
     asked = rows["what"].str.partition(",")[0] + ", " + rows["mode"] + np.where(
         rows["what"] == NETWORKS, ", " + rows["condition"], "")
     return scoreboard(rows.assign(question=asked), ("source", "device", "question"))
