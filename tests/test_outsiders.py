@@ -184,6 +184,7 @@ def test_boards_and_the_rest_are_told_apart():
     rng = np.random.default_rng(0)
     shifts = {"a": 0.3, "b": -0.1, "c": 0.2, "d": -0.8}
     rows = pd.DataFrame([{"kind": "product forward", "board": board, "family": f"f{n % 40}", "is_known": board != "d",
+                          "mostly_launches": False,
                           "error": shift + rng.normal(0, 0.1)} for board, shift in shifts.items() for n in range(400)])
     spread = boards.learn(rows).of("product forward")
     assert spread.count == 4
@@ -228,12 +229,11 @@ def test_a_throttled_cards_products_answer_for_no_other():
 
 @pytest.fixture(scope="module")
 def shipped():
-    return pd.read_parquet(scoreboard.PATH)
+    return scoreboard.shipped()
 
 
 def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
-    rows = outsiders.log_errors(shipped)
-    learned = boards.learn(rows[~rows["mostly_launches"]])
+    learned = boards.learn(outsiders.log_errors(shipped))
     stated = boards.shipped()
     assert learned.spreads.keys() == stated.spreads.keys()
     for kind, spread in learned.spreads.items():
@@ -247,3 +247,15 @@ def test_predictions_that_ship_are_those_of_today(shipped):
         answer = advise_operator.advise(advise_operator.config(op, parameters, row.condition, row.mode), [row.device]).iloc[0]
         assert answer["predicted_ms"] == pytest.approx(row.predicted, rel=1e-3), (row.device, row.case)
         assert math.log(answer["high_ms"] / answer["low_ms"]) > 0.3, "no stranger's board is known to 15 %"
+
+
+@pytest.mark.slow
+def test_networks_that_ship_are_predicted_so_today(shipped, tmp_path):
+    part = shipped[shipped["case"].isin(["vgg16", "resnet18"]) & shipped["device"].isin(["titan-v", "gtx-1080-ti"])]
+    asked = part.rename(columns={"case": "model", "condition": "dtype", "measured": "measured_ms"}).assign(includes="h2d")
+    own = ["model", "device", "batch_size", "mode", "dtype", "measured_ms", "includes"]
+    asked[own].to_csv(tmp_path / "own.csv", index=False)
+    again, keys = outsiders.predicted(tmp_path), ["case", "device", "mode", "condition"]
+    both = part.merge(again, on=keys, suffixes=("", "_again"))
+    assert len(both) == len(part) == 12
+    assert both["predicted_again"].tolist() == pytest.approx(both["predicted"].tolist(), rel=1e-3)

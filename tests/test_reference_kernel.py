@@ -1,5 +1,7 @@
 """The reference kernel: how fast a processor was, and what latencies are on one as fast as usual."""
 
+import os
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -75,8 +77,11 @@ def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(tmp_path, monkey
     assert [speed_history.look().looks for _ in range(3)] == [1, 2, 3]
     (file,) = tmp_path.rglob("*.csv")
     assert len(file.read_text().splitlines()) == 4
-    monkeypatch.setattr(speed_history.files, "replace", full)
-    assert speed_history.look().looks == 4 and len(file.read_text().splitlines()) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        last = speed_history.look()
+    assert last.looks == 4 and len(file.read_text().splitlines()) == 4
+    assert "No space left on device" in last.not_kept and str(file) in last.not_kept
     file.write_text("a,b\n1,2\n")
     with refused("lacks the columns.*delete it"):
         speed_history.look()

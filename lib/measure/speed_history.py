@@ -5,13 +5,13 @@ are of a processor at its usual speed; what will happen depends on the speed now
 """
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lib import csv_files, files, paths, store
+from lib.errors import InputError
 from lib.measure import machine
 from lib.measure.reference_kernel import ELASTICITY, USUAL, ReferenceKernel
 
@@ -23,20 +23,24 @@ _ENDS = (5, 95)  # percentiles: nine looks of ten lie between
 
 @dataclass(frozen=True)
 class Speed:
-    """The reference kernel's ms: usual, now, and the ends that nine looks of ten lie between; ``looks`` there were."""
+    """The reference kernel's ms: usual, now, and the ends that nine looks of ten lie between; ``looks`` there were.
+
+    ``not_kept`` says why this look is not in the history.
+    """
 
     usual_ms: float
     now_ms: float
     fast_ms: float
     slow_ms: float
     looks: int
+    not_kept: str = ""
 
     @classmethod
-    def from_history(cls, history_ms: np.ndarray) -> "Speed":
+    def from_history(cls, history_ms: np.ndarray, not_kept: str = "") -> "Speed":
         """Return the speed by all looks, the last one now; with few of them the processor may be as slow as a shared one."""
         usual, fast, slow = map(float, np.percentile(history_ms, (USUAL, *_ENDS)))
         few = len(history_ms) < _LEAST
-        return cls(usual, float(history_ms[-1]), fast, max(slow, usual * _SHARED) if few else slow, len(history_ms))
+        return cls(usual, float(history_ms[-1]), fast, max(slow, usual * _SHARED) if few else slow, len(history_ms), not_kept)
 
     @property
     def share(self) -> float:
@@ -67,10 +71,12 @@ def look() -> Speed:
     path = paths.DATA / "speed" / f"{machine.ids()['hardware_id']}_{torch.get_num_threads()}.csv"
     history = _read(path)[-_KEPT:]
     history.append((store.utc_now(), now_ms))
-    with suppress(OSError):  # a disk that is full or read-only keeps no answer back
-        files.folder(path.parent)
+    not_kept = ""
+    try:
         files.replace(path, "".join(["utc,kernel_ms\n", *(f"{utc},{ms:.6g}\n" for utc, ms in history)]).encode())
-    return Speed.from_history(np.array([ms for _, ms in history]))
+    except InputError as error:  # a disk that is full or read-only keeps no answer back
+        not_kept = str(error)
+    return Speed.from_history(np.array([ms for _, ms in history]), not_kept)
 
 
 def _read(path) -> list[tuple[str, float]]:

@@ -84,7 +84,9 @@ def learn(errors: pd.DataFrame) -> Boards:
     """Learn spreads from ``kind, board, family, is_known, error`` (log measured over predicted); families have one vote each.
 
     A kind that fewer than three boards ran has none of its own. ``is_known``: cards of the board's architecture were measured.
+    Rows that are ``mostly_launches`` are left out.
     """
+    errors = errors[~errors["mostly_launches"]]
     together = pd.concat([errors, errors.assign(kind=errors["kind"].map(_all))])
     return Boards({kind: _spread(part) for kind, part in together.groupby("kind") if part["board"].nunique() >= _LEAST_BOARDS})
 
@@ -102,9 +104,7 @@ def _spread(part: pd.DataFrame) -> Spread:
 
 
 def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
-    order = np.argsort(values.to_numpy())
-    heights = np.cumsum(votes.to_numpy()[order])
-    return float(values.to_numpy()[order][np.searchsorted(heights, share * heights[-1])])
+    return float(np.quantile(values, share, weights=votes, method="inverted_cdf"))
 
 
 @contextmanager

@@ -271,8 +271,13 @@ class Predictor:
 def is_of_measured_architecture(gpu: str) -> bool:
     """Return whether kernels of a GPU of the same generation were measured."""
     vendors = load_devices()
-    measured = {vendors[device].architecture for device, _ in model_files(shipped=True) if device in vendors}
-    return gpu in vendors and vendors[gpu].architecture in measured
+    return gpu in vendors and vendors[gpu].architecture in _measured_architectures(SHIPPED, SHIPPED.stat().st_mtime_ns)
+
+
+@cache
+def _measured_architectures(_: Path, __: int) -> set[str]:
+    vendors = load_devices()
+    return {vendors[device].architecture for device, _ in model_files(shipped=True) if device in vendors}
 
 
 def cpu_files(dtype: str, shipped: bool = False) -> list[Path]:

@@ -53,23 +53,27 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
     device is left.
     """
     predictors = registry.for_devices(devices, wanted.dtype)
-    described, rows, left_out = {}, [], {}
-    for kind in sorted({predictor.device_type for predictor in predictors}):
-        flops, moved = spaces.work(wanted.ops(kind))  # of what the device type runs for it
-        described[kind] = {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
+    rows, left_out = [], {}
+    of_types = {kind: described(wanted, kind) for kind in sorted({predictor.device_type for predictor in predictors})}
     for predictor in predictors:
         try:
-            rows.append(_row(predictor, described[predictor.device_type]))
+            rows.append(_row(predictor, of_types[predictor.device_type]))
         except InputError as error:
             left_out[predictor.device] = str(error)
     if not rows:
         raise InputError("; ".join(left_out.values()))
     table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
-    words = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in described.items()}
+    words = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in of_types.items()}
     alike = len(set(words.values())) == 1
     table.attrs |= {"left_out": left_out, "work": next(iter(words.values())) if alike else
                     "; ".join(f"{kind}: {text}" for kind, text in words.items())}
     return table
+
+
+def described(wanted: Config, device_type: str) -> dict[str, Any]:
+    """Return an operator as a row of a ``sweep`` table, with FLOPs and bytes of what the device type runs for it."""
+    flops, moved = spaces.work(wanted.ops(device_type))
+    return {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
 
 
 def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:

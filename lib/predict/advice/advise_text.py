@@ -175,7 +175,7 @@ def _notes(advice: Advice) -> list[str]:
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
     gpus = shown[~shown["device"].str.match("cpu(@|$)")]
-    strange = choices(answer.predictor.device for answer in advice.answers if not answer.is_calibrated)
+    strange = choices(answer.predictor.device for answer in advice.answers if answer.is_widened)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
                 f"({row.rss_low_mb:,.0f} to {row.rss_high_mb:,.0f})" for row in shown.itertuples() if row.rss_mb > 0]
@@ -229,7 +229,8 @@ def _here(advice: Advice, speed: Speed) -> str:
     row = expected(advice, speed)
     usual, now, low, high = (_figures(row[name]) for name in ("usual_ms", "now_ms", "here_low_ms", "here_high_ms"))
     return (f"On this CPU: {usual} ms usually, {now} ms now (at {row['speed']:.2f} of its usual speed); nine runs of ten here "
-            f"take {low} to {high} ms (by {row['looks']} measurement{'s' * (row['looks'] > 1)} of its speed).")
+            f"take {low} to {high} ms (by {row['looks']} measurement{'s' * (row['looks'] > 1)} of its speed"
+            f"{speed.not_kept and f', the last is not kept: {speed.not_kept}'}).")
 
 
 def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:

@@ -29,7 +29,7 @@ from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
-           "energy_high_j", "energy_share", "energy_source", "latency_type", "calibrated", "rss_mb", "rss_low_mb",
+           "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
            "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
@@ -246,21 +246,21 @@ class Answer:
 
     def _widened(self, passes: Estimate) -> Estimate:
         """Return passes with the range that holds on boards of others, unless this board was calibrated."""
-        if self._is_calibrated(passes):
+        if not self._is_of_strangers(passes):
             return passes
         return replace(passes, **self.predictor.widened(passes.times, boards.network_kind(self.query.mode, self.query.dtype)))
 
-    def _is_calibrated(self, passes: Estimate) -> bool:
-        """Return whether the times are of this board: its own kernels, or its own networks corrected the model."""
+    def _is_of_strangers(self, passes: Estimate) -> bool:
+        """Return whether neither kernels nor networks of this board made the model."""
         condition = passes.provenance.condition
         if condition is None:
-            return not self.predictor.model.is_of_strangers
-        return bool(self.predictor.card.under(condition).conditions[condition].corrected)
+            return self.predictor.model.is_of_strangers
+        return not self.predictor.card.under(condition).conditions[condition].corrected
 
     @property
-    def is_calibrated(self) -> bool:
-        """Return whether the range is of this board and its host."""
-        return self._is_calibrated(self.passes)
+    def is_widened(self) -> bool:
+        """Return whether the range is widened for boards of others."""
+        return self._is_of_strangers(self.passes)
 
     @cached_property
     def _in_fp32(self) -> Work:
@@ -294,7 +294,7 @@ class Answer:
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
-                "latency_type": "end_to_end", "calibrated": self.is_calibrated, **quote.quote(self).columns,
+                "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
                 "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}

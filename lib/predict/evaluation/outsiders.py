@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib import store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure.published import labels
@@ -18,10 +17,10 @@ from lib.predict import boards, held_out, registry, steps
 from lib.predict.advice import advise_operator, questions
 from lib.predict.cards import card_model
 from lib.predict.trust import scoreboard
-from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, PATH, SMALL, SMALL_MS, condition_of
+from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
 from lib.work import networks
-from lib.work.graph import families, spaces
+from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 _COPIES = 10  # this many equal times make one device a copy of another
@@ -90,7 +89,8 @@ def _errors(table: pd.DataFrame) -> pd.Series:
     wrong = pd.Series("", table.index)
     for holds, reason in (
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
-            (gpus == 1, "several GPUs at once are not predicted"), (table["runtime"] == "pytorch", "only PyTorch is predicted"),
+            (gpus == 1, "gpus is not 1: several at once are not predicted"),
+            (table["runtime"] == "pytorch", "only PyTorch is predicted"),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
             (~learned, "models were trained on these rows, see models --errors")):
@@ -130,7 +130,7 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
                            left_out="all of " + rows["source"] + "; of the range, the device")
         result = held_out.frame(**{name: rows[name] for name in _ANSWERED})
         others = pd.DataFrame() if alone else scoreboard.shipped()
-        result = _conformed(result, others, ~rows["calibrated"].astype(bool))
+        result = _conformed(result, others, rows["widened"].astype(bool))
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs["left_out"] = dict(left_out.most_common())
@@ -138,7 +138,7 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
 
 
 def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what ``boards.learn`` takes of rows; those whose time is ``mostly_launches`` are none to learn from."""
+    """Return what ``boards.learn`` takes of rows."""
     kinds = [boards.kernel_kind(kind.removesuffix(SMALL), mode) if what == KERNELS else boards.network_kind(mode, condition)
              for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
     known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
@@ -148,14 +148,13 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
-def _conformed(rows: pd.DataFrame, more: pd.DataFrame, of_strangers: pd.Series) -> pd.DataFrame:
-    """Return rows with each device's range learned from the other devices, where the model was not calibrated."""
+def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd.DataFrame:
+    """Return rows with each device's range learned from the other devices, where an answer's range is ``widened``."""
     own, conformed = log_errors(rows), rows.copy()
     every = pd.concat([own, log_errors(more)] if len(more) else [own])
-    every = every[~every["mostly_launches"]]
     for device in rows["device"].unique():
         spreads = boards.learn(every[every["device"] != device])
-        for kind, same in own[(own["device"] == device) & of_strangers].groupby("kind"):
+        for kind, same in own[(own["device"] == device) & widened].groupby("kind"):
             part = rows.loc[same.index]
             low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, same["is_known"].iloc[0])
             conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
@@ -164,9 +163,7 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, of_strangers: pd.Series) 
 
 def ship(rows: pd.DataFrame) -> None:
     """Save predictions, and the spread of boards that is learned from them, beside the models that ship."""
-    store.write(rows, PATH, "held_out", derived=True)
-    learned = log_errors(rows)
-    boards.learn(learned[~learned["mostly_launches"]]).save(boards.PATH)
+    held_out.save(rows, boards.learn(log_errors(rows)).save(boards.PATH))
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +193,7 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         parts.append(rows.assign(
             **ends, error=wrong, what=KERNELS, kind=op + small, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
             condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
-            calibrated=not predictor.model.is_of_strangers))
+            widened=predictor.model.is_of_strangers))
     return pd.concat(parts) if parts else table
 
 
@@ -205,8 +202,7 @@ def _described(text: str, dtype: str, passes: str, on_cpu: bool) -> dict[str, An
     try:
         op, *parameters = text.split()
         wanted = advise_operator.config(op, parameters, dtype, passes)
-        flops, moved = spaces.work(wanted.ops("cpu" if on_cpu else "cuda"))
-        return {"op": op, "pass": passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
+        return advise_operator.described(wanted, "cpu" if on_cpu else "cuda")
     except InputError as error:
         return str(error)
 
@@ -241,7 +237,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
         out_of_range=answers["out_of_range"].fillna(False).astype(bool),
         kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL), group=table["model"].map(networks.family),
         condition=[condition_of(row.dtype, row.layout, bool(row.compile)) for row in answers.itertuples()],
-        calibrated=answers["calibrated"].fillna(False).astype(bool),
+        widened=answers["widened"].fillna(False).astype(bool),
         batch_size=pd.to_numeric(table["batch_size"], errors="coerce"))
 
 

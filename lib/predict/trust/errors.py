@@ -112,12 +112,13 @@ def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[R
         device, scored = card_model.ANY if fitted.basis == "others" else card.device, fitted.scored or condition.name
         lines = card_errors.scores(device, NETWORKS)
         wanted = (lines["condition"] == scored) & (fitted.basis != "few")
+        unseen = left_out[fitted.basis]
         if fitted.basis == "others" and not wanted.any():  # no card could be left out
-            left_out["others"] = f"families of timm, on {choices(card_model.measured_under(condition))} alone"
+            unseen = f"families of timm, on {choices(card_model.measured_under(condition))} alone"
         for line in lines[wanted].to_dict("records") or [{"kind": ALL}]:
             stated = {name: value for name, value in line.items() if not pd.isna(value)}
             yield {**fitted.scores, **stated, "device": device, "what": NETWORKS, "mode": condition.mode, "source": card.source,
-                   "condition": condition_of_card(scored), "left_out": left_out[fitted.basis]}
+                   "condition": condition_of_card(scored), "left_out": unseen}
 
 
 def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lib.errors import choices
 from lib.measure import archive
 from lib.predict.networks import architectures
 from lib.predict.networks.work import Work
-from lib.predict.scores import score_draws
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors, scoreboard
 from lib.predict.trust.errors import ALL, ALLOCATORS, NETWORKS, Row
@@ -41,20 +39,11 @@ def quote(answer) -> Quote:
         if answer.predictor.device_type == "cpu" else _of_operators(answer)
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
-    outsiders = _of_outsiders(answer)
+    query = answer.query
+    outsiders = scoreboard.of_networks(answer.predictor.kind, query.mode,
+                                       scoreboard.condition_of(query.dtype, query.layout, query.compiled))
     return Quote(outsiders, f"networks that others measured on this card: {_errors(outsiders)} "
                             f"({outsiders['sources']}). Our own: {quoted.words}") if outsiders else quoted
-
-
-def _of_outsiders(answer) -> Row:
-    """Return the errors of networks that outsiders ran on the card as the query asks; empty without any."""
-    rows = scoreboard.shipped()
-    if rows.empty:
-        return {}
-    query = answer.query
-    part = rows[(rows["device"] == answer.predictor.kind) & (rows["what"] == scoreboard.NETWORKS) & (rows["mode"] == query.mode)
-                & (rows["condition"] == scoreboard.condition_of(query.dtype, query.layout, query.compiled))]
-    return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}
 
 
 def _of_card(answer) -> Quote:

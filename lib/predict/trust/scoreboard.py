@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib.errors import choices
+from lib.predict import boards, held_out
 from lib.predict.scores import score_draws
 
-PATH = paths.REFERENCE / "models" / "outsiders.parquet"
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
@@ -50,9 +50,17 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 def shipped() -> pd.DataFrame:
     """Return the predictions that ship, rows ``held_out``; none where none ship."""
-    return _read(PATH, PATH.stat().st_mtime_ns) if PATH.is_file() else pd.DataFrame()
+    return held_out.load(boards.PATH)
+
+
+def of_networks(device: str, mode: str, condition: str) -> dict[str, Any]:
+    """Return the scores of networks that outsiders ran on a card so, and their ``sources``; empty without any."""
+    path = held_out.path_of(boards.PATH)
+    return _of_networks(device, mode, condition, path.stat().st_mtime_ns) if path.is_file() else {}
 
 
 @cache
-def _read(path: Path, _: int) -> pd.DataFrame:
-    return store.read_own(path, "held_out")
+def _of_networks(device: str, mode: str, condition: str, _: int) -> dict[str, Any]:
+    rows, same = shipped(), {"what": NETWORKS, "device": device, "mode": mode, "condition": condition}
+    part = rows[np.logical_and.reduce([rows[name] == value for name, value in same.items()])]
+    return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}
