@@ -179,6 +179,17 @@ def test_the_answer_fits_on_a_screen_and_a_guess_that_is_fastest_is_called_one(a
     assert "It fits into none of these devices: it needs 50 MB" in none and "50 (too much)" in none
 
 
+@pytest.mark.parametrize(("gain", "is_named"), [(1.3, True), (1.1, False)])
+def test_both_heaps_are_told_where_page_faults_take_much_of_the_time(gain, is_named, answer, monkeypatch):
+    change = suggestions.Change("retain", gain, "", {"memory": "kept"})
+    monkeypatch.setattr(advise_text, "retained_memory", lambda _: change)
+    retained_ms = answer.of("cpu").estimate.predicted_ms / gain
+    text = advise_text.screen(answer, []).replace("\n", " ")
+    assert (f"with {suggestions.RETAINING} set it takes {retained_ms:,.3g} ms" in text) == is_named
+    row, = (row for row in advise_text.records(answer) if row["device"] == "cpu")
+    assert row["retained_ms"] == pytest.approx(retained_ms)
+
+
 def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
     line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-look | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False,
@@ -289,9 +300,14 @@ def calibrated(home, monkeypatch, pool):
                             latency_iqr_ms=0.0, latency_ms=2 * predictor.model.predict(pool[1])["predicted_ms"])
 
     def of_verdicts(verdicts, factor=1.5, change=lambda rows: rows):
-        def read(_):
+        def read(folder):
             table = change(points.set_index("config").loc[[one.key for one in swept]].reset_index())
-            return SimpleNamespace(table=table, visits=table[["config", "latency_ms"]].assign(yardstick_ms=np.nan))
+            visits = table[["config", "latency_ms"]].assign(yardstick_ms=np.nan)
+            return SimpleNamespace(table=table, visits=visits, folder=folder)
+
+        def sweep_of(p, chosen):
+            swept[:] = chosen
+            return paths.SWEEPS / p.name
 
         def measure(cases, device, rounds, case_s, budget_s, raw):
             assert budget_s > 0
@@ -304,12 +320,11 @@ def calibrated(home, monkeypatch, pool):
             return pd.DataFrame(rows, columns=columns("networks")), {}
 
         monkeypatch.setattr(calibrate, "_pool", lambda _: pool)
-        monkeypatch.setattr(calibrate.sweep, "measure_sweep", lambda p, chosen: swept.extend(chosen) or paths.SWEEPS / p.name)
+        monkeypatch.setattr(calibrate.sweep, "measure_sweep", sweep_of)
         monkeypatch.setattr(calibrate.aggregate, "read", read)
         monkeypatch.setattr(calibrate.transfer_cpu, "measure_ceilings", lambda: None)
         campaign = SimpleNamespace(measure=measure, write=Mock(), reference_ms=lambda rows, _: pd.Series(np.nan, rows.index))
-        for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign,
-                            "Budget": lambda seconds: SimpleNamespace(left_s=seconds)}.items():
+        for name, value in {"NETWORKS": tuple(verdicts), "_PROCESS_S": 0.1, "_PASSES": 0, "campaign": campaign}.items():
             monkeypatch.setattr(calibrate_networks, name, value)
         return calibrate.calibrate("cpu", budget_s=30), heaps
 
@@ -320,22 +335,30 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     zero_shot = asked("cpu", batch_size=32).table.iloc[0]
     result, heaps = calibrated({"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
-    assert heaps == [{"default"}, {"default", "kept"}]  # all networks first, the retained heap if time is left
-    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 8
+    assert heaps == [{"default", "kept"}, {"default"}, {"default", "kept"}]  # before, amid and after the operators
+    assert result.networks.count == composition.networks == 3 and result.networks.after["n"] == 2 * 8
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
-    assert "3 networks end to end (8 cases), each left out: MAPE 33.3 % before (bias -33.3 %)" in calibrate.summary(result)
+    words = "3 networks end to end (16 cases), each predicted by others at other moments: MAPE 33.3 % before (bias -33.3 %)"
+    assert words in calibrate.summary(result)
     answer = asked("cpu", batch_size=32).table.iloc[0]
     assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
 
 
-def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated):
+def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated, monkeypatch):
+    monkeypatch.setattr(calibrate_networks, "_worse", lambda *_: True)
     with refused(r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
-        calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)  # operators take twice as long
+        calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-@pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.head(20)])
+@pytest.mark.parametrize(("grown", "worse"), [((0.3, 0.3, 0.2), True), ((0.3, -0.2, 0.1), False), ((-0.1, -0.1, -0.1), False)])
+def test_networks_are_worse_if_most_of_them_are(grown, worse):
+    networks_of, before = pd.Series(list("abc") * 2), pd.Series([0.1] * 6)
+    assert calibrate_networks._worse(networks_of, before, before + [*grown, *grown]) == worse
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows.assign(verdict="unusable"), lambda rows: rows.head(10)])
 def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, calibrated):
     with refused("measured points are usable, 20 or more are needed .* the points are in .*sweeps"):
         calibrated({}, change=change)

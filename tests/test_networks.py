@@ -36,9 +36,15 @@ def visit(device="cpu", **changed):
 
 
 @pytest.fixture
-def pretended(monkeypatch):
+def pretended(home, monkeypatch):
     """Measure nothing: each visit has the same passes."""
     monkeypatch.setattr(campaign, "in_a_process", lambda cases, *_: ([result(case) for case in cases], IDS))
+
+
+def test_each_process_adds_to_the_history_of_the_processors_speed(pretended):
+    campaign.measure(PAIR, rounds=2)
+    (history,) = (paths.DATA / "speed").glob("*.csv")
+    assert len(history.read_text().splitlines()) == 1 + 2 * len({(case.network, memory) for case, memory in PAIR})
 
 
 @pytest.mark.cuda
@@ -56,7 +62,7 @@ def die(*_):
 
 
 @pytest.mark.slow
-def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(tmp_path, monkeypatch):
+def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(home, tmp_path, monkeypatch):
     raw, wanted = tmp_path / "visits.jsonl", [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]
     with monkeypatch.context() as patched:
         patched.setattr(end_to_end, "_measure", die)

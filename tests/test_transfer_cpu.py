@@ -15,6 +15,7 @@ from lib import locks, paths, store
 from lib.config.definitions import JobClass
 from lib.config.notebooks import FinetuneParams
 from lib.measure import load, machine
+from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
 from lib.predict.advice import advise_text
 from lib.predict.analytic.scaling import Scaling
@@ -260,7 +261,7 @@ def _networks(count, factor, fresh=0.25, noise=0.05, seed=0):
                 computing = factor * 0.9 * (terms["sum_ms"] + terms["moved_ms"])
                 measured = (computing + fresh * terms["fresh_mb"] * (heap == "default")) * np.exp(own + draw.normal(0, 0.01))
                 rows.append({"network": f"n{number}", "mode": mode, "memory": heap, "latency_ms": measured, "outside": 0.0,
-                             **terms})
+                             "moment": 0, **terms})
     return pd.DataFrame(rows)
 
 
@@ -290,6 +291,25 @@ def test_a_network_left_out_does_not_predict_itself():
     odd = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["network"] == "n0", 3.0, 1.0))
     own = calibrate_networks.left_one_out(BASE, odd).query("network == 'n0'")
     assert (own["predicted_ms"] < 0.5 * own["latency_ms"]).all()
+
+
+def test_a_moment_left_out_shows_how_far_a_later_process_will_be_off():
+    rows = _networks(12, 1.0, noise=0.0)
+    rows["moment"] = rows["network"].str[1:].astype(int) % 2
+    slowed = rows.assign(latency_ms=rows["latency_ms"] * np.where(rows["moment"] == 1, 1.4, 1.0))
+    within, later = (np.log(calibrate_networks.left_one_out(BASE, visits)["predicted_ms"] / visits["latency_ms"]).abs().median()
+                     for visits in (slowed.assign(moment=0), slowed))
+    assert within == pytest.approx(np.log(1.4) / 2, abs=0.05) and later == pytest.approx(np.log(1.4), abs=0.05)
+
+
+def test_networks_at_moments_of_different_speed_tell_how_they_follow_the_kernel():
+    slowed = np.array([1.0, 3.0] * 6)
+    rows = pd.DataFrame({"network": [f"n{number // 2}" for number in range(12)], "mode": "infer", "batch_size": 8,
+                         "memory": "default", "verdict": "stable", "status": "ok", "latency_ms": 20 * slowed ** 0.8,
+                         "reference_ms": 0.3 * slowed})
+    usual, speed = calibrate_networks.at_usual_speed(rows, ProcessorSpeed(0.3, 0.45))
+    assert 0.7 < speed.elasticity < 0.8  # between what was measured and what operators do
+    assert np.ptp(np.log(usual["latency_ms"])) < 0.15
 
 
 @pytest.mark.parametrize(("others", "stolen", "free"), [(0.4, 0.0, 4), (1.0, 1.0, 2), (9.0, 0.0, 1)])

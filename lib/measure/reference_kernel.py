@@ -79,14 +79,17 @@ class ProcessorSpeed:
     elasticity: float
 
     @classmethod
-    def from_visits(cls, visits: pd.DataFrame) -> "ProcessorSpeed":
-        """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each."""
+    def from_visits(cls, visits: pd.DataFrame, expected: float = ELASTICITY) -> "ProcessorSpeed":
+        """Learn from visits that repeat configurations (``config, latency_ms, yardstick_ms``): least squares within each.
+
+        ``expected`` is the elasticity of which few or alike visits leave most.
+        """
         good = visits[(visits["yardstick_ms"] > 0) & (visits["latency_ms"] > 0)]
         if good.empty:
-            return cls(float("nan"), ELASTICITY)
+            return cls(float("nan"), expected)
         logs = np.log(good[["yardstick_ms", "latency_ms"]])
         kernel, latency = (logs - logs.groupby(good["config"]).transform("median")).to_numpy().T
-        slope = (kernel @ latency + _WEIGHT * ELASTICITY) / (kernel @ kernel + _WEIGHT)
+        slope = (kernel @ latency + _WEIGHT * expected) / (kernel @ kernel + _WEIGHT)
         return cls(float(np.percentile(good["yardstick_ms"], USUAL)), float(np.clip(slope, 0.0, 1.0)))
 
     def at_usual_ms(self, latency_ms: pd.Series, reference_ms: pd.Series) -> pd.Series:

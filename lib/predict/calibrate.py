@@ -15,6 +15,7 @@ from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.statistics import is_usable
 from lib.predict import calibrate_networks, registry, transfer_cpu
 from lib.predict.calibrate_networks import LEAST_NETWORKS, Networks
+from lib.predict.network_training import Works
 from lib.predict.operators import inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import farthest_first, fine_tuned, smooth_of
@@ -26,7 +27,7 @@ from lib.work.graph.spaces import Config
 
 _POOL, _POINTS_A_SECOND, _ROUNDS, _LEAST = 900, 2.5, 3, 20
 _SHORTEST_S, _LONGEST_S = 10, 1_000_000
-_OPERATORS = 0.6  # share of a CPU's budget for operators; networks get the rest
+_NETWORKS = 0.4  # share of a CPU's budget for networks
 _TRAINING = 0.8  # share of the points that fine-tune; the rest, drawn at random, validate
 
 
@@ -87,7 +88,8 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
     """Do what ``calibrate`` says, with the models to start from, and write the file."""
     of_cpu = device == "cpu"
     name = f"calibration_{machine.name()}_{dtype}_{store.utc_now()[:19].replace(':', '')}"
-    training, held_out, speed = _points(device, bases[0], dtype, budget_s * (_OPERATORS if of_cpu else 1), name)
+    sweeps, validating, visited, works = _measured(device, bases[0], dtype, budget_s, name)
+    training, held_out, speed = _points(sweeps, validating)
     base = min(bases, key=lambda model: np.log(training["latency_ms"] / model.predict(training)["predicted_ms"]).abs().median())
     model = fine_tuned(base, training)
     measured = held_out["latency_ms"].to_numpy()
@@ -96,14 +98,14 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
         model = base.borrowed()
         scores = [scores[0]] * 2
     networks = None
-    if of_cpu and dtype == "fp32":
-        measured_networks = calibrate_networks.measure(model, budget_s * (1 - _OPERATORS), name, speed)
-        networks = calibrate_networks.calibrate(model, base, *measured_networks)
+    if works:
+        usable, speed = calibrate_networks.at_usual_speed(pd.concat(visited, ignore_index=True), speed)
+        networks = calibrate_networks.calibrate(model, base, usable, works)
     if networks and networks.worse:
         raise InputError(f"the calibration did not help: networks measured end to end err by {networks.after['mape']:.0f} % "
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
-                         f"differently so, while operators and networks were measured; both are in {paths.SWEEPS / name} and "
-                         f"{paths.NETWORKS / name}")
+                         f"differently so, while operators and networks were measured; they are in {paths.SWEEPS / name}_* "
+                         f"and {paths.NETWORKS / name}_*")
     model.device = registry.cpu_here() if of_cpu else base.device
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
@@ -113,29 +115,55 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
     return Calibrated(model.save(path), model, len(training), *scores, networks)
 
 
-def _points(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[pd.DataFrame, pd.DataFrame,
-                                                                                        ProcessorSpeed]:
-    """Measure operators; return usable rows to fine-tune and to validate, at the processor's usual speed, and that speed.
+def _measured(device: str, base: CostModel, dtype: str, budget_s: float, name: str) -> tuple[
+        list[aggregate.Sweep], set[str], list[pd.DataFrame], Works]:
+    """Measure operators, and networks of a CPU in fp32 before, between and after parts of them, in a budget.
 
-    Raises InputError for too few rows.
+    Returns the sweeps, the keys of the operators that validate, the networks of each moment, and their work.
     """
+    networks_s = budget_s * _NETWORKS if (device, dtype) == ("cpu", "fp32") else 0.0
+    cases, works = calibrate_networks.choose(base, networks_s) if networks_s else ([], {})
+    operators_s, parts = budget_s - networks_s, len(calibrate_networks.MOMENTS) - 1 if cases else 1
+    (configs, validating), sweeps, visited = _chosen(base, dtype, operators_s), [], []
+    for moment in range(parts + 1):
+        visited += [calibrate_networks.measure(cases, moment, networks_s, name)] if cases else []
+        if moment < parts:
+            sweeps.append(_sweep(device, base, dtype, operators_s / parts, f"{name}_{moment}", configs[moment::parts]))
+    return sweeps, validating, visited, works
+
+
+def _chosen(base: CostModel, dtype: str, budget_s: float) -> tuple[list[Config], set[str]]:
+    """Return operators to measure, in random order, and the keys of those that validate."""
     configs, rows = _pool(dtype)
     configs = [_as(config, base) for config in configs]
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
     order = np.random.default_rng(0).permutation([*tuning, *validating])  # so that a slow machine measures both kinds
+    return [configs[row] for row in order], {configs[row].key for row in validating}
+
+
+def _sweep(device: str, base: CostModel, dtype: str, budget_s: float, name: str, configs: list[Config]) -> aggregate.Sweep:
     p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
                     **_timing(base))
-    swept = aggregate.read(sweep.measure_sweep(p, chosen=[configs[row] for row in order]))
-    table, speed = swept.table, ProcessorSpeed.from_visits(swept.visits)
-    reference_ms = table["config"].map(swept.visits.groupby("config")["yardstick_ms"].median()).astype(float)
+    return aggregate.read(sweep.measure_sweep(p, chosen=configs))
+
+
+def _points(sweeps: list[aggregate.Sweep], validating: set[str]) -> tuple[pd.DataFrame, pd.DataFrame, ProcessorSpeed]:
+    """Return usable rows to fine-tune and to validate, at the processor's usual speed, and that speed.
+
+    Raises InputError for too few rows.
+    """
+    table, visits = (pd.concat(tables, ignore_index=True) for tables in zip(*((swept.table, swept.visits) for swept in sweeps),
+                                                                            strict=True))
+    speed = ProcessorSpeed.from_visits(visits)
+    reference_ms = table["config"].map(visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], reference_ms))
     usable = table[is_usable(table)]
-    held_out = usable[usable["config"].isin({configs[row].key for row in validating})]
+    held_out = usable[usable["config"].isin(validating)]
     training = usable.drop(index=held_out.index)
     if len(training) < _LEAST or len(held_out) < 2:
         raise InputError(f"only {len(usable)} of {len(table)} measured points are usable, {_LEAST} or more are needed to "
                          "fine-tune, and two more to validate: the machine is busy, or budget_s too short; the points are in "
-                         f"{paths.SWEEPS / name}")
+                         f"{' and '.join(str(swept.folder) for swept in sweeps)}")
     return training, held_out, speed
 
 
@@ -177,6 +205,6 @@ def summary(result: Calibrated) -> str:
         return text + (f"; of the networks measured end to end {result.networks.count} are usable, two or more are needed: the "
                        f"composition stays that of {source}")
     before, after = result.networks.before, result.networks.after
-    return text + (f"; {result.networks.count} networks end to end ({after['n']} cases), each left out: MAPE "
-                   f"{before['mape']:.1f} % before (bias {before['bias']:+.1f} %), {after['mape']:.1f} % after "
+    return text + (f"; {result.networks.count} networks end to end ({after['n']} cases), each predicted by others at other "
+                   f"moments: MAPE {before['mape']:.1f} % before (bias {before['bias']:+.1f} %), {after['mape']:.1f} % after "
                    f"(bias {after['bias']:+.1f} %)")

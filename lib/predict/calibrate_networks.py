@@ -4,7 +4,7 @@ Few networks are weighed against the other machine's compositions by how far net
 Morris, 1975).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from scipy import stats
 from torch import nn
 
 from lib import paths
-from lib.measure.budget import Budget
 from lib.measure.networks import campaign
 from lib.measure.networks.allocator import HEAPS
 from lib.measure.networks.case import Case
@@ -37,6 +36,9 @@ NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:conv
             "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
             "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
+MOMENTS = (slice(0, None, 2), slice(1, None, 2), slice(None))  # networks that run before, amid and after the operators
+_VISITS = 2  # of each network
+_CASE = ["network", "mode", "batch_size"]
 LEAST_NETWORKS = 2
 _LONGEST_MS = 400.0  # a batch whose pass is predicted to take longer is halved
 _CASE_S, _PROCESS_S, _PASSES = 0.3, 3.0, 9  # seconds a case at least, and a process; passes of a case, warm-up included
@@ -72,8 +74,8 @@ def _fitting(predictor: Predictor, name: str, mode: str, batch_size: int, ready:
     return _fitting(predictor, name, mode, batch_size // 2, ready)
 
 
-def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], Works]:
-    """Return the cases, with their heaps, that are predicted to fit into the rest of ``budget``, and their work.
+def choose(model: CostModel, budget_s: float) -> tuple[list[tuple[Case, str]], Works]:
+    """Return the cases, with their heaps, that are predicted to fit into a budget when each runs twice, and their work.
 
     Networks infer at batch 1 and 8 in turn, and train. The first network runs with both heaps, the others with the default
     one. The first two networks run in any case.
@@ -81,11 +83,11 @@ def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], W
     predictor, chosen, works, needed_s = Predictor(model.device, "fp32", model), [], {}, 0.0
     for number, name in enumerate(NETWORKS):
         heaps, ready = ("default",) if number else HEAPS, capture.prepared(networks.network(name))
-        cost_s, fitting = _PROCESS_S * len(heaps), {}
+        cost_s, fitting = _VISITS * _PROCESS_S * len(heaps), {}
         for mode, batch in (CASES[number % 2], CASES[-1]):
             case, item, pass_ms = _fitting(predictor, name, mode, batch, ready)
-            more_s = len(heaps) * max(_CASE_S, _PASSES * pass_ms / 1e3)
-            if needed_s + cost_s + more_s <= budget.left_s or number < LEAST_NETWORKS:
+            more_s = _VISITS * len(heaps) * max(_CASE_S, _PASSES * pass_ms / 1e3)
+            if needed_s + cost_s + more_s <= budget_s or number < LEAST_NETWORKS:
                 fitting[case], cost_s = item, cost_s + more_s
         if not fitting:
             break
@@ -95,21 +97,30 @@ def _chosen(model: CostModel, budget: Budget) -> tuple[list[tuple[Case, str]], W
     return chosen, works
 
 
-def measure(model: CostModel, budget_s: float, name: str, speed: ProcessorSpeed) -> tuple[pd.DataFrame, Works]:
-    """Measure as many networks as fit into ``budget_s``; return the usable rows and their work.
+def measure(cases: Sequence[tuple[Case, str]], moment: int, budget_s: float, name: str) -> pd.DataFrame:
+    """Measure the networks of one of MOMENTS, each in a fresh process, in their share of a budget for all moments.
 
-    Visits are kept in ``data/networks/NAME``; latencies are corrected to the processor's usual ``speed``.
+    Returns rows of ``networks`` with ``moment`` and ``reference_ms``, the reference kernel's median. They are kept in
+    ``data/networks/NAME_<moment>``.
     """
-    budget = Budget(budget_s)
-    cases, works = _chosen(model, budget)
-    folder = paths.NETWORKS / name
-    default_heap = [(case, heap) for case, heap in cases if heap == "default"]
-    for batch in (default_heap, cases):  # different networks first; the second call resumes the first
-        table, facts = campaign.measure(batch, "cpu", 1, _CASE_S, max(_NO_TIME_S, budget.left_s), folder / "visits.jsonl")
-    campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(cases))
-    usable = table[is_usable(table)].reset_index(drop=True)
-    reference_ms = campaign.reference_ms(usable, folder / "visits.jsonl")
-    return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], reference_ms)), works
+    names, folder = list(dict.fromkeys(case.network for case, _ in cases)), paths.NETWORKS / f"{name}_{moment}"
+    wanted = [(case, heap) for case, heap in cases if case.network in names[MOMENTS[moment]]]
+    share_s = budget_s * len(wanted) / (_VISITS * len(cases))
+    table, facts = campaign.measure(wanted, "cpu", 1, _CASE_S, max(_NO_TIME_S, share_s), folder / "visits.jsonl")
+    campaign.write(table, folder / "networks.parquet", **facts, rounds=1, cases=len(wanted))
+    return table.assign(moment=moment, reference_ms=campaign.reference_ms(table, folder / "visits.jsonl"))
+
+
+def at_usual_speed(rows: pd.DataFrame, speed: ProcessorSpeed) -> tuple[pd.DataFrame, ProcessorSpeed]:
+    """Return the usable rows of ``measure`` at the processor's usual speed, and how networks follow the reference kernel.
+
+    ``speed`` is that by which operators do; networks that ran at moments of different speed correct its elasticity.
+    """
+    usable = rows[is_usable(rows)].reset_index(drop=True)
+    visits = pd.DataFrame({"config": usable.groupby([*_CASE, "memory"]).ngroup(), "latency_ms": usable["latency_ms"],
+                           "yardstick_ms": usable["reference_ms"]})
+    speed = replace(speed, elasticity=ProcessorSpeed.from_visits(visits, speed.elasticity).elasticity)
+    return usable.assign(latency_ms=speed.at_usual_ms(usable["latency_ms"], usable["reference_ms"])), speed
 
 
 def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Works) -> Networks:
@@ -143,8 +154,8 @@ def _estimated(model: CostModel, rows: pd.DataFrame, works: Works) -> np.ndarray
 def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:
     """Return the compositions of ``base`` (by mode and heap) corrected by measured networks: factor, page faults, interval.
 
-    ``rows``: ``network, mode, memory, latency_ms, outside`` and TERMS. A mode with fewer than LEAST_NETWORKS networks is not
-    corrected. Intervals come from networks left out in turn and from the base.
+    ``rows``: ``network, mode, memory, moment, latency_ms, outside`` and TERMS. A mode with fewer than LEAST_NETWORKS networks
+    is not corrected. Intervals come from networks left out in turn and from the base.
     """
     fitted, predicted, corrected = _fit(base, rows), left_one_out(base, rows), dict(base)
     for mode, of_mode in predicted.groupby("mode"):
@@ -159,9 +170,17 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
 
 
 def left_one_out(base: Compositions, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return ``rows`` with ``predicted_ms`` by compositions that were corrected without the row's network."""
+    """Return ``rows`` with ``predicted_ms`` by compositions that were corrected by other networks at other moments.
+
+    So is the error that of a process which starts later. Where all other networks ran at one moment, they do.
+    """
+    def predicted(test: np.ndarray) -> np.ndarray:
+        others = rows[rows["network"] != rows.loc[test, "network"].iloc[0]]
+        later = others[others["moment"] != rows.loc[test, "moment"].iloc[0]]
+        return _predicted(_fit(base, others if later.empty else later), rows[test])
+
     return rows.assign(predicted_ms=sums.cross_predicted(
-        sums.each(rows["network"]), lambda test: _predicted(_fit(base, rows[~test]), rows[test])))
+        sums.each(rows.groupby(["network", "moment"]).ngroup()), predicted))
 
 
 def _fit(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]:

@@ -11,7 +11,7 @@ import pandas as pd
 from lib import store
 from lib.config.definitions import Campaign
 from lib.errors import InputError, choices
-from lib.measure import machine
+from lib.measure import machine, speed_history
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
@@ -67,6 +67,8 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
         for key in track([key for key in order if key not in visits], "networks"):
             if budget.spent:
                 break
+            if device_id == "cpu":
+                speed_history.look()
             results, identity = in_a_process(groups[key[1:]], device_id, case_s, key[2])
             visits[key] = Visit(round=key[0], network=key[1], memory=key[2], device=device_id, results=results,
                                 identity=identity)

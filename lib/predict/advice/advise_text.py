@@ -16,7 +16,7 @@ from lib.measure.speed_history import Speed
 from lib.predict import steps
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
-from lib.predict.advice.suggestions import Change
+from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.transfer_cpu import DOUBTFUL
 
@@ -24,6 +24,7 @@ WIDTH = 100
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
 _CHANGES, _SHORT = 3, 5  # changes and devices that are shown
+_APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
               "a narrow range: learned from other devices, or out of the training range.")
@@ -64,7 +65,7 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
     rows = _graded(advice)
-    lines = [heading(advice), *verdicts(advice), *([note] if note else []), "", *_table(_cells(rows)), ""]
+    lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice), "", *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in _worthwhile(suggested)]
@@ -233,6 +234,16 @@ def _here(advice: Advice, speed: Speed) -> str:
             f"{speed.not_kept and f', the last is not kept: {speed.not_kept}'}).")
 
 
+def _heaps(advice: Advice) -> list[str]:
+    """Return the time with a heap that retains freed memory, where page faults take much of the CPU's time."""
+    cpu = advice.of("cpu")
+    change = cpu and retained_memory(cpu)
+    if not change or change.predicted_gain < _APART:
+        return []
+    return [f"Page faults take {1 - 1 / change.predicted_gain:.0%} of the CPU's time: with {RETAINING} set it takes "
+            f"{_figures(cpu.estimate.predicted_ms / change.predicted_gain)} ms."]
+
+
 def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU.
 
@@ -263,11 +274,15 @@ def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = No
     """Return the table as plain values for JSON, a row a device; what is not known is null.
 
     ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
-    ``changes``, ``note`` (see ``neighbours``) as ``note``, and what to expect at the processor's ``speed`` (``expected``).
+    ``changes``, ``note`` (see ``neighbours``) as ``note``, what to expect at the processor's ``speed`` (``expected``), and
+    ``retained_ms`` with a heap that retains freed memory.
     """
     rows = advice.table.to_dict("records")
     names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}
-    more |= expected(advice, speed) if speed and advice.of("cpu") else {}
+    cpu = advice.of("cpu")
+    more |= expected(advice, speed) if speed and cpu else {}
+    if cpu and (change := retained_memory(cpu)):
+        more["retained_ms"] = cpu.estimate.predicted_ms / change.predicted_gain
     if verified:
         more |= {"verified_ms": verified[0],
                  "changes": [{name: getattr(change, name) for name in names} for change in verified[1]]}

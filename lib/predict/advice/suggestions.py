@@ -9,6 +9,7 @@ import numpy as np
 
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
+from lib.measure.networks import allocator
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import Answer, CapturedQuery
@@ -16,6 +17,7 @@ from lib.predict.cards.whole_networks import gain
 from lib.progress import track
 
 _BUDGET_S = 2.0  # of measuring one change
+RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
 _FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
 
 
@@ -44,7 +46,7 @@ def suggestions(advice: Advice) -> list[Change]:
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query = answer.query
-    gains = [*_retained_memory(answer), *_larger_batches(answer)]
+    gains = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
     if not query.compiled:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
@@ -73,13 +75,14 @@ def _learned(answer: Answer, change: Change) -> Change:
     return replace(change, predicted_gain=way.gain / usual, why=way.evidence)
 
 
-def _retained_memory(answer: Answer) -> Iterator[Change]:
+def retained_memory(answer: Answer) -> Change | None:
+    """Return the change to a heap that retains freed memory; None where passes take no fresh memory (a training loop)."""
     fresh_mb, composition = answer.work.fresh_bytes / 1e6, answer.predictor.composition("infer")
-    if answer.query.mode == "infer" and composition.rates.get("fresh_mb") and fresh_mb:  # a training loop retains it as it is
-        kept = replace(answer, memory="kept")
-        yield Change("retain freed memory (MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=2147483647)",
-                     answer.estimate.predicted_ms / kept.estimate.predicted_ms,
-                     f"{fresh_mb:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB", {"memory": "kept"})
+    if answer.query.mode == "train" or not (composition.rates.get("fresh_mb") and fresh_mb):
+        return None
+    retained_ms = replace(answer, memory="kept").estimate.predicted_ms
+    return Change(f"retain freed memory ({RETAINING})", answer.estimate.predicted_ms / retained_ms,
+                  f"{fresh_mb:,.0f} MB a pass come fresh from the system, a page fault each 4 KiB", {"memory": "kept"})
 
 
 def _larger_batches(answer: Answer) -> Iterator[Change]:
