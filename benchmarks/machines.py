@@ -1,44 +1,48 @@
-"""CPUs emulated by older instructions and fewer threads: errors of whole networks there, zero-shot and calibrated.
+"""CPUs, this one and those that it emulates by older instructions and fewer threads: errors of whole networks on them.
 
-Each machine is a process limited to some instructions and pinned to some cores, with files of its own below
+Networks are predicted as shipped (zero-shot) and calibrated, and measured at several moments, since the speed of a shared host
+changes. Each machine is a process limited to some instructions and pinned to some cores, with files of its own below
 ``LIB_OUTPUT/machines``; a second call goes on where the first one ended. ``python -m benchmarks.machines [--budget-s 120]
-[--machines avx2-1 ...] [--networks alexnet ...]``.
+[--machines native-2 avx2-1 ...] [--networks alexnet ...] [--moments 4] [--heaps default kept]``.
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from lib import paths, store
+from lib import paths
 from lib.errors import InputError
-from lib.measure import machine
-from lib.measure.networks import campaign
+from lib.measure import machine, speed_history
+from lib.measure.networks import campaign, visits_file
+from lib.measure.networks.allocator import HEAPS
 from lib.measure.networks.case import Case
-from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.reference_kernel import ELASTICITY, ProcessorSpeed
 from lib.predict import calibrate, registry, transfer_cpu
+from lib.predict.advice import advise_text
 from lib.predict.calibrate_networks import CASES
 from lib.predict.networks import work
 from lib.predict.registry import Predictor
 from lib.predict.scores import score
 from lib.work import networks
+from lib.work.graph.ops import MODES
 
-INSTRUCTIONS = {"avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
+INSTRUCTIONS = {"native": (), "avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
                 "sse41": ("SSE41", "default", "SSE4_2")}
 MACHINES = tuple(f"{name}-{threads}" for name in INSTRUCTIONS for threads in (1, 2))
 # of families that neither compositions nor calibrations are fitted to, and of families that no calibration is fitted to
 UNSEEN = ("alexnet", "inception_v3", "mobilenet_v2", "maxvit_t", "benchmarks.machines:Encoder", "benchmarks.machines:Mixer",
-          "benchmarks.machines:Pyramid")
+          "benchmarks.machines:Pyramid", "timm:dla34", "timm:res2net50_26w_4s", "timm:hrnet_w18_small",
+          "timm:efficientformer_l1", "timm:xcit_nano_12_p16_224", "timm:fastvit_t8")
 OTHERS = ("googlenet", "efficientnet_b1", "efficientnet_v2_s", "regnet_x_1_6gf", "regnet_y_800mf", "vgg13", "vit_b_32")
 KEYS = ["network", "mode", "batch_size"]
-BUDGET_S, NETWORKS = 120.0, (*UNSEEN, *OTHERS)
-TOY = {"BUDGET_S": 10.0, "NETWORKS": ("alexnet",), "MACHINES": MACHINES[-2:-1]}
+BUDGET_S, MOMENTS, NETWORKS = 120.0, 2, (*UNSEEN, *OTHERS)
+TOY = {"BUDGET_S": 10.0, "MOMENTS": 1, "NETWORKS": ("alexnet",), "MACHINES": MACHINES[-2:-1]}
 
 
 class Encoder(nn.Sequential):
@@ -83,18 +87,34 @@ class Pyramid(nn.Sequential):
         super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 100))
 
 
-def _predicted(predictor: Predictor, rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return ``<name>_ms, _low_ms, _high_ms`` of measured networks."""
-    answers = []
-    for row in rows.itertuples():
-        item = work.captured(networks.network(row.network, int(row.batch_size)), row.mode)
-        estimate = predictor.estimate(item, row.memory)
-        answers.append((estimate.predicted_ms, estimate.low_ms, estimate.high_ms))
-    return pd.DataFrame(answers, index=rows.index, columns=[f"{name}_ms", f"{name}_low_ms", f"{name}_high_ms"])
+def _predicted(predictor: Predictor, rows: pd.DataFrame, speed: speed_history.Speed, name: str) -> pd.DataFrame:
+    """Return what is told of networks: ``<name>_ms`` at usual speed, its interval, and what nine runs of ten take here."""
+    answers, cases = {}, ["network", "mode", "batch_size", "memory"]
+    for case in rows[cases].drop_duplicates().itertuples(index=False):
+        item = work.captured(networks.network(case.network, int(case.batch_size)), case.mode)
+        times = predictor.estimate(item, case.memory).times
+        here = advise_text.on_this_cpu(predictor, times, speed)
+        answers[tuple(case)] = (*times.values(), here["here_low_ms"], here["here_high_ms"])
+    return pd.DataFrame([answers[key] for key in rows[cases].itertuples(index=False, name=None)], index=rows.index,
+                        columns=[f"{name}_{end}ms" for end in ("", "low_", "high_", "here_low_", "here_high_")])
 
 
-def one_machine(budget_s: float, names: list[str], path: Path) -> None:
-    """Look, calibrate, measure the held-out networks at once after it; predict them by both; write a row a case to ``path``.
+def _visits(cases: list, moments: int, folder: Path) -> pd.DataFrame:
+    """Measure cases at some moments, a fresh process each time; return a row a visit with the reference kernel's time."""
+    campaign.measure(cases, "cpu", moments, 0.5, raw=folder / "visits.jsonl")
+    tables = []
+    for visit in visits_file.recorded(folder / "visits.jsonl"):
+        table = campaign.summarise([visit], visit.identity, "cpu")
+        raw = {result.case: np.median(result.samples_ms) for result in visit.results if result.samples_ms}
+        kernel = {result.case: np.median(result.reference_kernel_ms) for result in visit.results if result.samples_ms}
+        by_case = [Case(*values) for values in table[list(Case.__dataclass_fields__)].itertuples(index=False, name=None)]
+        tables.append(table.assign(moment=visit.round, measured_ms=[raw.get(case, np.nan) for case in by_case],
+                                   reference_ms=[kernel.get(case, np.nan) for case in by_case]))
+    return pd.concat(tables, ignore_index=True).query("status == 'ok'").reset_index(drop=True)
+
+
+def one_machine(options: argparse.Namespace) -> None:
+    """Calibrate, measure held-out networks after it at some moments, predict them as shipped and calibrated; write the rows.
 
     Where the calibration is refused, as the column ``refused`` says, both answers are zero-shot: a user goes on with these.
     """
@@ -103,47 +123,47 @@ def one_machine(budget_s: float, names: list[str], path: Path) -> None:
     refused = False
     if not registry.path_of(registry.cpu_here(), "fp32").exists():
         try:
-            print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=budget_s)), flush=True)
+            print("  ", calibrate.summary(calibrate.calibrate("cpu", budget_s=options.budget_s)), flush=True)
         except InputError as error:
             refused = True
             print(f"   not calibrated: {error}", flush=True)
-    folder = paths.NETWORKS / "held_out"
-    cases = [(Case(name, mode, batch), "default") for name in names for mode, batch in CASES]
-    table, facts = campaign.measure(cases, "cpu", 1, 0.5, raw=folder / "visits.jsonl")
-    campaign.write(table, folder / "networks.parquet", **facts)
-    rows = table[table["status"] == "ok"].reset_index(drop=True)
-    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, "zero_shot")
-    after = _predicted(registry.predictor("cpu", "fp32"), rows, "calibrated")
-    measured = rows[[*KEYS, "memory", "threads", "hardware_id", "latency_ms", "verdict"]]
-    speed = ProcessorSpeed.from_visits(store.read_all(sorted(paths.SWEEPS.glob("calibration_*/*/repeats.csv")), "repeats"))
-    usual_ms = speed.at_usual_ms(rows["latency_ms"], campaign.reference_ms(rows, folder / "visits.jsonl"))
-    measured = measured.assign(measured_ms=rows["latency_ms"], latency_ms=usual_ms, **asdict(speed), machine=machine.name(),
-                               unseen_family=rows["network"].isin(UNSEEN), refused=refused)
-    pd.concat([measured, zero_shot, after], axis=1).to_csv(path, index=False)
+    speed = speed_history.look()
+    cases = [(Case(name, mode, batch), heap) for name in options.networks for mode, batch in CASES for heap in options.heaps
+             if mode in options.modes]
+    rows = _visits(cases, options.moments, paths.NETWORKS / "held_out")
+    calibrated = registry.predictor("cpu", "fp32")
+    learned = calibrated.model.facts.get("processor_speed", {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY})
+    rows = rows.assign(latency_ms=ProcessorSpeed(**learned).at_usual_ms(rows["measured_ms"], rows["reference_ms"]), **learned,
+                       refused=refused, machine=machine.name(), unseen_family=rows["network"].isin(UNSEEN))
+    zero_shot = _predicted(Predictor("cpu", "fp32", nearest, nearest.device), rows, speed, "zero_shot")
+    after = _predicted(calibrated, rows, speed, "calibrated")
+    pd.concat([rows, zero_shot, after], axis=1).to_csv(options.child, index=False)
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a machine: cases, MAPE, bias, and coverage of the intervals in %, zero-shot and calibrated.
+    """Return a row per machine and heap: errors as shipped and calibrated, of usual times and of raw ones, in %.
 
-    Where the calibration was ``refused``, the calibrated answers are the zero-shot ones. Rows whose measurement is unusable are
-    left out, and counted; ``unseen_`` columns are of the families never tuned on. Measured is what a network takes on the
-    processor as fast as usual while it was calibrated, by the reference kernel beside it; ``as_measured`` is what it took.
+    ``mape, bias`` and ``inside`` are of times at the processor's usual speed, by the reference kernel beside them.
+    ``raw_inside`` is the share of raw medians within what is told of this machine, ``raw_width`` that range, high over low.
+    ``spread`` is that of the machine: the slowest over the fastest moment of a case. ``unseen_``: of families never tuned on.
     """
-    summaries = []
-    for name, every in rows.groupby("emulated", sort=False):
-        usable = every[every["verdict"] != "unusable"]
-        line = {"machine": name, "cases": len(usable), "unusable": len(every) - len(usable),
-                "refused": bool(every["refused"].any())}
-        for prefix, some in (("", usable), ("unseen_", usable[usable["unseen_family"]])):
-            for which in ("zero_shot", "calibrated"):
-                error = score(some["latency_ms"], some[f"{which}_ms"])
-                as_measured = score(some["measured_ms"], some[f"{which}_ms"])
-                covered = some["latency_ms"].between(some[f"{which}_low_ms"], some[f"{which}_high_ms"])
-                line |= {f"{prefix}{which}_mape": error.get("mape", np.nan), f"{prefix}{which}_bias": error.get("bias", np.nan),
-                         f"{prefix}{which}_mape_as_measured": as_measured.get("mape", np.nan),
-                         f"{prefix}{which}_coverage": covered.mean() * 100}
-        summaries.append(line)
-    return pd.DataFrame(summaries)
+    lines = []
+    for key, every in rows.groupby(["emulated", "memory"], sort=False):
+        by_case = every.groupby([*KEYS])["measured_ms"]
+        line = {**dict(zip(("machine", "heap"), key, strict=True)), "n": len(every), "refused": bool(every["refused"].any()),
+                "spread": (by_case.max() / by_case.min()).mean()}
+        for which in ("zero_shot", "calibrated"):
+            ends = {end: every[f"{which}_{end}_ms"] for end in ("low", "high", "here_low", "here_high")}
+            error = score(every["latency_ms"], every[f"{which}_ms"])
+            unseen = score(*(every.loc[every["unseen_family"], name] for name in ("latency_ms", f"{which}_ms")))
+            line |= {f"{which}_mape": error["mape"], f"{which}_bias": error["bias"],
+                     f"unseen_{which}_mape": unseen.get("mape", np.nan),
+                     f"{which}_raw_mape": score(every["measured_ms"], every[f"{which}_ms"])["mape"],
+                     f"{which}_inside": every["latency_ms"].between(ends["low"], ends["high"]).mean() * 100,
+                     f"{which}_raw_inside": every["measured_ms"].between(ends["here_low"], ends["here_high"]).mean() * 100,
+                     f"{which}_raw_width": (ends["here_high"] / ends["here_low"]).median()}
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def _run(emulated: str, options: argparse.Namespace, folder: Path) -> Path:
@@ -155,12 +175,13 @@ def _run(emulated: str, options: argparse.Namespace, folder: Path) -> Path:
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    onednn, aten, mkl = INSTRUCTIONS[instructions]
+    limits = dict(zip(("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"), INSTRUCTIONS[instructions],
+                      strict=False))
     cores = sorted(os.sched_getaffinity(0))[:int(threads)]
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": onednn, "ATEN_CPU_CAPABILITY": aten, "MKL_ENABLE_INSTRUCTIONS": mkl,
-                   "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LIB_OUTPUT": str(folder)}
+    environment = {**os.environ, **limits, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LIB_OUTPUT": str(folder)}
     command = [sys.executable, "-m", "benchmarks.machines", "--child", str(path), "--budget-s", str(options.budget_s),
-               "--networks", *options.networks]
+               "--moments", str(options.moments), "--networks", *options.networks, "--heaps", *options.heaps, "--modes",
+               *options.modes]
     subprocess.run(command, check=False, env=environment, cwd=paths.ROOT, preexec_fn=lambda: os.sched_setaffinity(0, cores))
     return path
 
@@ -171,11 +192,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of a calibration")
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
+    parser.add_argument("--moments", type=int, default=MOMENTS, help="at which each network is measured")
+    parser.add_argument("--heaps", nargs="+", choices=list(HEAPS), default=["default"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args([] if arguments is None else arguments)
     if options.child:
         try:
-            one_machine(options.budget_s, options.networks, options.child)
+            one_machine(options)
         except InputError as error:
             print(f"   not measured: {error}", flush=True)
         return

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from lib import store
+from lib.measure import machine
 from lib.predict import held_out, registry
 from lib.predict.cards import (
     calibration,
@@ -23,7 +24,7 @@ from lib.predict.cards import (
 )
 from lib.predict.operators.features_gpu import Chip
 from lib.work import networks
-from tests import output_of, refusal, refused
+from tests import advice_on, output_of, refusal, refused
 from tests.test_cards import EAGER, VENDORS, answered, of_card
 from tests.test_own_models import COMMITTED
 
@@ -225,6 +226,13 @@ def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measure
     assert row["predicted_ms"] < eager["predicted_ms"]
     with refused("rtx-3090 was not learned under compiled-amp_fp16-nhwc-2.9.1; there are: eager"):
         own.under(replace(EAGER, layout="nhwc", compiled=True))
+
+
+def test_kernels_that_were_calibrated_here_do_not_narrow_what_networks_of_others_tell():
+    (before,) = advice_on("rtx-4090", "resnet18", 8, dtype="fp16", compiled=True).answers
+    model = replace(before.predictor.model, facts={**before.predictor.model.facts, **machine.ids()})
+    after = replace(before, predictor=replace(before.predictor, model=model))
+    assert after.is_widened and after.passes.times == before.passes.times
 
 
 def test_a_card_that_ships_says_that_its_errors_are_those_before_a_calibration(home):

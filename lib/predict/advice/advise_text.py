@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
+from lib.predict.registry import Predictor
 from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
@@ -216,14 +217,19 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def expected(advice: Advice, speed: Speed) -> Row:
+def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) -> Row:
     """Return what the CPU's time is now and will be here (``Speed.expected``), at its usual speed ``usual_ms``."""
-    row = advice.table[advice.table["device"] == "cpu"].iloc[0]
-    times = {name: float(row[name]) for name in ("predicted_ms", "low_ms", "high_ms")}
-    learned = advice.of("cpu").predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
+    learned = predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
     now = replace(speed, usual_ms=learned["usual_ms"]) if learned else speed
     more = {"elasticity": learned["elasticity"]} if learned else {}
     return {"usual_ms": times["predicted_ms"], **now.expected(**times, **more), "speed": now.share, "looks": now.looks}
+
+
+def expected(advice: Advice, speed: Speed) -> Row:
+    """Return ``on_this_cpu`` of an answer that has a CPU."""
+    row = advice.table[advice.table["device"] == "cpu"].iloc[0]
+    return on_this_cpu(advice.of("cpu").predictor, {name: float(row[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
+                       speed)
 
 
 def _here(advice: Advice, speed: Speed) -> str:

@@ -246,12 +246,13 @@ class Answer:
 
     def _widened(self, passes: Estimate) -> Estimate:
         """Return passes with the range that holds on boards of others, unless this board was calibrated."""
-        if not self._is_of_strangers(passes):
+        if not self._is_uncalibrated(passes):
             return passes
-        return replace(passes, **self.predictor.widened(passes.times, boards.network_kind(self.query.mode, self.query.dtype)))
+        kind = boards.network_kind(self.query.mode, self.query.dtype)
+        return replace(passes, **boards.widened(passes.times, kind, registry.is_of_measured_architecture(self.predictor.kind)))
 
-    def _is_of_strangers(self, passes: Estimate) -> bool:
-        """Return whether neither kernels nor networks of this board made the model."""
+    def _is_uncalibrated(self, passes: Estimate) -> bool:
+        """Return whether nothing that passes were learned from, kernels or whole networks, was measured on this board."""
         condition = passes.provenance.condition
         if condition is None:
             return self.predictor.model.is_of_strangers
@@ -260,7 +261,7 @@ class Answer:
     @property
     def is_widened(self) -> bool:
         """Return whether the range is widened for boards of others."""
-        return self._is_of_strangers(self.passes)
+        return self._is_uncalibrated(self.passes)
 
     @cached_property
     def _in_fp32(self) -> Work:
