@@ -66,7 +66,7 @@ async def follow(url: str, run_id: str, every_s: float, seed: int = 0) -> tuple[
 
 def load(folder: Path, count: int, seconds: float) -> None:
     """Print the latencies of an API beside light runs, and what became of the lines of a log."""
-    from lib.dashboard.engine import Database
+    from lib.dashboard.database_engine import Database
 
     lines = int(seconds * LINES_A_S)
     database = Database(f"sqlite:///{folder}/dashboard.db")

@@ -2,7 +2,8 @@
 
 The map of the library, the lowest package first. Each imports only from those listed before it. The ground: the files of lib/.
 
-    ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, steps, execution
+    ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, command_list,
+               execution
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; versions of data
                  building/ networks by name            graph/ operators of a network, counted

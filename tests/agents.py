@@ -105,8 +105,8 @@ def spec_of(run):
 
 def dispatcher_in(folder, silent_s=3.0, **options):
     """Return a database and a dispatcher whose files are in a folder; its runs are light."""
+    from lib.dashboard.database_engine import Database
     from lib.dashboard.dispatcher import Dispatcher
-    from lib.dashboard.engine import Database
     from lib.schedule.policies import registry
 
     database = Database(f"sqlite:///{folder}/dashboard.db")

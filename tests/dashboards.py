@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from lib.dashboard import database as db
 from lib.dashboard import schemas
 from lib.dashboard.app import create_app
-from lib.dashboard.engine import Database
+from lib.dashboard.database_engine import Database
 from lib.dashboard.operations import Operations
 
 TOKEN = "a-token-of-the-tests-0123456789"

@@ -87,7 +87,7 @@ class Cluster:
 def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 1.5), within_s=120.0):
     """Run light runs while processes are killed; return what became of them."""
     from lib.dashboard import database as db
-    from lib.dashboard.engine import Database
+    from lib.dashboard.database_engine import Database
 
     draw, killed = random.Random(seed), Counter()
     trails = [Path(folder) / f"run-{number}" for number in range(runs)]

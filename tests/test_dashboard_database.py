@@ -11,7 +11,7 @@ from sqlalchemy.orm import joinedload
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard import events
-from lib.dashboard.engine import Database, served
+from lib.dashboard.database_engine import Database, served
 from tests import refused
 from tests.dashboards import NOTEBOOK, Site, postgres  # noqa: F401
 

@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from lib import paths, steps
+from lib import command_list, paths
 from lib.cli.exchange import pack
 from lib.cli.options import add_verb, number, whole
 from lib.errors import InputError
@@ -23,12 +23,12 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         pack(target, with_host_name=False)
-        failure = steps.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
+        failure = command_list.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
             words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
                      device.partition(":")[0]]  # as runs name their backend
-            failure = steps.call(words, log, _CHECK_S, output=scratch)
+            failure = command_list.call(words, log, _CHECK_S, output=scratch)
     except (InputError, OSError) as error:
         failure = str(error)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -37,18 +37,18 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
 
 def _gpu(options: argparse.Namespace) -> bool:
     """Run the steps; the exit status is 0 once all are done and what they measured replays."""
-    steps.require(_IMPORTED)
+    command_list.require(_IMPORTED)
     from lib.config import definitions
 
     plan = definitions.load_gpu_plan()
-    steps.require(plan.needs)
+    command_list.require(plan.needs)
     deadline = time.monotonic() + options.budget_min * 60 - _RESERVED_S
     from lib.measure import machine
 
     device = str(machine.device(options.device))
     cards = sum(name.partition(":")[0] == device.partition(":")[0] for name in machine.devices())
     folder = paths.DATA / "gpu"
-    walk = steps.Walk(plan.steps, folder, {"device": device, "cards": cards, "slots": options.slots})
+    walk = command_list.Walk(plan.steps, folder, {"device": device, "cards": cards, "slots": options.slots})
     left = walk.run(deadline)
     bundle, failure = _packed(folder, device)
     for name, reason in left.items():

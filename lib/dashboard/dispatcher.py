@@ -21,7 +21,7 @@ from sqlalchemy import select
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents.fleet import AgentSlot, Fleet, note
-from lib.dashboard.engine import Database, served
+from lib.dashboard.database_engine import Database, served
 from lib.dashboard.predictions import Predictions
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
-from lib.dashboard.engine import Database
+from lib.dashboard.database_engine import Database
 from lib.dashboard.fields import RowId
 
 _MOST = 1000  # lines or values in one message

@@ -15,8 +15,8 @@ from lib import files, paths
 from lib.dashboard import configurations, fields, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import ConflictError, NotFoundError
+from lib.dashboard.database_engine import Database
 from lib.dashboard.dispatcher import Dispatcher
-from lib.dashboard.engine import Database
 from lib.dashboard.fields import RowId
 
 Limit = Annotated[int, Query(ge=1, le=500)]

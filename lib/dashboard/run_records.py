@@ -13,7 +13,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from lib.dashboard import database as db
-from lib.dashboard.engine import Database
+from lib.dashboard.database_engine import Database
 from lib.errors import one_line
 from lib.schedule.runtime.engine.slots import attempt_of
 

@@ -24,7 +24,7 @@ PATH = paths.REFERENCE / "models" / "boards.json"
 NETWORK = "network"  # how kinds of networks begin
 _COVER = 0.9
 _LEAST_BOARDS = 3
-UNKNOWN = 2.0  # times as far lie boards of an architecture that no measured card is of
+UNKNOWN = 2.0  # factor on the spread of boards for an architecture without a measured card
 _without: ContextVar[bool] = ContextVar("without_spread", default=False)
 
 

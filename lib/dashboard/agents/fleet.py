@@ -27,7 +27,7 @@ from sqlalchemy import select
 from lib import paths
 from lib.dashboard import database as db
 from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Load, Mailbox, Registered, Registration, Reply
-from lib.dashboard.engine import Database
+from lib.dashboard.database_engine import Database
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError, one_line
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 
 from lib.dashboard import database as db
-from lib.dashboard.engine import Database
+from lib.dashboard.database_engine import Database
 from lib.dashboard.fields import RowId
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages.rendering import add_page

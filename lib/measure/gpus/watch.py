@@ -56,7 +56,7 @@ class GpuWatch:
     def reading(self) -> GpuUse:
         """Return what happened since ``begin``.
 
-        In a container NVML counts processes as its host does: none is ours by its id, and the busiest is taken for this one.
+        In a container NVML lists the host's process ids, which hides ours: the busiest process is then assumed to be ours.
         """
         if not self._card:
             return GpuUse(unknown=self._unknown)

@@ -18,7 +18,7 @@ from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws, score_gains
 
-_LEAST = 50  # networks of a kind outside of any fold, and it has an interval of its own
+_LEAST = 50  # networks of a kind outside of its largest fold, from which the kind gets an interval
 _HOLDS = 0.86  # of a nominal 0.9
 _AUTOCAST = {"amp_fp16", "amp_bf16"}
 _KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]

@@ -1,4 +1,4 @@
-"""The loop of a real run: it leads workers through an open list of jobs as a policy says, and the journal knows first."""
+"""The loop of a real run: it assigns an open list of jobs to workers by a policy; the journal has each change first."""
 
 import threading
 import time

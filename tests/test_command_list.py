@@ -6,7 +6,7 @@ import signal
 import time
 from types import SimpleNamespace
 
-from lib import paths, steps
+from lib import command_list, paths
 from lib.config import definitions
 from tests import output_of, refused
 
@@ -23,7 +23,7 @@ def step(command, minutes=1.0, needs=()):
 
 
 def walk(folder, plan, left_s=600.0, **values):
-    return steps.Walk(plan, folder, values).run(time.monotonic() + left_s)
+    return command_list.Walk(plan, folder, values).run(time.monotonic() + left_s)
 
 
 def test_a_failed_step_stops_no_other_and_the_next_call_runs_only_what_is_not_done(tmp_path):
@@ -47,8 +47,8 @@ def test_what_does_not_fit_waits_and_a_timed_step_goes_on_with_the_time_of_all_c
 
 
 def test_a_step_that_overruns_its_time_is_ended_and_leaves_time_for_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "_LATE_S", 0.5)
-    monkeypatch.setattr(steps, "_LEAST_S", 0.1)
+    monkeypatch.setattr(command_list, "_LATE_S", 0.5)
+    monkeypatch.setattr(command_list, "_LEAST_S", 0.1)
     wait = python("import time; time.sleep(300)")
     plan = {"timed": step(wait + " {seconds}", 0.02), "untimed": step(wait, 0.02), "next": step(python("1"))}
     begin = time.monotonic()
@@ -62,8 +62,8 @@ def test_a_step_is_interrupted_when_its_file_is_there_and_ended_when_it_takes_to
     (paths.DATA / "deep").mkdir(parents=True)
     wait = f"import time; open('{paths.DATA}/deep/new.pt', 'w'); time.sleep(300)"
     try:
-        assert steps.call(shlex.split(python(wait)), log, 60, "deep/*.pt") == ""
-        assert steps.call(shlex.split(python("import time; time.sleep(300)")), log, 0.3) == "ended after 0 s"
+        assert command_list.call(shlex.split(python(wait)), log, 60, "deep/*.pt") == ""
+        assert command_list.call(shlex.split(python("import time; time.sleep(300)")), log, 0.3) == "ended after 0 s"
     finally:
         signal.signal(signal.SIGINT, usual)
     assert time.monotonic() < begin + 120, "of 300 s"
@@ -75,13 +75,13 @@ def test_packages_that_are_missing_are_named_at_once_with_their_versions(tmp_pat
     pandera, papermill = (re.search(rf"^{name}==\S+", (paths.ROOT / "requirements.txt").read_text(), re.MULTILINE)[0]
                           for name in ("pandera", "papermill"))
     with refused(f"lacks pandera, papermill; install: pip install {re.escape(pandera)} {re.escape(papermill)}$"):
-        steps.require(["ruamel.yaml", "pandera", "papermill"])
+        command_list.require(["ruamel.yaml", "pandera", "papermill"])
     assert walk(tmp_path, {"part": step(python("1 / 0"), needs=("kornia",))}) == {"part": "left out: this Python lacks kornia"}
 
 
 def test_the_plan_needs_what_is_pinned_and_tests_every_file_with_tests_for_a_card():
     plan = definitions.load_gpu_plan()
-    assert steps.absent([*plan.needs, *(need for step in plan.steps.values() for need in step.needs)]) == []
+    assert command_list.absent([*plan.needs, *(need for step in plan.steps.values() for need in step.needs)]) == []
     files = {f"tests/{path.name}" for path in (paths.ROOT / "tests").glob("test_*.py") if MARKED.search(path.read_text())}
     commands = " ".join(step.command for step in plan.steps.values())
     assert {word for word in shlex.split(commands) if word.startswith("tests/")} == files

@@ -1,4 +1,4 @@
-"""The engine of the database, SQLite or PostgreSQL: its transactions, and the lock of its only server.
+"""The connection to the database, SQLite or PostgreSQL: its transactions, and the lock of its only server.
 
 SQLite gets WAL, a busy timeout and foreign keys; missing tables are made, and missing columns that may be empty are added.
 """
