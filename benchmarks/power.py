@@ -42,7 +42,7 @@ class Clocked(meters.Meter):
 def _files(folder: Path) -> list:
     """Return meters of files as the kernel has them, in a folder."""
     zone, sensor = folder / "intel-rapl:0", folder / "hwmon0"
-    for path, contents in ((zone, {"energy_uj": "1000", "max_energy_range_uj": "262143328850"}),
+    for path, contents in ((zone, {"name": "package-0\n", "energy_uj": "1000", "max_energy_range_uj": "262143328850"}),
                            (sensor, {"name": "ina3221", "in1_input": "5000", "curr1_input": "1200"})):
         path.mkdir()
         for name, content in contents.items():

@@ -154,3 +154,9 @@ def test_a_gpu_swept_there_is_a_model_here(home, tmp_path):
     assert predictor.device == f"{vendor}@box"
     shape = advise_operator.config("linear", ["gemm_m=512", "gemm_k=512", "gemm_n=512"])
     assert 1e-3 < advise_operator.advise(shape, ["box"])["predicted_ms"].item() < 10
+
+
+def test_the_newest_file_of_a_device_is_not_that_of_one_whose_number_begins_alike(tmp_path):
+    for second, stem in enumerate(("ceilings_cuda-1", "ceilings_cuda-1-v2", "ceilings_cuda-10")):
+        store.write_json({"started_utc": f"2026-01-01T00:00:0{second}"}, tmp_path / f"{stem}.meta.json")
+    assert archive.newest(tmp_path, "ceilings_cuda-1")[1].name == "ceilings_cuda-1-v2.csv"

@@ -181,7 +181,7 @@ class Workload(Strict):
 
     id: text(r"^[A-Za-z0-9][A-Za-z0-9.-]*$")
     dataset: str
-    size: whole(8, 1024)
+    size: whole(8, 2048)
     model: str
     batch_size: Positive
     purpose: str = ""

@@ -77,12 +77,12 @@ def hardware(folder: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path, stem: str, **wanted: str) -> tuple[dict[str, Any], Path] | None:
-    """Return the CSV of the last measurement in ``folder`` whose name begins with ``stem``, after its provenance.
+    """Return the CSV of the last measurement in ``folder`` that is named ``stem`` or ``stem-v2``, ..., after its provenance.
 
     Only those count whose provenance has the facts ``wanted``; None where there is none.
     """
     tables = [(store.read_json(meta), meta.with_name(meta.name.replace(".meta.json", ".csv")))
-              for meta in folder.glob(f"{stem}*.meta.json")]
+              for meta in [*folder.glob(f"{stem}.meta.json"), *folder.glob(f"{stem}-v*.meta.json")]]
     return max((table for table in tables if wanted.items() <= table[0].items()), key=lambda table: table[0]["started_utc"],
                default=None)
 

@@ -59,7 +59,7 @@ def rates(table: pd.DataFrame):
     figure, (axis,) = axes(height=1.2 + 0.36 * len(order))
     common = {"data": named, "x": "gflops", "y": "group", "order": order, "ax": axis, "log_scale": True}
     sns.boxplot(**common, color="#dbe6f4", fliersize=0, linewidth=1)
-    sns.stripplot(**common, color=SERIES[0], size=2.5, alpha=0.5)
+    sns.stripplot(**common, color=SERIES[0], size=2.5, alpha=0.5, jitter=False)
     axis.set(xlabel="GFLOP/s", ylabel="")
     axis.grid(axis="y", visible=False)
     return figure
