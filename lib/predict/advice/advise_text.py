@@ -18,6 +18,7 @@ from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import Change
 from lib.predict.networks.sums import HOST_MS
+from lib.predict.power import limits
 from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
@@ -43,7 +44,8 @@ def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query, batch_size = advice.captured.query, advice.captured.batch_size
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
-    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
+    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled,
+           *[f"limited to {query.power_limit_w:g} W"] * bool(query.power_limit_w)]
     given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
     return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
@@ -71,8 +73,15 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
+    lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.apply]
+    lines += _limited(rows)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
+
+
+def _limited(rows: Sequence[Row]) -> list[str]:
+    return [f"{row['device']} limited to {row['power_limit_w']:g} W: {limits.text(row)}."
+            for row in rows if row["power_limit_w"] > 0]
 
 
 def _graded(advice: Advice) -> list[Row]:
@@ -153,7 +162,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
     body = table(advice).to_string(index=False, float_format=NUMBER)
-    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}"]
+    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice.table.to_dict("records"))]
     if len(advice.crossovers) > 1:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():
