@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lib import paths
 from lib.cli.options import a_path, add_flag, add_verb, new_file, note, number, whole
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
@@ -186,7 +187,7 @@ def _shown(table: Any, digits: int = 1, **how: str) -> str:
     return table.to_string(index=False, float_format=f"{{:.{digits}f}}".format, **how)
 
 
-def _trained(what: str, quick: bool, source: str, folder: Path | None) -> Iterator[str]:
+def _trained(what: str, quick: bool, source: str, folder: Path) -> Iterator[str]:
     """Train models; yield what to print of each."""
     from lib.predict import gain_training
     from lib.predict.cards import learning, unseen_cards
@@ -206,8 +207,6 @@ def _trained(what: str, quick: bool, source: str, folder: Path | None) -> Iterat
         yield _shown(unseen_cards.ship(table))
         yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
     elif what == "power-limits":
-        if folder is None:
-            raise InputError("--train power-limits takes --labels FOLDER, with Zeus's summary_power_<device>.csv")
         yield _shown(power_limits.ship(folder))
     elif what == "gains":
         yield _shown(gain_training.ship())
@@ -284,7 +283,7 @@ def _add_models(verbs) -> None:
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
                            "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
                            "power: of GEMMs on an H200; power-limits: of GPUs, from --labels")
-    verb.add_argument("--labels", type=a_path, metavar="FOLDER",
+    verb.add_argument("--labels", type=a_path, default=paths.IMPORTED, metavar="FOLDER",
                       help="of --train power-limits: with summary_power_<device>.csv of Zeus's trace")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "

@@ -44,8 +44,7 @@ def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query, batch_size = advice.captured.query, advice.captured.batch_size
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
-    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled,
-           *[f"limited to {query.power_limit_w:g} W"] * bool(query.power_limit_w)]
+    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
     given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
     return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")

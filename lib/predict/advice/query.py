@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import boards, registry, steps
@@ -193,21 +192,18 @@ class Answer:
     @cached_property
     def estimate(self) -> Estimate | Step:
         """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
-        return self._limited.of(self._unlimited) if self._limited else self._unlimited
+        limit_w = self.query.power_limit_w
+        return limits.limited(self._unlimited, self.ratios(limit_w)) if limit_w else self._unlimited
 
-    @property
+    @cached_property
     def roofline(self) -> tuple[float, float]:
-        """Return the passes' roofline time over the predicted time, and the share of it that memory bounds."""
+        """Give the passes' roofline time over the predicted time, and the share of the former that memory bounds."""
         work, passes, device = self.work, getattr(self._unlimited, "passes", self._unlimited), self.predictor
         return device.roof_ms(work) / passes.predicted_ms, roofline.memory_share(work.flops_and_bytes, device.roof)
 
-    def effect(self, limit_w: float) -> limits.Effect:
-        """Return what a power limit that the device takes (``limits.refusal``) changes."""
-        return limits.shipped().effect(load_devices()[self.predictor.kind], limit_w, *self.roofline)
-
-    @cached_property
-    def _limited(self) -> limits.Effect | None:
-        return self.effect(self.query.power_limit_w) if self.query.power_limit_w else None
+    def ratios(self, limit_w: float) -> dict[str, float]:
+        """Return what a power limit that the device takes (``limits.refusal``) changes; nothing for 0."""
+        return limits.shipped().ratios(self.predictor.kind, limit_w, *self.roofline) if limit_w else {}
 
     @cached_property
     def _unlimited(self) -> Estimate | Step:
@@ -320,8 +316,8 @@ class Answer:
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
                 "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(None if self._limited else predictor.power, passes, work.batch_size),
-                **getattr(self._limited, "columns", {}), **getattr(estimate, "columns", {}),
+                **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
+                **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
     def _resident_mb(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
-FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "power_limit")
+FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -41,12 +41,12 @@ class Question:
         query = self.query
         return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
                 "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
-                "compile": query.compiled, "power_limit": query.power_limit_w or None}
+                "compile": query.compiled}
 
     @property
     def shared(self) -> Query:
         """Return what the questions have in common that the same captures answer."""
-        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False, power_limit_w=0.0)
+        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False)
 
 
 def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
@@ -85,11 +85,7 @@ def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
         error = "it names no model"
     if compiled and compiled not in _TRUTH:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    limit = texts["power_limit"]
-    if limit and not (limit.replace(".", "", 1).isdecimal() and float(limit) > 0):
-        error, limit = f"power_limit {limit!r} is no number of W above 0", ""
-    given = {"power_limit_w": float(limit or 0),
-             "input_shape": texts["input"], "batch_size": int(batch or 0), "compiled": _TRUTH.get(compiled),
+    given = {"input_shape": texts["input"], "batch_size": int(batch or 0), "compiled": _TRUTH.get(compiled),
              **{name: texts[name] for name in ("model", "mode", "dtype", "layout")}}
     stated = {name: value for name, value in given.items() if value or value is False}
     return Question(number, replace(usual, **stated), texts["device"], error)
@@ -130,8 +126,7 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
         if question.error:
             raise InputError(question.error)
         query = question.query
-        changes = {name: getattr(query, name) for name in ("layout", "compiled", "power_limit_w")}
-        captured = at(query.batch_size).with_changes(**changes)
+        captured = at(query.batch_size).with_changes(layout=query.layout, compiled=query.compiled)
         predictors = models(question.device, query.dtype)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_size):
             yield question.columns | result.columns | {"batch_size": result.work.batch_size, "error": ""}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -97,13 +98,12 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
 def _power_limit(answer: Answer) -> Iterator[Change]:
     """Yield the limit that saves most energy at a small cost of time, if its whole range saves energy."""
     card = load_devices().get(answer.predictor.kind)
-    if not card or not card.least_power_w or answer.query.power_limit_w:
-        return
-    effects = [answer.effect(limit_w) for limit_w in np.arange(card.least_power_w, card.power_w, _STEP_W)]
-    fast = [effect for effect in effects if effect.time <= _SLOWER]
-    if fast and (best := min(fast, key=lambda effect: effect.energy)).columns["energy_ratio_high"] < 1:
-        yield Change(f"nvidia-smi -pl {best.limit_w:g}", 1 / best.time, limits.text(best.columns),
-                     {"power_limit_w": best.limit_w})
+    if card and card.least_power_w and not answer.query.power_limit_w:
+        saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
+                  if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
+        for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:
+            change = {"power_limit_w": best["power_limit_w"]}
+            yield Change("nvidia-smi -pl {power_limit_w:g}".format(**change), 1 / best["time_ratio"], limits.text(best), change)
 
 
 def _half_precision(answer: Answer) -> Change:

@@ -76,7 +76,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
     **{f"how a power limit changes the {name} on a card that nobody measured":
-       f"what == '{what}' and left_out == 'cards' and condition == 'power predicted'" for name, what in LIMITS.items()},
+       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
