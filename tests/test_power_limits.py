@@ -1,0 +1,74 @@
+"""Power limits of GPUs: laws, known physics learned again, refusals, and answers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib.config.definitions import load_devices
+from lib.measure.published import labels
+from lib.predict.evaluation import power_limits
+from lib.predict.power import limits
+from tests import advice_on, output_of, refused
+
+SHIPPED = limits.shipped()
+
+
+@pytest.mark.parametrize("device", ["p100-pcie-16gb", "quadro-rtx-6000", "t4", "h100-sxm"])
+@pytest.mark.parametrize(("busy", "memory"), [(0.9, 0.1), (0.5, 0.9), (0.1, 0.5)])
+def test_less_power_takes_longer_and_no_limit_changes_nothing(device, busy, memory):
+    card = load_devices()[device]
+    table = pd.DataFrame([SHIPPED.ratios(device, limit_w, busy, memory)
+                          for limit_w in np.linspace(card.least_power_w, card.power_w, 20)])
+    assert table["time_ratio"].is_monotonic_decreasing and (table["energy_ratio"] <= table["time_ratio"]).all()
+    assert table[["time_ratio", "energy_ratio"]].iloc[-1].tolist() == [1, 1]
+    assert SHIPPED.ratios(device, card.least_power_w, 0.0, memory)["time_ratio"] == 1, "kernels that wait for the host"
+
+
+def runs(model, count=300):
+    """Return runs of two cards that obey a model."""
+    random = np.random.default_rng(0)
+    rows = pd.DataFrame({name: random.uniform(*ends, count) for name, ends in
+                         {"limit": (0.35, 0.95), "busy": (0.0, 1.0), "memory": (0, 1)}.items()})
+    rows["device"] = ["v100-pcie-32gb", "a40"] * (count // 2)
+    rows = rows.assign(network=random.choice(["a", "b"], count), dataset="", optimizer="", batch_size=1, limit_w=1.0,
+                       bit=rows["device"].map(lambda device: limits.ENERGY_PER_BIT[load_devices()[device].memory]))
+    rows.loc[:1, "busy"] = 0.0  # of each card
+    static = model.static * rows["bit"]
+    rows["drawn"] = limits.draw(model.drawn, static, rows["busy"], rows["memory"])
+    rows = rows.assign(**model.factors(static, rows["limit"], rows["drawn"]))
+    return rows.assign(power=rows["energy"] / rows["time"])
+
+
+def test_known_physics_is_learned_again_and_serves_a_card_that_was_left_out():
+    table = power_limits.left_out(runs(replace(SHIPPED, static=0.12)))
+    assert table.groupby(["what", "left_out"]).size().tolist() == [300] * 4
+    assert np.abs(table["predicted"] / table["measured"] - 1).groupby(table["left_out"]).mean().lt(0.01).all()
+
+
+@pytest.mark.parametrize(("device", "limit", "words"), [
+    ("t4", 71, "t4 takes power limits of 60 to 70 W, not 71 W"), ("t4", 59, "not 59 W"), ("cpu", 60, "cpu has no known power"),
+    ("b200", 900, "b200 has no known power limits")])
+def test_limits_that_a_device_does_not_take_are_refused(device, limit, words):
+    with refused(words):
+        advice_on(device, "simple_cnn", 8, "3x28x28", power_limit_w=limit)
+
+
+def test_an_answer_under_a_limit_and_the_limit_that_is_suggested():
+    usual, limited = (advice_on("t4", "simple_cnn", 4096, "3x28x28", "train", power_limit_w=limit) for limit in (0, 60))
+    row = limited.table.iloc[0]
+    assert row["predicted_ms"] == pytest.approx(usual.table["predicted_ms"].iloc[0] * row["time_ratio"])
+    assert row["time_ratio"] > 1 and row["power_limit_w"] == 60
+    question = ["advise", "resnet18", "--batch-size", "64", "--device", "v100-pcie-32gb"]
+    assert "v100-pcie-32gb limited to 150 W" in output_of(*question, "--power-limit", "150")
+    assert "nvidia-smi -pl" in output_of(*question)
+
+
+def test_runs_of_others_are_read_with_networks_that_advise_knows(tmp_path):
+    path = tmp_path / "summary_power_a40.csv"
+    path.write_text("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
+                    "imagenet,resnet50,8,sgd,100,2,90\nx,y,8,sgd,100,2,90\n")
+    assert labels.power_limits(path)["model"].tolist() == ["resnet50", ""]
+    with refused("no two files"):
+        power_limits.read(tmp_path)
