@@ -81,6 +81,7 @@ def test_steps_of_gavel_and_zeus(tmp_path):
     path = tmp_path / "summary_power_v100.csv"
     path.write_text("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
                     "imagenet,resnet50,256,sgd,100,9999,90\nimagenet,resnet50,256,sgd,250,1281.167,90\nx,ncf,8,sgd,250,1,90\n")
+    assert labels.power_limits(path)["model"].tolist() == ["resnet50", "resnet50", ""]
     (row,) = labels.zeus(path).to_dict("records")
     assert row["measured_ms"] == pytest.approx(256.0) and row["device"] == "v100-pcie-32gb"
 

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from lib.config.definitions import load_devices
-from lib.measure.published import labels
 from lib.predict.evaluation import power_limits
 from lib.predict.power import limits
 from tests import advice_on, output_of, refused
@@ -15,8 +14,7 @@ from tests import advice_on, output_of, refused
 SHIPPED = limits.shipped()
 
 
-@pytest.mark.parametrize("device", ["p100-pcie-16gb", "quadro-rtx-6000", "t4", "h100-sxm"])
-@pytest.mark.parametrize(("busy", "memory"), [(0.9, 0.1), (0.5, 0.9), (0.1, 0.5)])
+@pytest.mark.parametrize(("device", "busy", "memory"), [("p100-pcie-16gb", 0.9, 0.1), ("t4", 0.5, 0.9), ("h100-sxm", 0.1, 0.5)])
 def test_less_power_takes_longer_and_no_limit_changes_nothing(device, busy, memory):
     card = load_devices()[device]
     table = pd.DataFrame([SHIPPED.ratios(device, limit_w, busy, memory)
@@ -28,13 +26,11 @@ def test_less_power_takes_longer_and_no_limit_changes_nothing(device, busy, memo
 
 def runs(model, count=300):
     """Return runs of two cards that obey a model."""
-    random = np.random.default_rng(0)
-    rows = pd.DataFrame({name: random.uniform(*ends, count) for name, ends in
-                         {"limit": (0.35, 0.95), "busy": (0.0, 1.0), "memory": (0, 1)}.items()})
-    rows["device"] = ["v100-pcie-32gb", "a40"] * (count // 2)
-    rows = rows.assign(network=random.choice(["a", "b"], count), dataset="", optimizer="", batch_size=1, limit_w=1.0,
-                       bit=rows["device"].map(lambda device: limits.ENERGY_PER_BIT[load_devices()[device].memory]))
-    rows.loc[:1, "busy"] = 0.0  # of each card
+    shares = np.random.default_rng(0).uniform((0.35, 0, 0), (0.95, 1, 1), (count, 3))
+    rows = pd.DataFrame(shares, columns=["limit", "busy", "memory"])
+    rows = rows.assign(device=["v100-pcie-32gb", "a40"] * (count // 2), bit=list(limits.ENERGY_PER_BIT.values()) * (count // 2),
+                       network=list("aabb") * (count // 4), dataset="", optimizer="", batch_size=1, limit_w=1.0)
+    rows.loc[:3, "busy"] = 0.0  # of each card and network
     static = model.static * rows["bit"]
     rows["drawn"] = limits.draw(model.drawn, static, rows["busy"], rows["memory"])
     rows = rows.assign(**model.factors(static, rows["limit"], rows["drawn"]))
@@ -63,12 +59,3 @@ def test_an_answer_under_a_limit_and_the_limit_that_is_suggested():
     question = ["advise", "resnet18", "--batch-size", "64", "--device", "v100-pcie-32gb"]
     assert "v100-pcie-32gb limited to 150 W" in output_of(*question, "--power-limit", "150")
     assert "nvidia-smi -pl" in output_of(*question)
-
-
-def test_runs_of_others_are_read_with_networks_that_advise_knows(tmp_path):
-    path = tmp_path / "summary_power_a40.csv"
-    path.write_text("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
-                    "imagenet,resnet50,8,sgd,100,2,90\nx,y,8,sgd,100,2,90\n")
-    assert labels.power_limits(path)["model"].tolist() == ["resnet50", ""]
-    with refused("no two files"):
-        power_limits.read(tmp_path)

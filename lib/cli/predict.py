@@ -231,7 +231,7 @@ def _add_advise(verbs) -> None:
                            "module:Class")
     verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
                       help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
-                           "layout, compile, power_limit; "
+                           "layout, compile; "
                            "what a row leaves empty is as the options say")
     verb.add_argument("--out", type=new_file, metavar="FILE.csv",
                       help="of --questions: the table of answers (default: it is printed)")
