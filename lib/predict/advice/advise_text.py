@@ -73,14 +73,15 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.apply]
-    lines += _limited(rows)
+    lines += _limited(advice)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
 
 
-def _limited(rows: Sequence[Row]) -> list[str]:
-    return [f"{row['device']} limited to {row['power_limit_w']:g} W: {limits.text(row)}."
-            for row in rows if row["power_limit_w"] > 0]
+def _limited(advice: Advice) -> list[str]:
+    limit_w = advice.captured.query.power_limit_w
+    rows = advice.table.to_dict("records") if limit_w else ()
+    return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
 
 
 def _graded(advice: Advice) -> list[Row]:
@@ -161,7 +162,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
     body = table(advice).to_string(index=False, float_format=NUMBER)
-    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice.table.to_dict("records"))]
+    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice)]
     if len(advice.crossovers) > 1:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():

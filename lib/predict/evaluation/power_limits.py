@@ -62,7 +62,7 @@ def fit(rows: pd.DataFrame) -> PowerLimits:
         return least_squares(lambda rates: np.log(law(rates, static * part["bit"], *given) / measured), start,
                              bounds=(0.01, 20), loss="soft_l1", f_scale=0.03, diff_step=1e-3).x
 
-    return PowerLimits(static, rates(draw, (0.9, 0.6, 0.1), "busy", "memory", "drawn"),
+    return PowerLimits(float(rows["limit"].min()), static, rates(draw, (0.9, 0.6, 0.1), "busy", "memory", "drawn"),
                        rates(slowdown, (0.45, 0.9, 0.3, 1.4), "limit", "drawn", "time"),
                        rates(power, (5, 0.8), "limit", "drawn", "power"), dict.fromkeys(QUANTITIES, 1.0), "Zeus", labels.ZEUS)
 

@@ -39,12 +39,13 @@ def refusal(device: str, limit_w: float) -> str:
 
 @dataclass(frozen=True)
 class PowerLimits(Saved):
-    """The model of all cards.
+    """The model of all cards. ``least``: the lowest limit in training; below it intervals double.
 
     ``static``: the share that a board with HBM draws while kernels wait. ``drawn``, ``clock``, ``power``: rates of ``draw``,
     ``slowdown`` and ``power``. ``halves``: of intervals, in units of ``width``.
     """
 
+    least: Positive
     static: Positive
     drawn: vector()
     clock: vector()
@@ -63,9 +64,9 @@ class PowerLimits(Saved):
     def ratios(self, device: str, limit_w: float, busy: float, memory: float) -> dict[str, float]:
         """Return what a limit that a device takes changes for work (COLUMNS), see ``draw``."""
         card = load_devices()[device]
-        static = self.static * ENERGY_PER_BIT[card.memory]
-        factors = self.factors(static, limit_w / card.power_w, draw(self.drawn, static, busy, memory))
-        wide = width(factors["time"])
+        static, limit = self.static * ENERGY_PER_BIT[card.memory], limit_w / card.power_w
+        factors = self.factors(static, limit, draw(self.drawn, static, busy, memory))
+        wide = width(factors["time"]) * (1 + (limit < self.least))
         return {"power_limit_w": limit_w} | {f"{name}_ratio{end}": float(factor * np.exp(sign * self.halves[name] * wide))
                                              for name, factor in factors.items() for end, sign in _ENDS.items()}
 
