@@ -79,8 +79,9 @@ def test_steps_of_gavel_and_zeus(tmp_path):
     assert (row["model"], row["device"], row["batch_size"], row["measured_ms"], row["mode"]) == \
         ("resnet50", "v100-sxm2-16gb", "16", 125.0, "train")
     path = tmp_path / "summary_power_v100.csv"
-    path.write_text("network,batch_size,power_limit,time_per_epoch\nresnet50,256,100,9999\nresnet50,256,250,1281.167\n"
-                    "ncf,8,250,1\n")
+    path.write_text("dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
+                    "imagenet,resnet50,256,sgd,100,9999,90\nimagenet,resnet50,256,sgd,250,1281.167,90\nx,ncf,8,sgd,250,1,90\n")
+    assert labels.power_limits(path)["model"].tolist() == ["resnet50", "resnet50", ""]
     (row,) = labels.zeus(path).to_dict("records")
     assert row["measured_ms"] == pytest.approx(256.0) and row["device"] == "v100-pcie-32gb"
 

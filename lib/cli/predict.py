@@ -3,8 +3,10 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from lib import paths
 from lib.cli.options import a_path, add_flag, add_verb, new_file, note, number, whole
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
@@ -81,7 +83,8 @@ def _advise(options: argparse.Namespace) -> bool:
 def _query(options: argparse.Namespace) -> Any:
     from lib.predict.advice.query import Query
 
-    return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile)
+    return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile,
+                 options.power_limit or 0.0)
 
 
 def _answer_questions(options: argparse.Namespace) -> bool:
@@ -153,7 +156,7 @@ def _models(options: argparse.Namespace) -> bool:
         if not options.all:
             print("Of what no model saw. --all: by device, kind, mode and condition.")
         return False
-    for text in _trained(options.train, options.quick, options.source) if options.train else ():
+    for text in _trained(options.train, options.quick, options.source, options.labels) if options.train else ():
         print(text)
     if options.train == "profiles":
         return False
@@ -184,11 +187,11 @@ def _shown(table: Any, digits: int = 1, **how: str) -> str:
     return table.to_string(index=False, float_format=f"{{:.{digits}f}}".format, **how)
 
 
-def _trained(what: str, quick: bool, source: str) -> Iterator[str]:
+def _trained(what: str, quick: bool, source: str, folder: Path) -> Iterator[str]:
     """Train models; yield what to print of each."""
     from lib.predict import gain_training
     from lib.predict.cards import learning, unseen_cards
-    from lib.predict.evaluation import evaluate, profiled_steps
+    from lib.predict.evaluation import evaluate, power_limits, profiled_steps
     from lib.predict.power import training
 
     if what == "profiles":
@@ -203,6 +206,8 @@ def _trained(what: str, quick: bool, source: str) -> Iterator[str]:
         yield _shown(learning.ship(table))
         yield _shown(unseen_cards.ship(table))
         yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
+    elif what == "power-limits":
+        yield _shown(power_limits.ship(folder))
     elif what == "gains":
         yield _shown(gain_training.ship())
     elif what in ("neusight", "aiconfigurator"):
@@ -238,6 +243,8 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
     add_flag(verb, "--compile", "compiled by torch.compile (cards only)")
+    verb.add_argument("--power-limit", type=number(0, 1e4, above=True), metavar="W",
+                      help="under a lowered power limit of GPUs (default: the most that the board may draw)")
     add_flag(verb, "--explain",
              "print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
     add_flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
@@ -275,7 +282,9 @@ def _add_models(verbs) -> None:
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
                            "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
-                           "power: of GEMMs on an H200")
+                           "power: of GEMMs on an H200; power-limits: of GPUs, from --labels")
+    verb.add_argument("--labels", type=a_path, default=paths.IMPORTED, metavar="FOLDER",
+                      help="of --train power-limits: with summary_power_<device>.csv of Zeus's trace")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",
                       help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
                            "ship")

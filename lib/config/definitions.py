@@ -19,7 +19,7 @@ class VendorDevice(Strict):
     """One entry of ``params/devices.yaml``: what the vendor states of a device, in GFLOP/s (dense), GB/s and 10^6 bytes.
 
     ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
-    are not stated; the price is what its user pays.
+    are not stated, as is ``least_power_w``, the lowest power limit that it takes; the price is what its user pays.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
@@ -32,6 +32,8 @@ class VendorDevice(Strict):
     cache_mb: number(0) = 0.0
     architecture: text(r"^[a-z0-9-]*$") = ""
     power_w: number(0) = 0.0
+    least_power_w: number(0) = 0.0
+    memory: Literal["gddr", "hbm"] = "gddr"
     price_per_hour: number(above=0) | None = None
     source: Annotated[str, Field(min_length=5)]
 

@@ -35,6 +35,10 @@ _CONVOLUTION = {"batch": "n", "in_channels": "c", "out_channels": "k", "height":
                 "kernel_w": "s", "padding_h": "pad_h", "padding_w": "pad_w", "stride_h": "vertical stride",
                 "stride_w": "horizontal stride"}
 _EPOCH = 1_281_167  # images of an epoch of ImageNet
+_ZEUS = {  # networks of Zeus that advise knows, and their input; bert: a folder with the configuration of BERT
+    ("resnet50", "imagenet"): ("resnet50", ""), ("shufflenetv2", "cifar100"): ("shufflenet_v2_x1_0", "3x32x32"),
+    ("bert_base_uncased", "squad"): ("hf:bert", "384:int64")}
+ZEUS = "Apache-2.0, ml-energy/zeus"
 _RESNET50 = re.compile(r"ResNet-50 \(batch size (\d+)\)")
 _CARD = re.compile(r"(?P<card>.+?)(_(?P<gpus>\d+)_gpus_)?_(?P<dtype>single|float|half|double)_model_"
                    r"(?P<mode>inference|train(?:ing)?)_benchmark(\(\d\))?\.csv")
@@ -156,15 +160,26 @@ def gavel(path: Path) -> pd.DataFrame:
     return _labels(model="resnet50", mode="train", includes=" ".join(STEP), **table)
 
 
-def zeus(path: Path) -> pd.DataFrame:
-    """Read ResNet-50's epochs on ImageNet, at the highest power limit, of Zeus's ``summary_power_<device>.csv``; ms a batch."""
-    needed = ("network", "batch_size", "power_limit", "time_per_epoch")
-    table = csv_files.with_columns(path, needed, "it is a file of Zeus's trace")
-    table = table[(table["network"] == "resnet50") & (table["power_limit"] == table["power_limit"].max())]
+def power_limits(path: Path) -> pd.DataFrame:
+    """Read Zeus's ``summary_power_<device>.csv``: the seconds of an epoch and the mean W under each power limit.
+
+    ``model`` and ``input`` of networks that ``advise`` knows, else empty.
+    """
+    needed = {"power_limit": "limit_w", "time_per_epoch": "time_s", "average_power": "power_w"}
+    stated = ("dataset", "network", "batch_size", "optimizer")
+    table = csv_files.with_columns(path, (*stated, *needed), "it is a file of Zeus's trace").rename(columns=needed)
+    known = [_ZEUS.get(pair, ("", "")) for pair in zip(table["network"], table["dataset"], strict=True)]
     device = path.stem.rpartition("_")[2]
+    return table.assign(device="v100-pcie-32gb" if device == "v100" else device,
+                        **pd.DataFrame(known, table.index, ["model", "input"]))
+
+
+def zeus(path: Path) -> pd.DataFrame:
+    """Read ResNet-50's epochs on ImageNet at the highest limit of ``power_limits``; ms a batch."""
+    table = power_limits(path)
+    table = table[(table["network"] == "resnet50") & (table["limit_w"] == table["limit_w"].max())]
     return _labels(model="resnet50", mode="train", batch_size=table["batch_size"], includes="h2d optimizer", dtype=DEFAULT,
-                   measured_ms=table["time_per_epoch"] * 1e3 / (_EPOCH / table["batch_size"]),
-                   device="v100-pcie-32gb" if device == "v100" else device)
+                   measured_ms=table["time_s"] * 1e3 / (_EPOCH / table["batch_size"]), device=table["device"])
 
 
 def plain(path: Path) -> pd.DataFrame:
@@ -186,7 +201,7 @@ READERS = (
     Source("timm", "Apache-2.0, huggingface/pytorch-image-models", r".*/benchmark-[^/]*\.csv", timm),
     Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
     Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),
-    Source("Zeus", "Apache-2.0, ml-energy/zeus", r".*/summary_power_[^/]+\.csv", zeus))
+    Source("Zeus", ZEUS, r".*/summary_power_[^/]+\.csv", zeus))
 _OWN = Source("plain CSV", "not stated", "", plain)
 
 

@@ -13,6 +13,7 @@ from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import LAYOUTS
 from lib.predict.networks import gains
+from lib.predict.power import limits
 from lib.predict.registry import Predictor
 
 BATCHES = (1, 4, 16, 64, 256)
@@ -86,7 +87,8 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
 def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool, batch_size: int = 0) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the query's layout, compiled or not.
 
-    Raises InputError if there is none, or if a device that was ``named`` is not among them.
+    Only GPUs that take the query's power limit. Raises InputError if there is none, or if a device that was ``named`` is not
+    among them.
     """
     query = captured.query
     if query.layout not in LAYOUTS:
@@ -97,7 +99,10 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
         unable = choices(answer.predictor.device for answer in results if answer not in able)
         condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
-    return able
+    refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
+    if all(refusals) or (named and any(refusals)):
+        raise InputError(next(filter(None, refusals)))
+    return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
 
 
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:

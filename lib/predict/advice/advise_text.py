@@ -18,6 +18,7 @@ from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
+from lib.predict.power import limits
 from lib.predict.registry import Predictor
 from lib.predict.transfer_cpu import DOUBTFUL
 
@@ -73,8 +74,16 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
+    lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.apply]
+    lines += _limited(advice)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
+
+
+def _limited(advice: Advice) -> list[str]:
+    limit_w = advice.captured.query.power_limit_w
+    rows = advice.table.to_dict("records") if limit_w else ()
+    return [f"{row['device']} limited to {limit_w:g} W: {limits.text(row)}." for row in rows]
 
 
 def _graded(advice: Advice) -> list[Row]:
@@ -155,7 +164,7 @@ def table(advice: Advice) -> pd.DataFrame:
 def text(advice: Advice) -> str:
     """Return the whole answer for a terminal."""
     body = table(advice).to_string(index=False, float_format=NUMBER)
-    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}"]
+    lines = [heading(advice), "", body, "", f"recommended: {advice.reason}", *_limited(advice)]
     if len(advice.crossovers) > 1:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():

@@ -13,6 +13,7 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
 from lib.predict import boards, registry, steps
+from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
@@ -20,7 +21,7 @@ from lib.predict.networks import gains, resident, work
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.step import PARTS, Step
 from lib.predict.networks.work import Work
-from lib.predict.power import energy
+from lib.predict.power import energy, limits
 from lib.predict.registry import Predictor
 from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
@@ -30,7 +31,7 @@ from lib.work.graph import capture, ops
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
            "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
+           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
@@ -39,7 +40,10 @@ _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # pa
 
 @dataclass(frozen=True)
 class Query:
-    """A network, its batch and mode, element type, layout of images, and whether torch.compile compiles it."""
+    """A network, its batch and mode, element type, layout of images, and whether torch.compile compiles it.
+
+    ``power_limit_w``: a GPU's limit; 0: the most that the board may draw.
+    """
 
     model: str
     batch_size: int = 0
@@ -48,6 +52,7 @@ class Query:
     dtype: str = "fp32"
     layout: str = "contiguous"
     compiled: bool = False
+    power_limit_w: float = 0.0
 
     def network(self, batch_size: int = 0) -> networks.Network:
         """Return the network with its batch; InputError if it cannot be built."""
@@ -97,7 +102,7 @@ class CapturedQuery:
         self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous")))
 
     def with_changes(self, **changes) -> "CapturedQuery":
-        """Return the query with another batch size, layout or compiled; both share their captures."""
+        """Return the query with another batch size, layout, compiled or power limit; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
         other.batch_size = other.query.batch_size or other.query.network().shape[0]
@@ -186,7 +191,22 @@ class Answer:
 
     @cached_property
     def estimate(self) -> Estimate | Step:
-        """Predict a forward pass, or a training step with all of its parts."""
+        """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
+        limit_w = self.query.power_limit_w
+        return limits.limited(self._unlimited, self.ratios(limit_w)) if limit_w else self._unlimited
+
+    @cached_property
+    def roofline(self) -> tuple[float, float]:
+        """Give the passes' roofline time over the predicted time, and the share of the former that memory bounds."""
+        work, passes, device = self.work, getattr(self._unlimited, "passes", self._unlimited), self.predictor
+        return device.roof_ms(work) / passes.predicted_ms, roofline.memory_share(work.flops_and_bytes, device.roof)
+
+    def ratios(self, limit_w: float) -> dict[str, float]:
+        """Return what a power limit that the device takes (``limits.refusal``) changes; nothing for 0."""
+        return limits.shipped().ratios(self.predictor.kind, limit_w, *self.roofline) if limit_w else {}
+
+    @cached_property
+    def _unlimited(self) -> Estimate | Step:
         passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
         if self.predictor.device_type != "cpu":
             passes = self._widened(passes or self._operator_sum)
@@ -297,7 +317,8 @@ class Answer:
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
                 "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
+                **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
+                **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
     def _resident_mb(self) -> dict[str, float]:
@@ -318,6 +339,8 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         query, batch_size = self.query, self.work.batch_size
+        if query.power_limit_w:
+            return math.nan
         if query.mode == "train":
             return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
         table = self.predictor.measured_networks

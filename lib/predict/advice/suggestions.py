@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.networks import allocator
@@ -14,10 +16,12 @@ from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.cards.whole_networks import gain
+from lib.predict.power import limits
 from lib.progress import track
 
 _BUDGET_S = 2.0  # of measuring one change
 RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
+_SLOWER, _STEP_W = 1.1, 5.0  # times as long may a step take under a suggested power limit; the distance of limits compared
 _FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
 
 
@@ -55,7 +59,7 @@ def changes(answer: Answer) -> list[Change]:
     if query.layout == "contiguous" and any(entry.is_picture for entry in query.network().batch):
         gains.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
                                              "layout", {"layout": "channels_last"})))
-    return gains + ([_half_precision(answer)] if query.dtype == "fp32" else [])
+    return [*gains, *([_half_precision(answer)] if query.dtype == "fp32" else []), *_power_limit(answer)]
 
 
 def _learned(answer: Answer, change: Change) -> Change:
@@ -92,6 +96,17 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
             gain = factor * answer.estimate.predicted_ms / larger.estimate.predicted_ms
             yield Change(f"batch size {larger.batch_size}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
                          {"batch_size": larger.batch_size})
+
+
+def _power_limit(answer: Answer) -> Iterator[Change]:
+    """Yield the limit that saves most energy at a small cost of time, if its whole range saves energy."""
+    card = load_devices().get(answer.predictor.kind)
+    if card and card.least_power_w and not answer.query.power_limit_w:
+        saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
+                  if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
+        for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:
+            change = {"power_limit_w": best["power_limit_w"]}
+            yield Change("nvidia-smi -pl {power_limit_w:g}".format(**change), 1 / best["time_ratio"], limits.text(best), change)
 
 
 def _half_precision(answer: Answer) -> Change:

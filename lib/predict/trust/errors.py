@@ -25,6 +25,7 @@ from lib.predict.held_out import (
     CORRECTED_CARDS,
     FAMILIES,
     GAINS,
+    LIMITS,
     NETWORKS,
     NEW_CARDS,
     NOISE,
@@ -39,6 +40,7 @@ from lib.predict.held_out import (
 from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks import resident, step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
+from lib.predict.power import limits
 from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws
 
@@ -73,6 +75,8 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
+    **{f"how a power limit changes the {name} on a card that nobody measured":
+       f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
@@ -89,7 +93,7 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
+                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
                  *(_of_labels(*machine) for machine in machines.items()))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
