@@ -20,6 +20,7 @@ class VendorDevice(Strict):
 
     ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
     are not stated; the price is what its user pays.
+    ``link_gbps`` is what the link between two boards carries each way: PCIe 3.0 x16 where it is not stated.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
@@ -32,6 +33,7 @@ class VendorDevice(Strict):
     cache_mb: number(0) = 0.0
     architecture: text(r"^[a-z0-9-]*$") = ""
     power_w: number(0) = 0.0
+    link_gbps: Rate = 16.0
     price_per_hour: number(above=0) | None = None
     source: Annotated[str, Field(min_length=5)]
 

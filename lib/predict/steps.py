@@ -35,17 +35,20 @@ _PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolut
           "augment": False, "random_crop": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
-def loading(model: str, work: Work) -> dict[str, float]:
-    """Return the terms of the loader and of the copy of a batch, of a workload's dataset or of images of the network's size."""
+def loading(model: str, work: Work, batches: int = 1) -> dict[str, float]:
+    """Return the terms of the loader and of the copy of a batch, of a workload's dataset or of images of the network's size.
+
+    ``batches`` of this size are loaded together.
+    """
     workload = definitions.workloads().get(model)
     resized = workload is not None and workload.dataset != "imagefolder" and \
         medmnist_files.native_size(workload.dataset, workload.size, "native") != workload.size
-    return _loading(work, resized)
+    return _loading(work, resized, batches)
 
 
-def _loading(work: Work, resized: bool) -> dict[str, float]:
-    mb = work.input_values * 4 / 1e6  # loaders make 32-bit tensors whatever the network computes in
-    return {"batches": 1.0, "samples": float(work.batch_size), "mb": mb, "resized_mb": mb * resized}
+def _loading(work: Work, resized: bool, batches: int = 1) -> dict[str, float]:
+    mb = work.input_values * batches * 4 / 1e6  # loaders make 32-bit tensors whatever the network computes in
+    return {"batches": 1.0, "samples": float(work.batch_size * batches), "mb": mb, "resized_mb": mb * resized}
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,7 @@ def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe:
         hidden = (max(0.0, ms / recipe.num_workers - rest_ms) for ms in (wait.predicted_ms, wait.low_ms, wait.high_ms))
         parts["loader_wait"] = StepPart(*hidden, wait.source)
     state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
-    return Step({name: parts[name] for name in step.PARTS if name in parts}, passes, work.memory_mb + state_mb)
+    return Step({name: parts[name] for name in (*step.PARTS, "parallel") if name in parts}, passes, work.memory_mb + state_mb)
 
 
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
@@ -173,11 +176,13 @@ def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -
 
 
 def split(passes: Estimate) -> dict[str, StepPart]:
-    """Split an estimate into forward and backward by the time of their operators."""
+    """Split an estimate into forward and backward by the time of their operators, and what many GPUs add."""
     cost_ms, backward, calls = (passes.operators[name] for name in ("cost_ms", "backward_calls", "calls"))
     share = float((cost_ms * backward / calls).sum() / cost_ms.sum())
     whole = StepPart(passes.predicted_ms, passes.low_ms, passes.high_ms)
-    return {"forward": whole.times(1 - share), "backward": whole.times(share)}
+    added = passes.parallel_ms / passes.predicted_ms
+    return {"forward": whole.times((1 - share) * (1 - added)), "backward": whole.times(share * (1 - added)),
+            **({"parallel": whole.times(added)} if added else {})}
 
 
 def plain(runs: pd.DataFrame) -> pd.DataFrame:

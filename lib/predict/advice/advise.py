@@ -91,7 +91,10 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     query = captured.query
     if query.layout not in LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
-    results = [Answer(captured, predictor, batch_size) for predictor in predictors]
+    results = [Answer(captured, predictor, batch_size) for predictor in predictors
+               if query.gpus == 1 or predictor.device_type != "cpu"]
+    if not results or (named and len(results) < len(predictors)):
+        raise InputError(f"a CPU is no GPU: leave out --gpus {query.gpus}, or name GPUs by --device")
     able = [answer for answer in results if query.is_plain or answer.condition or answer.uses_gain]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
@@ -116,6 +119,6 @@ def _crossovers(compared: Sequence[Answer]) -> list[str]:
         times = [(answer.estimate.predicted_ms, answer.predictor.device) for answer in results if answer.fits]
         best = min(times)[1] if times else "none (memory)"
         if best != last:
-            changes.append(f"from batch {batch}: {best}")
+            changes.append(f"from batch {batch * compared[0].query.gpus}: {best}")
         last = best
     return changes

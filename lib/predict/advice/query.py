@@ -12,7 +12,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.measure.networks import allocator
-from lib.predict import boards, registry, steps
+from lib.predict import boards, parallel, registry, steps
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
@@ -27,19 +27,24 @@ from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
+MOST_GPUS = 16
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
            "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
+           "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "parallel_ms", "scaling_efficiency",
+           "weights_mb", "gradients_mb", "forward_operators", "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
-_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer", "parallel": "parallel"}  # parts of a step that may limit it
 
 
 @dataclass(frozen=True)
 class Query:
-    """A network, its batch and mode, element type, layout of images, and whether torch.compile compiles it."""
+    """A network, its batch and mode, element type, layout of images, whether torch.compile compiles it, and on how many GPUs.
+
+    ``batch_size`` is that of all GPUs together, which share it by ``parallel`` (of ``parallel.SCHEMES``).
+    """
 
     model: str
     batch_size: int = 0
@@ -48,10 +53,23 @@ class Query:
     dtype: str = "fp32"
     layout: str = "contiguous"
     compiled: bool = False
+    gpus: int = 1
+    parallel: str = "ddp"
+
+    @property
+    def batch_per_gpu(self) -> int:
+        """Return the samples of each GPU, 0: the usual ones; InputError for a batch that they cannot share."""
+        if type(self.gpus) is not int or not 1 <= self.gpus <= MOST_GPUS:
+            raise InputError(f"gpus is {self.gpus}; give a whole number from 1 to {MOST_GPUS}")
+        if self.parallel not in parallel.SCHEMES:
+            raise InputError(f"no parallel {self.parallel!r}; there are: {choices(parallel.SCHEMES)}")
+        if self.batch_size % self.gpus:
+            raise InputError(f"a batch of {self.batch_size} does not divide among {self.gpus} GPUs; give a multiple of {self.gpus}")
+        return self.batch_size // self.gpus
 
     def network(self, batch_size: int = 0) -> networks.Network:
-        """Return the network with its batch; InputError if it cannot be built."""
-        return networks.network(self.model, batch_size or self.batch_size, self.input_shape)
+        """Return the network with the batch of a GPU; InputError if it cannot be built."""
+        return networks.network(self.model, batch_size or self.batch_per_gpu, self.input_shape)
 
     @property
     def is_plain(self) -> bool:
@@ -100,7 +118,7 @@ class CapturedQuery:
         """Return the query with another batch size, layout or compiled; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
-        other.batch_size = other.query.batch_size or other.query.network().shape[0]
+        other.batch_size = other.query.batch_per_gpu or other.query.network().shape[0]
         return other
 
     def work(self, batch_size: int = 0, device_type: str = "cpu") -> Work:
@@ -121,7 +139,7 @@ class CapturedQuery:
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size)
+        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
 def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
@@ -187,12 +205,15 @@ class Answer:
     @cached_property
     def estimate(self) -> Estimate | Step:
         """Predict a forward pass, or a training step with all of its parts."""
-        passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
+        query, passes = self.query, self._by_gain() if self.uses_gain else self._of_whole_networks()
+        if query.gpus > 1:
+            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, query.gpus, query.parallel)
         if self.predictor.device_type != "cpu":
             passes = self._widened(passes or self._operator_sum)
-        if self.query.mode == "infer":
+        if query.mode == "infer":
             return passes or self._operator_sum
-        return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes)
+        loaded = query.gpus if query.parallel == parallel.MEASURED else 1
+        return steps.predict(self.predictor, self.work, steps.loading(query.model, self.work, loaded), passes=passes)
 
     @property
     def passes(self) -> Estimate:
@@ -208,6 +229,17 @@ class Answer:
     def beside_ms(self) -> float:
         """Return what a training step is predicted to take beside forward and backward; 0 in inference."""
         return getattr(self.estimate, "beside_ms", 0.0)
+
+    @property
+    def scaling_efficiency(self) -> float:
+        """Return the share of the images a second that as many GPUs apart would reach."""
+        apart = replace(self, captured=self.captured.with_changes(batch_size=self.captured.batch_size, gpus=1))
+        return apart.estimate.predicted_ms / self.estimate.predicted_ms if self.query.gpus > 1 else 1.0
+
+    @property
+    def _is_unmeasured(self) -> bool:
+        """Return whether nobody measured networks on so many GPUs by this scheme."""
+        return self.query.gpus > (parallel.MEASURED_GPUS if self.query.parallel == parallel.MEASURED else 1)
 
     @property
     def fits(self) -> bool:
@@ -284,19 +316,21 @@ class Answer:
     def columns(self) -> dict[str, Any]:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
-        rate = work.batch_size / estimate.predicted_ms * 1e3
+        gpus = self.query.gpus
+        rate = gpus * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
+                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or self._is_unmeasured),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
-                "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
+                "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
+                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}), **parallel.terms_of(work),
+                "parallel_ms": passes.parallel_ms, "scaling_efficiency": self.scaling_efficiency,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
     def _resident_mb(self) -> dict[str, float]:
@@ -317,6 +351,8 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         query, batch_size = self.query, self.work.batch_size
+        if query.gpus > 1:
+            return math.nan
         if query.mode == "train":
             return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
         table = self.predictor.measured_networks
