@@ -1,14 +1,11 @@
 """Passes on equal GPUs of one machine: what their exchange and their shared host add to the time of one GPU.
 
-Published all-reduces tell what a link carries, networks under DataParallel what its host takes; no network was measured under
-DistributedDataParallel.
+Published all-reduces tell what a link carries, networks under DataParallel what its host takes. No network was measured under
+DistributedDataParallel: its range is assumed to be as wide.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,30 +13,30 @@ import pandas as pd
 
 from lib import paths
 from lib.config import definitions
-from lib.predict import steps
 from lib.predict.model_file import Format, NotNegative, Positive, Saved
 from lib.predict.networks.composition import Estimate
-from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.networks.work import Work
 from lib.predict.operators.validation import half_interval
 
 PATH = paths.REFERENCE / "models" / "parallel.json"
+MOST_GPUS = 16
 ENDS = ("predicted_ms", "low_ms", "high_ms")
-TERMS = ("weights_mb", "gradients_mb", "forward_operators")
-MEASURED_GPUS = 4  # on which networks ran under DataParallel
+SIZES = ("weights_mb", "gradients_mb", "input_mb")
+TERMS = (*SIZES, "forward_operators")
 _BUCKET_MB = 26.2  # of gradients that torch's DistributedDataParallel sends together
+_BACKWARD = 2 / 3  # share of a training step's passes
 
 
 @dataclass(frozen=True)
 class Costs(Saved):
     """What GPUs that work together cost.
 
-    ``efficiency``: shares of the link's stated bandwidth that hosts reach: usual, most, least. ``latency_ms``: of a step round
-    the ring. ``host_ms``: by mode, of an operator of the forward pass for each GPU and once more. ``half``: half the interval
-    of DataParallel in log time, families of networks left out.
+    ``efficiency``: the share of a link's stated bandwidth that is reached. ``latency_ms``: of a step round the ring.
+    ``host_ms``: by mode, of an operator of the forward pass for each GPU and once more. ``half``: half the interval of
+    DataParallel in log time, of the networks that told ``host_ms``.
     """
 
-    efficiency: tuple[Positive, Positive, Positive]
+    efficiency: Positive
     latency_ms: NotNegative
     host_ms: dict[str, NotNegative]
     half: NotNegative
@@ -47,23 +44,23 @@ class Costs(Saved):
     FORMAT: ClassVar = Format("costs of parallel GPUs", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
 
-def all_reduce_ms(mb: Any, gpus: Any, gbps: Any, latency_ms: float) -> Any:
+def all_reduce_ms(mb: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
     """Return the ms of all-reduces in a ring of GPUs, by buckets; its 2 (n - 1) steps carry a share of 1/n each."""
-    return 2 * (gpus - 1) * (latency_ms * np.ceil(mb / _BUCKET_MB) + mb / gpus / gbps)
+    step_ms = costs.latency_ms * np.ceil(mb / _BUCKET_MB) + mb / terms["gpus"] / terms["gbps"] / costs.efficiency
+    return 2 * (terms["gpus"] - 1) * step_ms
 
 
-def _ddp_ms(passes_ms: Any, terms: Mapping[str, Any], gbps: Any, costs: Costs) -> Any:
-    """Return what is left of the exchange of gradients: the backward pass hides all buckets but the last."""
-    gpus, mb = terms["gpus"], terms["gradients_mb"]
-    last_mb = np.minimum(mb, _BUCKET_MB)
-    hidden_ms = all_reduce_ms(mb - last_mb, gpus, gbps, costs.latency_ms) - passes_ms * terms["backward_share"]
-    return np.maximum(hidden_ms, 0) + all_reduce_ms(last_mb, gpus, gbps, costs.latency_ms)
+def _ddp_ms(passes_ms: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
+    """Return passes and what the backward pass does not hide of the exchange: its excess, and the last bucket."""
+    last_mb = np.minimum(terms["gradients_mb"], _BUCKET_MB)
+    excess_ms = all_reduce_ms(terms["gradients_mb"] - last_mb, terms, costs) - passes_ms * _BACKWARD
+    return passes_ms + np.maximum(excess_ms, 0) + all_reduce_ms(last_mb, terms, costs)
 
 
-def _data_parallel_ms(passes_ms: Any, terms: Mapping[str, Any], gbps: Any, costs: Costs) -> Any:
-    """Return what DataParallel adds: weights and inputs to each GPU, gradients back, one process that launches all kernels."""
-    host_ms = np.asarray(pd.Series(costs.host_ms)[terms["mode"]]) * _launches(terms)
-    return np.hypot(passes_ms + (terms["weights_mb"] + terms["gradients_mb"]) / gbps, host_ms) - passes_ms
+def _data_parallel_ms(passes_ms: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
+    """Return passes with weights and inputs to each GPU and gradients back, while one process launches all kernels."""
+    moved_ms = (terms["weights_mb"] + terms["gradients_mb"]) / terms["gbps"] / costs.efficiency
+    return np.hypot(passes_ms + moved_ms, np.asarray(pd.Series(costs.host_ms)[terms["mode"]]) * _launches(terms))
 
 
 def _launches(terms: Mapping[str, Any]) -> Any:
@@ -71,83 +68,60 @@ def _launches(terms: Mapping[str, Any]) -> Any:
 
 
 class Scheme(NamedTuple):
-    """How GPUs share a batch: ``words`` of a train step and of inference, the ms that it adds."""
+    """How GPUs share a batch: ms of passes, on how many GPUs networks were measured so, words of a training step."""
 
-    words: Mapping[str, str]
-    added_ms: Callable[..., Any]
+    passes_ms: Callable[..., Any]
+    measured_gpus: int
+    words: str
 
 
-MEASURED = "data_parallel"  # the scheme under which networks were measured
-SCHEMES = {"ddp": Scheme({"train": "DDP, all-reduce of {:,.0f} MB overlaps the backward pass; no network was measured so",
-                          "infer": "a process each"}, _ddp_ms),
-           MEASURED: Scheme(dict.fromkeys(("train", "infer"), "DataParallel, one process copies weights to all GPUs and launches "
-                                          "all kernels"), _data_parallel_ms)}
+MEASURED = "data_parallel"
+SCHEMES = {"ddp": Scheme(_ddp_ms, 1, "DDP, all-reduce of {:,.0f} MB overlaps the backward pass"),
+           MEASURED: Scheme(_data_parallel_ms, 4, "DataParallel, one process launches all kernels")}
 
 
 def times(scheme: str, passes: Mapping[str, Any], terms: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
     """Return ENDS of passes on many GPUs from those on one; numbers or columns.
 
-    ``terms``: mode, gpus, gbps (stated), backward_share and TERMS.
+    ``terms``: mode, gpus, gbps (stated) and TERMS.
     """
-    ms, low, high = (passes[end] + SCHEMES[scheme].added_ms(passes[end], terms, share * terms["gbps"], costs)
-                     for end, share in zip(ENDS, costs.efficiency, strict=True))
-    below, above = (np.hypot(np.log(end / ms), costs.half * (scheme == MEASURED)) for end in (low, high))
-    return dict(zip(ENDS, (ms, ms * np.exp(-below), ms * np.exp(above)), strict=True))
+    ms, low, high = (SCHEMES[scheme].passes_ms(passes[end], terms, costs) for end in ENDS)
+    below, above = (np.exp(np.hypot(np.log(end / ms), costs.half)) for end in (low, high))
+    return dict(zip(ENDS, (ms, ms / below, ms * above), strict=True))
 
 
 def terms_of(work: Work) -> dict[str, float]:
-    """Return TERMS of the passes of each GPU: its weights and inputs, and gradients, in MB."""
-    return dict(zip(TERMS, (work.weight_bytes / 1e6, sum(work.trained) * 4 / 1e6, work.modules), strict=True))
+    """Return TERMS of the passes of each GPU; its weights are with the inputs."""
+    sizes = (work.weight_bytes, sum(work.trained) * 4, work.input_values * 4)
+    return dict(zip(TERMS, (*(size / 1e6 for size in sizes), work.modules), strict=True))
 
 
 def estimate(passes: Estimate, work: Work, device: str, gpus: int, scheme: str) -> Estimate:
     """Return the passes of each GPU of ``gpus`` that work together (``work``: of one), their interval and ``parallel_ms``."""
-    share = steps.split(passes)["backward"].predicted_ms / passes.predicted_ms
-    terms = {"mode": work.mode, "gpus": gpus, "gbps": definitions.vendor_device(device).link_gbps, "backward_share": share}
-    ends = {end: float(ms) for end, ms in times(scheme, passes.times, terms | terms_of(work), shipped()).items()}
+    terms = {"mode": work.mode, "gpus": gpus, "gbps": definitions.vendor_device(device).link_gbps, **terms_of(work)}
+    ends = {end: float(ms) for end, ms in times(scheme, passes.times, terms, shipped()).items()}
     return replace(passes, **ends, parallel_ms=ends["predicted_ms"] - passes.predicted_ms)
 
 
 def shipped() -> Costs:
     """Return the costs that ship."""
-    return _load(PATH, PATH.stat().st_mtime_ns)
+    return Costs.load(PATH)
 
 
-@cache
-def _load(path: Path, _: int) -> Costs:
-    return Costs.load(path)
+def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs | None:
+    """Learn from all-reduces and from networks under DataParallel, None where there are none of either.
 
-
-def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs:
-    """Learn from all-reduces and from networks under DataParallel.
-
-    ``links``: device, gpus, gbps, mb, measured_ms. ``networks``: terms of ``times``, group (family), passes_ms, and alone_ms of
-    one GPU.
+    ``links``: device, gpus, gbps, mb, measured_ms. ``networks``: terms of ``times``, passes_ms, and alone_ms of one GPU. Hosts
+    reach a geometric mean of their shares of a link. Of an operator they take the median at which times come out right.
     """
-    fitted = np.array([_link(rows) for _, rows in links.groupby("device")])
-    latency_ms, usual = np.exp(np.log(fitted).mean(axis=0))
-    bare = Costs((usual, fitted[:, 1].max(), fitted[:, 1].min()), latency_ms, dict.fromkeys(SCHEMES[MEASURED].words, 0.0), 0.0)
-    errors = cross_predicted(each(networks["group"]), lambda test: np.log(
-        networks[test]["passes_ms"] / _predicted(networks[test], _with_host(networks[~test], bare))))
-    return replace(_with_host(networks, bare), half=half_interval(errors))
-
-
-def _link(rows: pd.DataFrame) -> tuple[float, float]:
-    """Return the latency of a step round the ring in ms, and the share of the stated bandwidth."""
-    from scipy.optimize import nnls
-
-    terms = [all_reduce_ms(rows["mb"], rows["gpus"], *given) for given in ((math.inf, 1.0), (rows["gbps"], 0.0))]
-    latency_ms, rate = nnls(np.column_stack([part / rows["measured_ms"] for part in terms]), np.ones(len(rows)))[0]
-    return latency_ms, 1 / rate
-
-
-def _predicted(rows: pd.DataFrame, costs: Costs) -> pd.Series:
-    return times(MEASURED, dict.fromkeys(ENDS, rows["alone_ms"]), rows, costs)[ENDS[0]]
-
-
-def _with_host(rows: pd.DataFrame, bare: Costs) -> Costs:
-    """Return costs with the median rates at which measured times come out right, a vote per family."""
-    rates = np.sqrt(np.maximum(rows["passes_ms"] ** 2 - _predicted(rows, bare) ** 2, 0)) / _launches(rows)
-    votes = 1 / rows.groupby(["group", "mode"])["mode"].transform("size")
-    return replace(bare, host_ms={mode: float(np.quantile(part, 0.5, weights=votes[part.index], method="inverted_cdf"))
-                                  for mode, part in rates.groupby(rows["mode"])})
+    if links.empty or networks.empty:
+        return None
+    bare = Costs(1.0, 0.0, dict.fromkeys(networks["mode"], 0.0), 0.0)
+    ideal_ms, small = all_reduce_ms(links["mb"], links, bare), links["mb"] == links["mb"].min()
+    shares = (ideal_ms / links["measured_ms"])[links["mb"] > _BUCKET_MB].groupby(links["device"]).median()
+    late_ms = (links["measured_ms"] - ideal_ms / links["device"].map(shares)) / (links["gpus"] - 1) / 2
+    bare = replace(bare, efficiency=float(np.exp(np.log(shares).mean())), latency_ms=max(0.0, float(late_ms[small].median())))
+    alone_ms, passes_ms = networks["alone_ms"], networks["passes_ms"]
+    host_ms = np.sqrt(np.maximum(passes_ms ** 2 - _data_parallel_ms(alone_ms, networks, bare) ** 2, 0)) / _launches(networks)
+    costs = replace(bare, host_ms=host_ms.groupby(networks["mode"]).median().to_dict())
+    return replace(costs, half=half_interval(np.log(passes_ms / _data_parallel_ms(alone_ms, networks, costs))))

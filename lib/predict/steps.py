@@ -35,20 +35,17 @@ _PLAIN = {"precision": "fp32", "num_workers": 0, "grad_accum_steps": 1, "resolut
           "augment": False, "random_crop": False, "tf32": False, "optimizer": "adam"}  # settings of the loop that is predicted
 
 
-def loading(model: str, work: Work, batches: int = 1) -> dict[str, float]:
-    """Return the terms of the loader and of the copy of a batch, of a workload's dataset or of images of the network's size.
-
-    ``batches`` of this size are loaded together.
-    """
+def loading(model: str, work: Work) -> dict[str, float]:
+    """Return the terms of the loader and of the copy of a batch, of a workload's dataset or of images of the network's size."""
     workload = definitions.workloads().get(model)
     resized = workload is not None and workload.dataset != "imagefolder" and \
         medmnist_files.native_size(workload.dataset, workload.size, "native") != workload.size
-    return _loading(work, resized, batches)
+    return _loading(work, resized)
 
 
-def _loading(work: Work, resized: bool, batches: int = 1) -> dict[str, float]:
-    mb = work.input_values * batches * 4 / 1e6  # loaders make 32-bit tensors whatever the network computes in
-    return {"batches": 1.0, "samples": float(work.batch_size * batches), "mb": mb, "resized_mb": mb * resized}
+def _loading(work: Work, resized: bool) -> dict[str, float]:
+    mb = work.input_values * 4 / 1e6  # loaders make 32-bit tensors whatever the network computes in
+    return {"batches": 1.0, "samples": float(work.batch_size), "mb": mb, "resized_mb": mb * resized}
 
 
 @dataclass(frozen=True)
@@ -181,8 +178,8 @@ def split(passes: Estimate) -> dict[str, StepPart]:
     share = float((cost_ms * backward / calls).sum() / cost_ms.sum())
     whole = StepPart(passes.predicted_ms, passes.low_ms, passes.high_ms)
     added = passes.parallel_ms / passes.predicted_ms
-    return {"forward": whole.times((1 - share) * (1 - added)), "backward": whole.times(share * (1 - added)),
-            **({"parallel": whole.times(added)} if added else {})}
+    parts = {"forward": (1 - share) * (1 - added), "backward": share * (1 - added), "parallel": added}
+    return {name: whole.times(part) for name, part in parts.items() if part or name != "parallel"}
 
 
 def plain(runs: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,7 @@ _CLOUD = {"v100": "v100-sxm2-16gb", "p100": "p100-pcie-16gb"}  # as which clouds
 _CONVOLUTION = {"batch": "n", "in_channels": "c", "out_channels": "k", "height": "h", "width": "w", "kernel_h": "r",
                 "kernel_w": "s", "padding_h": "pad_h", "padding_w": "pad_w", "stride_h": "vertical stride",
                 "stride_w": "horizontal stride"}
-_CARDS, _IN_A_MACHINE = "# chips / accelerator cards", 8  # of all-reduces
+_CARDS, _MEAN, _IN_A_MACHINE = "# chips / accelerator cards", "mean all reduce time (msec)", 8  # of all-reduces
 _EPOCH = 1_281_167  # images of an epoch of ImageNet
 _RESNET50 = re.compile(r"ResNet-50 \(batch size (\d+)\)")
 _CARD = re.compile(r"(?P<card>.+?)(_(?P<gpus>\d+)_gpus_)?_(?P<dtype>single|float|half|double)_model_"
@@ -68,9 +68,10 @@ def _labels(**values: Any) -> pd.DataFrame:
 
 
 def deepbench(path: Path) -> pd.DataFrame:
-    """Read an .xlsx of DeepBench's results: GEMMs, convolutions and all-reduces of its FP32 sheets; both gradients are one pass.
+    """Read an .xlsx of DeepBench's results: GEMMs, convolutions and all-reduces of its FP32 sheets.
 
-    Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
+    Both gradients are one backward pass. Its products are column-major: M and N change places. Raises InputError for a workbook
+    without such a sheet.
     """
     sheets = csv_files.workbook(path)
     stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
@@ -95,8 +96,8 @@ def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
             cell = {name: row[place] for name, place in places.items()}
             if _CARDS not in cell:
                 yield from ((*label, "1") for label in (_gemm(cell) if "m" in cell else _convolution(cell)))
-            elif cell[_CARDS] <= _IN_A_MACHINE and isinstance(ms := cell["mean all reduce time (msec)"], int | float) and ms > 0:
-                yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", ms, f"{cell[_CARDS]:.0f}"
+            elif cell[_CARDS] <= _IN_A_MACHINE and cell[_MEAN] > 0:
+                yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", cell[_MEAN], f"{cell[_CARDS]:.0f}"
 
 
 def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:

@@ -91,14 +91,13 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     query = captured.query
     if query.layout not in LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
-    results = [Answer(captured, predictor, batch_size) for predictor in predictors
-               if query.gpus == 1 or predictor.device_type != "cpu"]
-    if not results or (named and len(results) < len(predictors)):
-        raise InputError(f"a CPU is no GPU: leave out --gpus {query.gpus}, or name GPUs by --device")
-    able = [answer for answer in results if query.is_plain or answer.condition or answer.uses_gain]
+    results = [Answer(captured, predictor, batch_size) for predictor in predictors]
+    able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain)
+            and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
+        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode,
+                              *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     return able
 

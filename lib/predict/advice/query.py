@@ -27,16 +27,16 @@ from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
-MOST_GPUS = 16
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
            "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
            "rss_high_mb", *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "parallel_ms", "scaling_efficiency",
-           "weights_mb", "gradients_mb", "forward_operators", "not_modelled", "flops_not_known")
+           *parallel.TERMS, "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
-_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer", "parallel": "parallel"}  # parts of a step that may limit it
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer",
+         "parallel": "parallel"}  # parts of a step
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,17 @@ class Query:
 
     @property
     def batch_per_gpu(self) -> int:
-        """Return the samples of each GPU, 0: the usual ones; InputError for a batch that they cannot share."""
-        if type(self.gpus) is not int or not 1 <= self.gpus <= MOST_GPUS:
-            raise InputError(f"gpus is {self.gpus}; give a whole number from 1 to {MOST_GPUS}")
+        """Return the samples of each GPU; 0: the usual ones."""
+        return self.batch_size // self.gpus
+
+    def check_gpus(self) -> None:
+        """Raise InputError for GPUs that nothing is predicted of, or that cannot share the batch."""
+        if self.gpus not in range(1, parallel.MOST_GPUS + 1):
+            raise InputError(f"gpus is {self.gpus}; give a whole number from 1 to {parallel.MOST_GPUS}")
         if self.parallel not in parallel.SCHEMES:
             raise InputError(f"no parallel {self.parallel!r}; there are: {choices(parallel.SCHEMES)}")
         if self.batch_size % self.gpus:
-            raise InputError(f"a batch of {self.batch_size} does not divide among {self.gpus} GPUs; give a multiple of {self.gpus}")
-        return self.batch_size // self.gpus
+            raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size}; give a multiple of {self.gpus}")
 
     def network(self, batch_size: int = 0) -> networks.Network:
         """Return the network with the batch of a GPU; InputError if it cannot be built."""
@@ -105,6 +108,7 @@ class CapturedQuery:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
+        query.check_gpus()
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
@@ -118,6 +122,7 @@ class CapturedQuery:
         """Return the query with another batch size, layout or compiled; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
+        other.query.check_gpus()
         other.batch_size = other.query.batch_per_gpu or other.query.network().shape[0]
         return other
 
@@ -212,8 +217,9 @@ class Answer:
             passes = self._widened(passes or self._operator_sum)
         if query.mode == "infer":
             return passes or self._operator_sum
-        loaded = query.gpus if query.parallel == parallel.MEASURED else 1
-        return steps.predict(self.predictor, self.work, steps.loading(query.model, self.work, loaded), passes=passes)
+        batches = query.gpus if query.parallel == parallel.MEASURED else 1  # that a process loads
+        load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
+        return steps.predict(self.predictor, self.work, load, passes=passes)
 
     @property
     def passes(self) -> Estimate:
@@ -229,17 +235,6 @@ class Answer:
     def beside_ms(self) -> float:
         """Return what a training step is predicted to take beside forward and backward; 0 in inference."""
         return getattr(self.estimate, "beside_ms", 0.0)
-
-    @property
-    def scaling_efficiency(self) -> float:
-        """Return the share of the images a second that as many GPUs apart would reach."""
-        apart = replace(self, captured=self.captured.with_changes(batch_size=self.captured.batch_size, gpus=1))
-        return apart.estimate.predicted_ms / self.estimate.predicted_ms if self.query.gpus > 1 else 1.0
-
-    @property
-    def _is_unmeasured(self) -> bool:
-        """Return whether nobody measured networks on so many GPUs by this scheme."""
-        return self.query.gpus > (parallel.MEASURED_GPUS if self.query.parallel == parallel.MEASURED else 1)
 
     @property
     def fits(self) -> bool:
@@ -316,7 +311,7 @@ class Answer:
     def columns(self) -> dict[str, Any]:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
-        gpus = self.query.gpus
+        gpus, scheme = self.query.gpus, parallel.SCHEMES[self.query.parallel]
         rate = gpus * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
@@ -324,13 +319,14 @@ class Answer:
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or self._is_unmeasured),
+                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
-                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}), **parallel.terms_of(work),
-                "parallel_ms": passes.parallel_ms, "scaling_efficiency": self.scaling_efficiency,
+                **energy.per_image(predictor.power, passes, work.batch_size), **getattr(estimate, "columns", {}),
+                **parallel.terms_of(work), "parallel_ms": passes.parallel_ms,
+                "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
     def _resident_mb(self) -> dict[str, float]:
@@ -342,7 +338,9 @@ class Answer:
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:
-        """Return what limits the answer: loader, copy or optimizer, or the passes (``Predictor.bound``)."""
+        """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
+        if self.passes.parallel_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+            return self.query.parallel
         parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
         if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
             return _HOST[longest]

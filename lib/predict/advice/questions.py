@@ -78,23 +78,20 @@ def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: It
 
 def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     texts = {name: row.get(name, "").strip() for name in FIELDS}
-    batch, compiled, error = texts["batch_size"].removesuffix(".0"), texts["compile"].lower(), ""  # 8.0: beside empty cells
-    if batch and not (batch.isascii() and batch.isdigit() and 0 < int(batch[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
-        error, batch = f"batch_size {texts['batch_size']!r} is no whole number of 1 or more", ""
+    numbers, compiled, error = {}, texts["compile"].lower(), ""
+    for name in ("batch_size", "gpus"):
+        text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
+        if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
+            error, text = f"{name} {texts[name]!r} is no whole number of 1 or more", ""
+        numbers[name] = int(text or 0)
     if not texts["model"]:
         error = "it names no model"
     if compiled and compiled not in _TRUTH:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    gpus = texts["gpus"].removesuffix(".0")
-    given = {"input_shape": texts["input"], "batch_size": int(batch or 0), "compiled": _TRUTH.get(compiled),
-             "gpus": int(gpus) if gpus.strip("0").isdecimal() else gpus,
+    given = {"input_shape": texts["input"], "compiled": _TRUTH.get(compiled), **numbers,
              **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel")}}
-    query = replace(usual, **{name: value for name, value in given.items() if value or value is False})
-    try:
-        query.batch_per_gpu
-    except InputError as wrong:
-        error, query = str(wrong), replace(query, gpus=1)
-    return Question(number, query, texts["device"], error)
+    stated = {name: value for name, value in given.items() if value or value is False}
+    return Question(number, replace(usual, **stated), texts["device"], error)
 
 
 def answer(questions: Sequence[Question]) -> pd.DataFrame:

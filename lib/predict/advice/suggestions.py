@@ -100,7 +100,8 @@ def _half_precision(answer: Answer) -> Change:
         (other,) = registry.for_devices([answer.predictor.device], "bf16", answer.predictor.shipped)
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
-    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=answer.captured.batch_size * answer.query.gpus)), other)
+    batch_size = answer.captured.batch_size * answer.query.gpus
+    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
     return replace(change, predicted_gain=answer.estimate.predicted_ms / half.estimate.predicted_ms,
                    why=f"by the bf16 model, {other.source(half.passes)}")
 

@@ -1,6 +1,5 @@
 """How wrong answers are on machines of others: labels that no model was trained on, predicted as a user would be answered."""
 
-import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ from lib.measure.published import labels
 from lib.measure.published.labels import DEFAULT, READERS
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
-from lib.predict.advice.query import MOST_GPUS
 from lib.predict.cards import card_model
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
@@ -24,7 +22,7 @@ from lib.work import networks
 from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
-_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "each")  # that ran on GPUs of any number
+_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "alone")  # that ran on GPUs of any number
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
@@ -91,8 +89,8 @@ def _errors(table: pd.DataFrame) -> pd.Series:
     wrong = pd.Series("", table.index)
     for holds, reason in (
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
-            ((gpus == 1) | (gpus.isin(range(1, MOST_GPUS + 1)) & table["device"].isin(load_devices())),
-             f"gpus is no whole number from 1 to {MOST_GPUS}, or 1 where the device is no GPU"),
+            ((gpus == 1) | (gpus.isin(range(1, parallel.MOST_GPUS + 1)) & table["device"].isin(load_devices())),
+             f"gpus is no whole number from 1 to {parallel.MOST_GPUS}, or 1 where the device is no GPU"),
             (table["runtime"] == "pytorch", "only PyTorch is predicted"),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
@@ -121,11 +119,14 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     scoreboard that ships.
     """
     table = read(folder)
-    good = table[table["error"] == ""]
+    good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
+    good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
+                       gbps=good["device"].map(links),
+                       mb=pd.to_numeric(good["model"].astype(str).str.partition("=")[2], errors="coerce"))
     name = good["model"].map(lambda model: str(model).partition(" ")[0])
     is_kernel, is_exchange = name.isin(families.families()), name == "all_reduce"
     with boards.without_spread():
-        networks_, costs = _networks(good[~is_kernel & ~is_exchange], _links(good[is_exchange]))
+        networks_, costs = _networks(good[~is_kernel & ~is_exchange], good[is_exchange])
         parts = [part for part in (_kernels(good[is_kernel]), networks_) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
@@ -149,7 +150,7 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
                          "is_known": rows["device"].map(known).astype(bool), "device": rows["device"],
-                         "mostly_launches": rows["kind"].str.endswith(SMALL) | (rows["kind"] == LAUNCHES) | rows["kind"].str.endswith(GPUS),
+                         "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
@@ -225,45 +226,34 @@ def _shape_group(op: str, text: str) -> str:
     return " ".join([op, *(part for part in text.split() if part.partition("=")[0] in names)])
 
 
-def _links(table: pd.DataFrame) -> pd.DataFrame:
-    """Return all-reduces with what ``parallel.learn`` takes of them."""
-    return table.assign(mb=table["model"].str.partition("=")[2].astype(float), gpus=table["gpus"].astype(float),
-                        gbps=table["device"].map(_link_gbps))
-
-
-def _link_gbps(device: str) -> float:
-    return load_devices()[device].link_gbps
-
-
 def _networks(table: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
     """Predict networks as ``advise --questions`` does; of a training step the parts that the label includes.
 
-    Those on many GPUs follow from one by costs of other devices and families; the costs of all are returned, too.
+    Those on many GPUs follow from one by costs of other devices and families; the costs of all are returned, too. Networks of
+    16 bits have inputs and weights of 16 bits here, as the labels do.
     """
     if not len(table):
         return table, None
-    gpus, batch = table["gpus"].astype(float).astype(int), pd.to_numeric(table["batch_size"], errors="coerce")
-    each = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
-    answers = questions.answer(questions.from_table(each[list(questions.FIELDS)].astype(object))).set_axis(table.index)
+    gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
+    alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
+    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)].astype(object))).set_axis(table.index)
+    answers["gpus"] = gpus
+    answers[list(parallel.SIZES)] *= answers["dtype"].map(_TYPES).to_numpy()[:, None] / _TYPES["fp32"]
     is_training, is_answered = table["mode"] == "train", answers["error"] == ""
     included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
-    for index in table.index[included["h2d"] & ~is_training & is_answered]:
-        answers.loc[index, "h2d_ms"] = _copy_ms(each.loc[index])
-    batches = gpus.where(table["parallel"] == parallel.MEASURED, 1)  # that a process loads
-    beside = sum((answers[f"{name}_ms"] * (1 if name == "optimizer" else batches)).where(is_in, 0.0)
-                 for name, is_in in included.items())
-    backward_share = answers["backward_ms"] / (answers["forward_ms"] + answers["backward_ms"])
+    answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
+    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.MEASURED, 1).to_numpy()[:, None]
+    beside = sum(answers[f"{name}_ms"].where(is_in, 0.0) for name, is_in in included.items())
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
-    too_fast = table["measured_ms"].astype(float) * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
+    too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     rows = table.assign(
-        **{end: passes * answers[end] / answers["predicted_ms"] for end in parallel.ENDS}, beside=beside, gpus=gpus,
-        **{term: answers[term] for term in parallel.TERMS}, backward_share=backward_share.fillna(0.0),
-        each=each["batch_size"], what=NETWORKS,
+        **{end: passes * answers[end] / answers["predicted_ms"] for end in parallel.ENDS}, **answers[list(parallel.TERMS)],
+        beside=beside, alone=batch / gpus, passes_ms=table["measured_ms"] - beside, what=NETWORKS,
         error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"),
         out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
-        condition=[condition_of(row.dtype, row.layout, bool(row.compile), *shared)
-                   for row, *shared in zip(answers.itertuples(), gpus, table["parallel"], strict=True)],
+        condition=[condition_of(row.dtype, row.layout, bool(row.compile), row.gpus, row.parallel)
+                   for row in answers.itertuples()],
         widened=answers["widened"].fillna(False).astype(bool), batch_size=batch)
     rows, costs = _on_gpus(rows, links)
     ms = rows["predicted_ms"] + rows["beside"]
@@ -274,31 +264,17 @@ def _networks(table: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, p
 def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
     """Return rows with the ends of those on many GPUs (FACTORS: by the measured time on one), and the costs of all devices.
 
-    Costs are those of other devices and families, or those that ship where the folder has none. Networks of 16 bits have weights
-    of 16 bits here, as the labels do.
+    Costs are those of other devices and families, or those that ship where the folder has none.
     """
-    passes_ms = rows["measured_ms"].astype(float) - rows["beside"]
-    alone_ms = passes_ms.where(rows["gpus"] == 1).groupby([rows[name].astype(str) for name in _CASE]).transform("median")
+    case = [rows[name].astype(str) for name in _CASE]
+    alone_ms = rows["passes_ms"].where(rows["gpus"] == 1).groupby(case).transform("median")
     is_shared = (rows["gpus"] > 1) & (rows["error"] == "")
-    many = rows.assign(passes_ms=passes_ms, alone_ms=alone_ms)[is_shared]
-    many[list(parallel.TERMS[:2])] *= many["dtype"].map(_TYPES).to_numpy()[:, None] / _TYPES["fp32"]
-    many["gbps"] = many["device"].map(_link_gbps)
-    known = many[many["alone_ms"].notna()]
-    networks_ = known[known["parallel"] == parallel.MEASURED]
+    many = rows.assign(alone_ms=alone_ms)[is_shared]
+    known = many.dropna(subset="alone_ms")
     many = pd.concat([many, known.assign(**dict.fromkeys(parallel.ENDS, known["alone_ms"]), what=FACTORS, widened=False)])
-    parts = [rows[~is_shared]]
+    known, parts = known[known["parallel"] == parallel.MEASURED], [rows[~is_shared]]
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
-        costs = _costs(links[links["device"] != device],
-                       networks_[(networks_["device"] != device) & (networks_["group"] != family)]) or parallel.shipped()
-        parts.append(part.assign(**parallel.times(scheme, part, part, costs)))
-    return pd.concat(parts, ignore_index=True), _costs(links, networks_)
-
-
-def _costs(links: pd.DataFrame, networks_: pd.DataFrame) -> parallel.Costs | None:
-    return parallel.learn(links, networks_) if len(links) and len(networks_) else None
-
-
-def _copy_ms(row: pd.Series) -> float:
-    """Return the ms that the batch of an answered question takes to a device over the assumed link."""
-    shape = networks.network(row["model"], int(float(row["batch_size"] or 1)), row["input"]).shape
-    return math.prod(shape) * _TYPES[row["dtype"]] / 1e6 / steps.LINK_GBPS
+        strangers = known[(known["device"] != device) & (known["group"] != family)]
+        costs = parallel.learn(links[links["device"] != device], strangers)
+        parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
+    return pd.concat(parts, ignore_index=True), parallel.learn(links, known)
