@@ -19,7 +19,7 @@ from lib.predict.networks.work import Work
 from lib.predict.operators.validation import half_interval
 
 PATH = paths.REFERENCE / "models" / "parallel.json"
-MOST_GPUS = 16
+GPUS = range(1, 17)
 ENDS = ("predicted_ms", "low_ms", "high_ms")
 SIZES = ("weights_mb", "gradients_mb", "input_mb")
 TERMS = (*SIZES, "forward_operators")

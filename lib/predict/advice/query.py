@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure.networks import allocator
 from lib.predict import boards, parallel, registry, steps
 from lib.predict.cards import rows as card_rows
@@ -35,8 +35,7 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
-_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer",
-         "parallel": "parallel"}  # parts of a step
+_HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,10 @@ class Query:
 
     def check_gpus(self) -> None:
         """Raise InputError for GPUs that nothing is predicted of, or that cannot share the batch."""
-        if self.gpus not in range(1, parallel.MOST_GPUS + 1):
-            raise InputError(f"gpus is {self.gpus}; give a whole number from 1 to {parallel.MOST_GPUS}")
-        if self.parallel not in parallel.SCHEMES:
-            raise InputError(f"no parallel {self.parallel!r}; there are: {choices(parallel.SCHEMES)}")
-        if self.batch_size % self.gpus:
-            raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size}; give a multiple of {self.gpus}")
+        entry(parallel.SCHEMES, self.parallel, "parallel")
+        if self.gpus not in parallel.GPUS or self.batch_size % self.gpus:
+            raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
+                             "and a multiple of them as the batch")
 
     def network(self, batch_size: int = 0) -> networks.Network:
         """Return the network with the batch of a GPU; InputError if it cannot be built."""
@@ -228,8 +225,9 @@ class Answer:
 
     @property
     def memory_mb(self) -> float:
-        """Return the MB that are needed; a training step's include the optimizer's state."""
-        return getattr(self.estimate, "memory_mb", self.work.memory_mb)
+        """Return the MB that each GPU needs; a training step's include the optimizer's state, and DDP's buckets of gradients."""
+        has_buckets = self.query.gpus > 1 and self.query.parallel != parallel.MEASURED
+        return getattr(self.estimate, "memory_mb", self.work.memory_mb) + sum(self.work.trained) * 4 / 1e6 * has_buckets
 
     @property
     def beside_ms(self) -> float:

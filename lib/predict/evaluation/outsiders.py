@@ -89,8 +89,8 @@ def _errors(table: pd.DataFrame) -> pd.Series:
     wrong = pd.Series("", table.index)
     for holds, reason in (
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
-            ((gpus == 1) | (gpus.isin(range(1, parallel.MOST_GPUS + 1)) & table["device"].isin(load_devices())),
-             f"gpus is no whole number from 1 to {parallel.MOST_GPUS}, or 1 where the device is no GPU"),
+            ((gpus == 1) | (gpus.isin(parallel.GPUS) & table["device"].isin(load_devices())),
+             f"gpus is no whole number from 1 to {parallel.GPUS[-1]}, or not 1 where the device is no GPU"),
             (table["runtime"] == "pytorch", "only PyTorch is predicted"),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
@@ -270,11 +270,11 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, par
     alone_ms = rows["passes_ms"].where(rows["gpus"] == 1).groupby(case).transform("median")
     is_shared = (rows["gpus"] > 1) & (rows["error"] == "")
     many = rows.assign(alone_ms=alone_ms)[is_shared]
-    known = many.dropna(subset="alone_ms")
-    many = pd.concat([many, known.assign(**dict.fromkeys(parallel.ENDS, known["alone_ms"]), what=FACTORS, widened=False)])
-    known, parts = known[known["parallel"] == parallel.MEASURED], [rows[~is_shared]]
+    measured = many.dropna(subset="alone_ms")
+    many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
+    measured, parts = measured[measured["parallel"] == parallel.MEASURED], [rows[~is_shared]]
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
-        strangers = known[(known["device"] != device) & (known["group"] != family)]
+        strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
         costs = parallel.learn(links[links["device"] != device], strangers)
         parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
-    return pd.concat(parts, ignore_index=True), parallel.learn(links, known)
+    return pd.concat(parts, ignore_index=True), parallel.learn(links, measured)
