@@ -225,9 +225,9 @@ class Answer:
 
     @property
     def memory_mb(self) -> float:
-        """Return the MB that each GPU needs; a training step's include the optimizer's state, and DDP's buckets of gradients."""
-        has_buckets = self.query.gpus > 1 and self.query.parallel != parallel.MEASURED
-        return getattr(self.estimate, "memory_mb", self.work.memory_mb) + sum(self.work.trained) * 4 / 1e6 * has_buckets
+        """Return the MB that a device needs; a training step's include the optimizer's state, and DDP's buckets of gradients."""
+        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.query.gpus > 1 and self.query.parallel == "ddp" else 0.0
+        return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
     @property
     def beside_ms(self) -> float:
