@@ -162,7 +162,8 @@ def text(advice: Advice) -> str:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():
         lines.append("outside: over 5 % of the time is of operators out of the training range, the batch size was not trained, "
-                     "the model is another machine's, or no network was measured on so many GPUs; the interval is widened, not proven")
+                     "the model is another machine's, or no network was measured on so many GPUs; the interval is "
+                     "widened, not proven")
     lines += [*_notes(advice), *_step_notes(advice)]
     if advice.table["energy_j"].notna().any():
         lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "

@@ -225,7 +225,7 @@ class Answer:
 
     @property
     def memory_mb(self) -> float:
-        """Return the MB that a device needs; a training step's include the optimizer's state, and DDP's buckets of gradients."""
+        """Return the MB that a device needs; a training step's include the optimizer's state and DDP's buckets of gradients."""
         buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.query.gpus > 1 and self.query.parallel == "ddp" else 0.0
         return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
