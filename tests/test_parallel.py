@@ -10,7 +10,7 @@ from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.evaluation import outsiders
 from tests import refused
 
-COSTS = parallel.Costs(0.5, 0.0, {"train": 0.1, "infer": 0.05}, 0.2)
+COSTS = parallel.Costs(0.5, 0.0, 0.0, {"train": 0.1, "infer": 0.05}, 0.2)
 TERMS = {"mode": "train", "gpus": 4, "gbps": 20.0, "weights_mb": 100.0, "gradients_mb": 100.0, "forward_operators": 40}
 ONE = {"predicted_ms": 60.0, "low_ms": 50.0, "high_ms": 72.0}
 

@@ -31,12 +31,13 @@ _BACKWARD = 2 / 3  # share of a training step's passes
 class Costs(Saved):
     """What GPUs that work together cost.
 
-    ``efficiency``: the share of a link's stated bandwidth that is reached. ``latency_ms``: of a step round the ring.
-    ``host_ms``: by mode, of an operator of the forward pass for each GPU and once more. ``half``: half the interval of
-    DataParallel in log time, of the networks that told ``host_ms``.
+    ``efficiency``: the share of a link's stated bandwidth that is reached; ``spread`` of hosts about it, in log.
+    ``latency_ms``: of a step round the ring. ``host_ms``: by mode, of an operator of the forward pass for each GPU and once
+    more. ``half``: half the interval of DataParallel in log time, of the networks that told ``host_ms``.
     """
 
     efficiency: Positive
+    spread: NotNegative
     latency_ms: NotNegative
     host_ms: dict[str, NotNegative]
     half: NotNegative
@@ -85,7 +86,8 @@ def times(scheme: str, passes: Mapping[str, Any], terms: Mapping[str, Any], cost
 
     ``terms``: mode, gpus, gbps (stated) and TERMS.
     """
-    ms, low, high = (SCHEMES[scheme].passes_ms(passes[end], terms, costs) for end in ENDS)
+    ms, low, high = (SCHEMES[scheme].passes_ms(passes[end], terms, replace(costs, efficiency=share * costs.efficiency))
+                     for end, share in zip(ENDS, np.exp([0.0, costs.spread, -costs.spread]), strict=True))
     below, above = (np.exp(np.hypot(np.log(end / ms), costs.half)) for end in (low, high))
     return dict(zip(ENDS, (ms, ms / below, ms * above), strict=True))
 
@@ -116,11 +118,12 @@ def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs | None:
     """
     if links.empty or networks.empty:
         return None
-    bare = Costs(1.0, 0.0, dict.fromkeys(networks["mode"], 0.0), 0.0)
+    bare = Costs(1.0, 0.0, 0.0, dict.fromkeys(networks["mode"], 0.0), 0.0)
     ideal_ms, small = all_reduce_ms(links["mb"], links, bare), links["mb"] == links["mb"].min()
-    shares = (ideal_ms / links["measured_ms"])[links["mb"] > _BUCKET_MB].groupby(links["device"]).median()
-    late_ms = (links["measured_ms"] - ideal_ms / links["device"].map(shares)) / (links["gpus"] - 1) / 2
-    bare = replace(bare, efficiency=float(np.exp(np.log(shares).mean())), latency_ms=max(0.0, float(late_ms[small].median())))
+    shares = np.log((ideal_ms / links["measured_ms"])[links["mb"] > _BUCKET_MB].groupby(links["device"]).median())
+    late_ms = (links["measured_ms"] - ideal_ms / np.exp(links["device"].map(shares))) / (links["gpus"] - 1) / 2
+    bare = replace(bare, efficiency=float(np.exp(shares.mean())), spread=float((shares - shares.mean()).abs().max()),
+                   latency_ms=max(0.0, float(late_ms[small].median())))
     alone_ms, passes_ms = networks["alone_ms"], networks["passes_ms"]
     host_ms = np.sqrt(np.maximum(passes_ms ** 2 - _data_parallel_ms(alone_ms, networks, bare) ** 2, 0)) / _launches(networks)
     costs = replace(bare, host_ms=host_ms.groupby(networks["mode"]).median().to_dict())
