@@ -30,7 +30,7 @@ def test_times_of_both_schemes(scheme, change, predicted_ms):
 def exchanges():
     links = pd.DataFrame([(device, gpus, 16.0, mb) for device in ("t4", "p4") for gpus in (2, 8) for mb in (0.4, 60.0, 120.0)],
                          columns=["device", "gpus", "gbps", "mb"])
-    return links.assign(measured_ms=parallel.all_reduce_ms(links["mb"], links, COSTS))
+    return links.assign(measured_ms=parallel.all_reduce_ms(links["mb"], links, COSTS) + 1e-3 * (links["device"] == "p4"))
 
 
 def test_costs_are_learned_from_what_they_predict():
@@ -39,8 +39,8 @@ def test_costs_are_learned_from_what_they_predict():
     passes = dict.fromkeys(parallel.ENDS, networks["alone_ms"])
     networks["passes_ms"] = parallel.times("data_parallel", passes, networks, COSTS)["predicted_ms"]
     learned = parallel.learn(exchanges(), networks)
-    assert learned.host_ms == pytest.approx(COSTS.host_ms) and learned.efficiency == pytest.approx(0.5)
-    assert learned.half == pytest.approx(0, abs=1e-6) and parallel.learn(exchanges(), networks[:0]) is None
+    assert learned.host_ms == pytest.approx(COSTS.host_ms, rel=1e-2) and learned.efficiency == pytest.approx(0.5, rel=1e-2)
+    assert learned.half == pytest.approx(0, abs=1e-3) and parallel.learn(exchanges(), networks[:0]) is None
 
 
 @pytest.mark.parametrize("change, words", [
@@ -72,5 +72,5 @@ def test_labels_of_many_gpus_are_scored_by_costs_of_other_devices(tmp_path):
     rows = outsiders.predicted(tmp_path, alone=True)
     shared = rows["kind"] == "2 GPUs"
     assert shared.sum() == 8 and len(rows) == 12, "by the predicted and by the measured time on one"
-    assert not rows.attrs["left_out"] and rows.attrs["costs"].efficiency == pytest.approx(0.5)
+    assert not rows.attrs["left_out"] and rows.attrs["costs"].efficiency == pytest.approx(0.5, rel=1e-2)
     assert outsiders.log_errors(rows)["mostly_launches"][shared].all(), "ranges of one GPU do not rest on them"

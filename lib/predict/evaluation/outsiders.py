@@ -122,9 +122,9 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
     good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
                        gbps=good["device"].map(links),
-                       mb=pd.to_numeric(good["model"].astype(str).str.partition("=")[2], errors="coerce"))
-    name = good["model"].map(lambda model: str(model).partition(" ")[0])
-    is_kernel, is_exchange = name.isin(families.families()), name == "all_reduce"
+                       mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
+    is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
+    is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
     with boards.without_spread():
         networks_, costs = _networks(good[~is_kernel & ~is_exchange], good[is_exchange])
         parts = [part for part in (_kernels(good[is_kernel]), networks_) if len(part)]

@@ -12,7 +12,7 @@ from lib.predict import boards, held_out
 from lib.predict.scores import score_draws
 
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
-FACTORS = "networks on many GPUs by their measured time on one, measured by others"
+FACTORS = "many GPUs by the measured time on one, networks measured by others"
 GPUS = " GPUs"  # end of the kind of what ran on many
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
