@@ -52,14 +52,14 @@ def test_gpus_that_cannot_share_are_refused(change, words):
 
 
 def test_a_table_answers_for_the_gpus_of_each_row():
-    rows = pd.DataFrame({"model": "resnet18", "mode": "train", "batch_size": [8, 4, 8, 8], "gpus": [2, 1, 2.5, 2],
-                         "device": ["t4"] * 3 + ["cpu"]})
-    both, alone, wrong, cpu = questions.answer(questions.from_table(rows)).to_dict("records")
+    rows = pd.DataFrame({"model": "resnet18", "mode": "train", "batch_size": [8, 4, 8, 9, 8], "gpus": [2, 1, 2.5, 2, 2],
+                         "device": ["t4"] * 4 + ["cpu"]})
+    both, alone, wrong, odd, cpu = questions.answer(questions.from_table(rows)).to_dict("records")
     assert both["memory_mb"] == alone["memory_mb"] + both["gradients_mb"], "buckets"
     assert both["images_per_sec"] < 2 * alone["images_per_sec"]
     assert both["predicted_ms"] == pytest.approx(alone["predicted_ms"] + both["parallel_ms"])
     assert both["scaling_efficiency"] < 1 and both["out_of_range"], "no network was measured so"
-    assert "gpus '2.5'" in wrong["error"] and "2 GPUs" in cpu["error"]
+    assert "gpus '2.5'" in wrong["error"] and "share a batch of 9" in odd["error"] and "2 GPUs" in cpu["error"]
 
 
 def test_labels_of_many_gpus_are_scored_by_costs_of_other_devices(tmp_path):

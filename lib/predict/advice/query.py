@@ -119,7 +119,6 @@ class CapturedQuery:
         """Return the query with another batch size, layout or compiled; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
-        other.query.check_gpus()
         other.batch_size = other.query.batch_per_gpu or other.query.network().shape[0]
         return other
 

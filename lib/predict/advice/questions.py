@@ -129,6 +129,7 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
         if question.error:
             raise InputError(question.error)
         query = question.query
+        query.check_gpus()
         captured = at(query.batch_per_gpu)
         captured = captured.with_changes(layout=query.layout, compiled=query.compiled, gpus=query.gpus, parallel=query.parallel,
                                          batch_size=captured.query.batch_size * query.gpus)
