@@ -150,7 +150,7 @@ def test_what_no_family_covers_takes_no_less_than_its_flops_do():
 def _row(low, high, **changes):
     return {"device": "t4", "source": "predicted", "predicted_ms": 10.0, "low_ms": low, "high_ms": high, "out_of_range": False,
             "fits": True, "images_per_sec": 100.0, "memory_mb": 50.0, "bound": "memory", "measured_ms": math.nan,
-            "not_modelled": "", **changes}
+            "not_modelled": "", "scaling_efficiency": 1.0, **changes}
 
 
 @pytest.mark.parametrize(("row", "grade"), [

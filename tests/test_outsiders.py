@@ -34,7 +34,9 @@ def workbook(path, convolution=("R", "S", "pad_h", "pad_w", "Vertical stride", "
                  "wrt Parameters (msec)"],
                 [None, None, 700, 161, 1, 4, 32, 5, 20, 0, 1, 2, 2, 0.25, "N/A*", 0.5],
                 [None, None, 14, 14, 8, 4, 32, 3, 3, 1, 1, 1, 1, 0.25, 0.25, 0.5],
-                ["Recurrent Layers", None, "Hidden units"], [None, None, 1760, 16, 50, None, 3.0]):
+                ["Recurrent Layers", None, "Hidden units"], [None, None, 1760, 16, 50, None, 3.0],
+                ["All-Reduce", None, "Size # floats", "# chips / accelerator cards", None, "Mean All Reduce Time (msec)"],
+                [None, None, 250_000, 8, None, 2.5], [None, None, 250_000, 16, 2, 9.0]):
         sheet.append(row)
     specs = book.create_sheet("Specs")
     specs.append(["GPU Model", model])
@@ -44,12 +46,13 @@ def workbook(path, convolution=("R", "S", "pad_h", "pad_w", "Vertical stride", "
 
 def test_a_workbook_gives_products_in_rows_and_both_gradients_as_one_pass(tmp_path):
     table = labels.deepbench(workbook(tmp_path / "train.xlsx"))
-    gemm, first, first_back, second, second_back = table["model"]
+    gemm, first, first_back, second, second_back, exchange = table["model"]
     assert gemm == "matmul gemm_m=16 gemm_k=2048 gemm_n=1760 layout=nt", "M and N of a column-major product change places"
     assert "kernel_h=5 kernel_w=20 padding_h=0 padding_w=1" in first, "height first where the header says so"
     assert first_back == f"{first} input_grad=0" and second_back == f"{second} input_grad=1"
-    assert table["measured_ms"].tolist() == [0.5, 0.25, 0.5, 0.25, 0.75]
-    assert table["mode"].tolist() == ["infer", "infer", "train", "infer", "train"]
+    assert exchange == "all_reduce mb=1" and table["gpus"].tolist() == [*"11111", "8"], "not across machines"
+    assert table["measured_ms"].tolist() == [0.5, 0.25, 0.5, 0.25, 0.75, 2.5]
+    assert table["mode"].tolist() == ["infer", "infer", "train", "infer", "train", "infer"]
     assert set(table["device"]) == {"v100-sxm2-16gb"}, "of a DGX-1"
     swapped = labels.deepbench(workbook(tmp_path / "width.xlsx", ("S (Filter width)", "R (Filter height)", "pad_w", "pad_h",
                                                                   "Horizontal stride", "Vertical stride")))

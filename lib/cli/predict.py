@@ -84,7 +84,7 @@ def _query(options: argparse.Namespace) -> Any:
     from lib.predict.advice.query import Query
 
     return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile,
-                 options.power_limit or 0.0)
+                 options.power_limit or 0.0, options.gpus, options.parallel)
 
 
 def _answer_questions(options: argparse.Namespace) -> bool:
@@ -231,14 +231,17 @@ def _add_advise(verbs) -> None:
                            "module:Class")
     verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
                       help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
-                           "layout, compile; "
-                           "what a row leaves empty is as the options say")
+                           "layout, compile, gpus, parallel; what a row leaves empty is as the options say")
     verb.add_argument("--out", type=new_file, metavar="FILE.csv",
                       help="of --questions: the table of answers (default: it is printed)")
     verb.add_argument("--input", default="", metavar="SHAPE",
                       help="one sample: 3x224x224, tokens 512:int64, or a YAML file of several by their arguments' names "
                            "(default: the network's usual one)")
-    verb.add_argument("--batch-size", type=whole(1), default=0, help="default: the workload's own, or 1")
+    verb.add_argument("--batch-size", type=whole(1), default=0,
+                      help="of all GPUs together (default: the workload's own, or 1, on each)")
+    verb.add_argument("--gpus", type=whole(1), default=1, help="equal GPUs of one machine that share the batch (default 1)")
+    verb.add_argument("--parallel", default="ddp",
+                      help="of --gpus: ddp (DistributedDataParallel, a process each; default) or data_parallel")
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")

@@ -20,6 +20,7 @@ class VendorDevice(Strict):
 
     ``multiprocessors``, ``cache_mb`` (the last cache) and ``power_w`` (the most that the board may draw) are 0 where they
     are not stated, as is ``least_power_w``, the lowest power limit that it takes; the price is what its user pays.
+    ``link_gbps`` is what the link between two boards carries each way: PCIe 3.0 x16 where it is not stated.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
     """
 
@@ -34,6 +35,7 @@ class VendorDevice(Strict):
     power_w: number(0) = 0.0
     least_power_w: number(0) = 0.0
     memory: Literal["gddr", "hbm"] = "gddr"
+    link_gbps: Rate = 16.0
     price_per_hour: number(above=0) | None = None
     source: Annotated[str, Field(min_length=5)]
 

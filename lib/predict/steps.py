@@ -150,7 +150,7 @@ def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe:
         hidden = (max(0.0, ms / recipe.num_workers - rest_ms) for ms in (wait.predicted_ms, wait.low_ms, wait.high_ms))
         parts["loader_wait"] = StepPart(*hidden, wait.source)
     state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
-    return Step({name: parts[name] for name in step.PARTS if name in parts}, passes, work.memory_mb + state_mb)
+    return Step({name: parts[name] for name in (*step.PARTS, "parallel") if name in parts}, passes, work.memory_mb + state_mb)
 
 
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:
@@ -173,11 +173,13 @@ def optimizer_terms(predictor: Predictor, work: Work, optimizer: str = "adam") -
 
 
 def split(passes: Estimate) -> dict[str, StepPart]:
-    """Split an estimate into forward and backward by the time of their operators."""
+    """Split an estimate into forward and backward by the time of their operators, and what many GPUs add."""
     cost_ms, backward, calls = (passes.operators[name] for name in ("cost_ms", "backward_calls", "calls"))
     share = float((cost_ms * backward / calls).sum() / cost_ms.sum())
     whole = StepPart(passes.predicted_ms, passes.low_ms, passes.high_ms)
-    return {"forward": whole.times(1 - share), "backward": whole.times(share)}
+    added = passes.parallel_ms / passes.predicted_ms
+    parts = {"forward": (1 - share) * (1 - added), "backward": share * (1 - added), "parallel": added}
+    return {name: whole.times(part) for name, part in parts.items() if part or name != "parallel"}
 
 
 def plain(runs: pd.DataFrame) -> pd.DataFrame:

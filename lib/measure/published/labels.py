@@ -24,7 +24,7 @@ from lib.tables import PARAMETERS
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": "pytorch", "gpus": "1", "includes": ""}
+         "compile": "false", "runtime": "pytorch", "gpus": "1", "parallel": "ddp", "includes": ""}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
     "NVIDIA V100": "v100-sxm2-16gb", "NVIDIA Tesla P100": "p100-pcie-16gb", "NVIDIA GTX 1080 Ti": "gtx-1080-ti",
@@ -34,6 +34,7 @@ _CLOUD = {"v100": "v100-sxm2-16gb", "p100": "p100-pcie-16gb"}  # as which clouds
 _CONVOLUTION = {"batch": "n", "in_channels": "c", "out_channels": "k", "height": "h", "width": "w", "kernel_h": "r",
                 "kernel_w": "s", "padding_h": "pad_h", "padding_w": "pad_w", "stride_h": "vertical stride",
                 "stride_w": "horizontal stride"}
+_CARDS, _MEAN, _IN_A_MACHINE = "# chips / accelerator cards", "mean all reduce time (msec)", 8  # of all-reduces
 _EPOCH = 1_281_167  # images of an epoch of ImageNet
 _ZEUS = {  # networks of Zeus that advise knows, and their input; bert: a folder with the configuration of BERT
     ("resnet50", "imagenet"): ("resnet50", ""), ("shufflenetv2", "cifar100"): ("shufflenet_v2_x1_0", "3x32x32"),
@@ -71,9 +72,10 @@ def _labels(**values: Any) -> pd.DataFrame:
 
 
 def deepbench(path: Path) -> pd.DataFrame:
-    """Read an .xlsx of DeepBench's results: GEMMs and convolutions of its FP32 sheets; both gradients are one backward pass.
+    """Read an .xlsx of DeepBench's results: GEMMs, convolutions and all-reduces of its FP32 sheets.
 
-    Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
+    Both gradients are one backward pass. Its products are column-major: M and N change places. Raises InputError for a workbook
+    without such a sheet.
     """
     sheets = csv_files.workbook(path)
     stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
@@ -82,21 +84,24 @@ def deepbench(path: Path) -> pd.DataFrame:
     rows = [row for name, sheet in sheets.items() if "FP32" in name.upper() for row in _blocks(sheet.to_numpy(object))]
     if not rows:
         raise InputError(f"{path} has no sheet FP32 with DeepBench's GEMMs or convolutions; it has: {choices(sheets)}")
-    return _labels(**pd.DataFrame(rows, columns=["model", "mode", "measured_ms"]), device=_SPELLED.get(device, device))
+    return _labels(**pd.DataFrame(rows, columns=["model", "mode", "measured_ms", "gpus"]), device=_SPELLED.get(device, device))
 
 
-def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float]]:
-    """Yield operator, mode and ms of the rows below the headers of GEMMs and of convolutions."""
+def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
+    """Yield operator, mode, ms and GPUs of the rows below the headers of GEMMs, convolutions and all-reduces."""
     places: dict[str, int] = {}
     for row in cells:
         texts = {cell.strip().lower().partition(" (f")[0]: place for place, cell in enumerate(row) if isinstance(cell, str)}
-        if {"m", "n", "k"} <= texts.keys() or {"w", "h", "c"} <= texts.keys():
+        if any(names <= texts.keys() for names in ({"m", "n", "k"}, {"w", "h", "c"}, {_CARDS})):
             places = texts
         elif isinstance(row[0], str):
             places = {}  # a block of another kind begins
         elif places and isinstance(row[2], int | float) and row[2] > 0:
             cell = {name: row[place] for name, place in places.items()}
-            yield from _gemm(cell) if "m" in cell else _convolution(cell)
+            if _CARDS not in cell:
+                yield from ((*label, "1") for label in (_gemm(cell) if "m" in cell else _convolution(cell)))
+            elif cell[_CARDS] <= _IN_A_MACHINE and cell[_MEAN] > 0:
+                yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", cell[_MEAN], f"{cell[_CARDS]:.0f}"
 
 
 def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
@@ -125,7 +130,7 @@ def torchvision_cards(path: Path) -> pd.DataFrame:
     gpus = int(named["gpus"] or 1)
     return _labels(model=list(table), measured_ms=table.median().to_numpy(), device=named["card"].removesuffix("_"),
                    dtype=_DTYPES[named["dtype"]], gpus=str(gpus), batch_size=_BATCH * gpus,
-                   mode="infer" if named["mode"] == "inference" else "train", includes="h2d")
+                   mode="infer" if named["mode"] == "inference" else "train", includes="h2d", parallel="data_parallel")
 
 
 def timm(path: Path) -> pd.DataFrame:

@@ -94,10 +94,12 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     if query.layout not in LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
     results = [Answer(captured, predictor, batch_size) for predictor in predictors]
-    able = [answer for answer in results if query.is_plain or answer.condition or answer.uses_gain]
+    able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain)
+            and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode])
+        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode,
+                              *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
@@ -121,6 +123,6 @@ def _crossovers(compared: Sequence[Answer]) -> list[str]:
         times = [(answer.estimate.predicted_ms, answer.predictor.device) for answer in results if answer.fits]
         best = min(times)[1] if times else "none (memory)"
         if best != last:
-            changes.append(f"from batch {batch}: {best}")
+            changes.append(f"from batch {batch * compared[0].query.gpus}: {best}")
         last = best
     return changes

@@ -13,7 +13,7 @@ import torch
 from lib.errors import choices
 from lib.measure import load
 from lib.measure.speed_history import Speed
-from lib.predict import steps
+from lib.predict import parallel, steps
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
@@ -44,9 +44,12 @@ Row = dict[str, Any]
 
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
-    query, batch_size = advice.captured.query, advice.captured.batch_size
+    query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
+    scheme = parallel.SCHEMES[query.parallel].words.format(advice.table["gradients_mb"].iloc[0]) if query.mode == "train" \
+        else query.parallel
+    how += [f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)
     given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
     return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
             f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
@@ -141,6 +144,7 @@ def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Return rows as text by column; columns that say nothing are left out."""
     cells = [{"device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
               "images/s": _figures(row["images_per_sec"]),
+              "scaling": f"{row['scaling_efficiency']:.0%}" * (row["scaling_efficiency"] < 1),
               "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
               "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
              for row in rows]
@@ -169,7 +173,8 @@ def text(advice: Advice) -> str:
         lines.append("by batch size: " + "; ".join(advice.crossovers))
     if advice.table["out_of_range"].any():
         lines.append("outside: over 5 % of the time is of operators out of the training range, the batch size was not trained, "
-                     "or the model is another machine's; the interval is widened, not proven")
+                     "the model is another machine's, or no network was measured on so many GPUs; the interval is "
+                     "widened, not proven")
     lines += [*_notes(advice), *_step_notes(advice)]
     if advice.table["energy_j"].notna().any():
         lines.append("GEMMs' J/image: the power of linear, matmul and bmm kernels times their predicted time; other kernels, "

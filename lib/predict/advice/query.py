@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure.networks import allocator
-from lib.predict import boards, registry, steps
+from lib.predict import boards, parallel, registry, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
@@ -31,7 +31,8 @@ from lib.work.graph import capture, ops
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
            "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "not_modelled", "flops_not_known")
+           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "parallel_ms",
+           "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 _DTYPES = ("fp32", *dtypes.AUTOCAST)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
@@ -40,9 +41,10 @@ _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # pa
 
 @dataclass(frozen=True)
 class Query:
-    """A network, its batch and mode, element type, layout of images, and whether torch.compile compiles it.
+    """A network, its batch and mode, element type, layout of images, whether torch.compile compiles it, and on how many GPUs.
 
-    ``power_limit_w``: a GPU's limit; 0: the most that the board may draw.
+    ``power_limit_w``: a GPU's limit; 0: the most that the board may draw. ``batch_size`` is that of all GPUs together, which
+    share it by ``parallel`` (of ``parallel.SCHEMES``).
     """
 
     model: str
@@ -53,10 +55,24 @@ class Query:
     layout: str = "contiguous"
     compiled: bool = False
     power_limit_w: float = 0.0
+    gpus: int = 1
+    parallel: str = "ddp"
+
+    @property
+    def batch_per_gpu(self) -> int:
+        """Return the samples of each GPU; 0: the usual ones."""
+        return self.batch_size // self.gpus
+
+    def check_gpus(self) -> None:
+        """Raise InputError for GPUs that nothing is predicted of, or that cannot share the batch."""
+        entry(parallel.SCHEMES, self.parallel, "parallel")
+        if self.gpus not in parallel.GPUS or self.batch_size % self.gpus:
+            raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
+                             "and a multiple of them as the batch")
 
     def network(self, batch_size: int = 0) -> networks.Network:
-        """Return the network with its batch; InputError if it cannot be built."""
-        return networks.network(self.model, batch_size or self.batch_size, self.input_shape)
+        """Return the network with the batch of a GPU; InputError if it cannot be built."""
+        return networks.network(self.model, batch_size or self.batch_per_gpu, self.input_shape)
 
     @property
     def is_plain(self) -> bool:
@@ -92,6 +108,7 @@ class CapturedQuery:
             raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
+        query.check_gpus()
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
@@ -105,7 +122,7 @@ class CapturedQuery:
         """Return the query with another batch size, layout, compiled or power limit; both share their captures."""
         other = copy(self)
         other.query = replace(self.query, **changes)
-        other.batch_size = other.query.batch_size or other.query.network().shape[0]
+        other.batch_size = other.query.batch_per_gpu or other.query.network().shape[0]
         return other
 
     def work(self, batch_size: int = 0, device_type: str = "cpu") -> Work:
@@ -126,7 +143,7 @@ class CapturedQuery:
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size)
+        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
 def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
@@ -207,12 +224,16 @@ class Answer:
 
     @cached_property
     def _unlimited(self) -> Estimate | Step:
-        passes = self._by_gain() if self.uses_gain else self._of_whole_networks()
+        query, passes = self.query, self._by_gain() if self.uses_gain else self._of_whole_networks()
+        if query.gpus > 1:
+            passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, query.gpus, query.parallel)
         if self.predictor.device_type != "cpu":
             passes = self._widened(passes or self._operator_sum)
-        if self.query.mode == "infer":
+        if query.mode == "infer":
             return passes or self._operator_sum
-        return steps.predict(self.predictor, self.work, steps.loading(self.query.model, self.work), passes=passes)
+        batches = query.gpus if query.parallel == parallel.MEASURED else 1  # that a process loads
+        load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
+        return steps.predict(self.predictor, self.work, load, passes=passes)
 
     @property
     def passes(self) -> Estimate:
@@ -221,8 +242,9 @@ class Answer:
 
     @property
     def memory_mb(self) -> float:
-        """Return the MB that are needed; a training step's include the optimizer's state."""
-        return getattr(self.estimate, "memory_mb", self.work.memory_mb)
+        """Return the MB that a device needs; a training step's include the optimizer's state and DDP's buckets of gradients."""
+        buckets_mb = sum(self.work.trained) * 4 / 1e6 if self.query.gpus > 1 and self.query.parallel == "ddp" else 0.0
+        return getattr(self.estimate, "memory_mb", self.work.memory_mb) + buckets_mb
 
     @property
     def beside_ms(self) -> float:
@@ -305,20 +327,23 @@ class Answer:
     def columns(self) -> dict[str, Any]:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
-        rate = work.batch_size / estimate.predicted_ms * 1e3
+        gpus, scheme = self.query.gpus, parallel.SCHEMES[self.query.parallel]
+        rate = gpus * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin),
+                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
-                "price_per_million": price / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
+                "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
                 **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
+                **parallel.terms_of(work), "parallel_ms": passes.parallel_ms,
+                "scaling_efficiency": 1 - passes.parallel_ms / passes.predicted_ms,
                 "not_modelled": choices([*work.not_modelled, *branches]), "flops_not_known": choices(work.uncounted)}
 
     def _resident_mb(self) -> dict[str, float]:
@@ -330,7 +355,9 @@ class Answer:
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:
-        """Return what limits the answer: loader, copy or optimizer, or the passes (``Predictor.bound``)."""
+        """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
+        if self.passes.parallel_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+            return self.query.parallel
         parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
         if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
             return _HOST[longest]
@@ -339,7 +366,7 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         query, batch_size = self.query, self.work.batch_size
-        if query.power_limit_w:
+        if query.power_limit_w or query.gpus > 1:
             return math.nan
         if query.mode == "train":
             return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan

@@ -19,7 +19,7 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
-FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile")
+FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -41,12 +41,12 @@ class Question:
         query = self.query
         return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
                 "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
-                "compile": query.compiled}
+                "compile": query.compiled, "gpus": query.gpus, "parallel": query.parallel}
 
     @property
     def shared(self) -> Query:
         """Return what the questions have in common that the same captures answer."""
-        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False)
+        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False, gpus=1, parallel=Query.parallel)
 
 
 def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
@@ -78,15 +78,18 @@ def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: It
 
 def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     texts = {name: row.get(name, "").strip() for name in FIELDS}
-    batch, compiled, error = texts["batch_size"].removesuffix(".0"), texts["compile"].lower(), ""  # 8.0: beside empty cells
-    if batch and not (batch.isascii() and batch.isdigit() and 0 < int(batch[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
-        error, batch = f"batch_size {texts['batch_size']!r} is no whole number of 1 or more", ""
+    numbers, compiled, error = {}, texts["compile"].lower(), ""
+    for name in ("batch_size", "gpus"):
+        text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
+        if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
+            error, text = f"{name} {texts[name]!r} is no whole number of 1 or more", ""
+        numbers[name] = int(text or 0)
     if not texts["model"]:
         error = "it names no model"
     if compiled and compiled not in _TRUTH:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    given = {"input_shape": texts["input"], "batch_size": int(batch or 0), "compiled": _TRUTH.get(compiled),
-             **{name: texts[name] for name in ("model", "mode", "dtype", "layout")}}
+    given = {"input_shape": texts["input"], "compiled": _TRUTH.get(compiled), **numbers,
+             **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel")}}
     stated = {name: value for name, value in given.items() if value or value is False}
     return Question(number, replace(usual, **stated), texts["device"], error)
 
@@ -101,9 +104,9 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(list(groups.items()), "networks"):
-        at = _captures(query, {question.query.batch_size for question in same})
+        at = _captures(query, {question.query.batch_per_gpu for question in same})
         on_cpu = [question for question in same if question.device.partition("@")[0] in ("", "cpu")]
-        for batch in sorted({question.query.batch_size for question in on_cpu}):
+        for batch in sorted({question.query.batch_per_gpu for question in on_cpu}):
             with suppress(Exception):  # each question tells its own error
                 at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:
@@ -126,10 +129,13 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
         if question.error:
             raise InputError(question.error)
         query = question.query
-        captured = at(query.batch_size).with_changes(layout=query.layout, compiled=query.compiled)
+        query.check_gpus()
+        captured = at(query.batch_per_gpu)
+        captured = captured.with_changes(layout=query.layout, compiled=query.compiled, gpus=query.gpus, parallel=query.parallel,
+                                         batch_size=captured.query.batch_size * query.gpus)
         predictors = models(question.device, query.dtype)
-        for result in advise.answers(captured, predictors, bool(question.device), query.batch_size):
-            yield question.columns | result.columns | {"batch_size": result.work.batch_size, "error": ""}
+        for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):
+            yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""}
     except Exception as error:
         yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}
 

@@ -94,8 +94,9 @@ def _larger_batches(answer: Answer) -> Iterator[Change]:
         larger = replace(answer, batch_size=answer.captured.batch_size * factor)
         if larger.fits:
             gain = factor * answer.estimate.predicted_ms / larger.estimate.predicted_ms
-            yield Change(f"batch size {larger.batch_size}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
-                         {"batch_size": larger.batch_size})
+            together = larger.batch_size * answer.query.gpus
+            yield Change(f"batch size {together}", gain, f"images a second; needs {larger.memory_mb:,.0f} MB",
+                         {"batch_size": together})
 
 
 def _power_limit(answer: Answer) -> Iterator[Change]:
@@ -117,7 +118,8 @@ def _half_precision(answer: Answer) -> Change:
         (other,) = registry.for_devices([answer.predictor.device], "bf16", answer.predictor.shipped)
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
-    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=answer.captured.batch_size)), other)
+    batch_size = answer.captured.batch_size * answer.query.gpus
+    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
     return replace(change, predicted_gain=answer.estimate.predicted_ms / half.estimate.predicted_ms,
                    why=f"by the bf16 model, {other.source(half.passes)}")
 

@@ -1,6 +1,5 @@
 """How wrong answers are on machines of others: labels that no model was trained on, predicted as a user would be answered."""
 
-import math
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -13,16 +12,17 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure.published import labels
 from lib.measure.published.labels import DEFAULT, READERS
-from lib.predict import boards, held_out, registry, steps
+from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
 from lib.predict.cards import card_model
 from lib.predict.trust import scoreboard
-from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
+from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
 from lib.work import networks
 from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
+_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "alone")  # that ran on GPUs of any number
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
@@ -89,7 +89,8 @@ def _errors(table: pd.DataFrame) -> pd.Series:
     wrong = pd.Series("", table.index)
     for holds, reason in (
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
-            (gpus == 1, "gpus is not 1: several at once are not predicted"),
+            ((gpus == 1) | (gpus.isin(parallel.GPUS) & table["device"].isin(load_devices())),
+             f"gpus is no whole number from 1 to {parallel.GPUS[-1]}, or not 1 where the device is no GPU"),
             (table["runtime"] == "pytorch", "only PyTorch is predicted"),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
@@ -118,10 +119,15 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     scoreboard that ships.
     """
     table = read(folder)
-    good = table[table["error"] == ""]
+    good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
+    good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
+                       gbps=good["device"].map(links),
+                       mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
     is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
+    is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
     with boards.without_spread():
-        parts = [part for part in (_kernels(good[is_kernel]), _networks(good[~is_kernel])) if len(part)]
+        networks_, costs = _networks(good[~is_kernel & ~is_exchange], good[is_exchange])
+        parts = [part for part in (_kernels(good[is_kernel]), networks_) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
     result = pd.DataFrame()
@@ -133,7 +139,7 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
         result = _conformed(result, others, rows["widened"].astype(bool))
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
-    result.attrs["left_out"] = dict(left_out.most_common())
+    result.attrs |= {"left_out": dict(left_out.most_common()), "costs": costs}
     return result
 
 
@@ -144,7 +150,7 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
                          "is_known": rows["device"].map(known).astype(bool), "device": rows["device"],
-                         "mostly_launches": rows["kind"].str.endswith(SMALL) | (rows["kind"] == LAUNCHES),
+                         "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
@@ -162,7 +168,9 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd
 
 
 def ship(rows: pd.DataFrame) -> None:
-    """Save predictions, and the spread of boards that is learned from them, beside the models that ship."""
+    """Save predictions, the spread of boards, and the costs of parallel GPUs, that are learned from them, where models ship."""
+    if costs := rows.attrs["costs"]:
+        costs.save(parallel.PATH)
     held_out.save(rows, boards.learn(log_errors(rows)).save(boards.PATH))
 
 
@@ -218,30 +226,55 @@ def _shape_group(op: str, text: str) -> str:
     return " ".join([op, *(part for part in text.split() if part.partition("=")[0] in names)])
 
 
-def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict networks as ``advise --questions`` does; of a training step the parts that the label includes."""
+def _networks(table: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
+    """Predict networks as ``advise --questions`` does; of a training step the parts that the label includes.
+
+    Those on many GPUs follow from one by costs of other devices and families; the costs of all are returned, too. Networks of
+    16 bits have inputs and weights of 16 bits here, as the labels do.
+    """
     if not len(table):
-        return table
-    answers = questions.answer(questions.from_table(table[list(questions.FIELDS)].astype(object))).set_axis(table.index)
-    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
-    beside = sum(answers[f"{name}_ms"].where(is_in, 0.0) for name, is_in in included.items())
+        return table, None
+    gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
+    alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
+    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)].astype(object))).set_axis(table.index)
+    answers["gpus"] = gpus
+    answers[list(parallel.SIZES)] *= answers["dtype"].map(_TYPES).to_numpy()[:, None] / _TYPES["fp32"]
     is_training, is_answered = table["mode"] == "train", answers["error"] == ""
-    ms = (answers["forward_ms"] + answers["backward_ms"] + beside).where(is_training, answers["predicted_ms"])
-    for index in table.index[included["h2d"] & ~is_training & is_answered]:
-        ms[index] += _copy_ms(table.loc[index])
-    ratio = ms / answers["predicted_ms"]
-    too_fast = table["measured_ms"].astype(float) * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
-    return table.assign(
-        predicted=ms, low=answers["low_ms"] * ratio, high=answers["high_ms"] * ratio, what=NETWORKS,
+    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
+    answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
+    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.MEASURED, 1).to_numpy()[:, None]
+    beside = sum(answers[f"{name}_ms"].where(is_in, 0.0) for name, is_in in included.items())
+    passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
+    too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
+    rows = table.assign(
+        **{end: passes * answers[end] / answers["predicted_ms"] for end in parallel.ENDS}, **answers[list(parallel.TERMS)],
+        beside=beside, alone=batch / gpus, passes_ms=table["measured_ms"] - beside, what=NETWORKS,
         error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"),
-        out_of_range=answers["out_of_range"].fillna(False).astype(bool),
-        kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL), group=table["model"].map(networks.family),
-        condition=[condition_of(row.dtype, row.layout, bool(row.compile)) for row in answers.itertuples()],
-        widened=answers["widened"].fillna(False).astype(bool),
-        batch_size=pd.to_numeric(table["batch_size"], errors="coerce"))
+        out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
+        kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
+        condition=[condition_of(row.dtype, row.layout, bool(row.compile), row.gpus, row.parallel)
+                   for row in answers.itertuples()],
+        widened=answers["widened"].fillna(False).astype(bool), batch_size=batch)
+    rows, costs = _on_gpus(rows, links)
+    ms = rows["predicted_ms"] + rows["beside"]
+    return rows.assign(predicted=ms, low=ms * rows["low_ms"] / rows["predicted_ms"],
+                       high=ms * rows["high_ms"] / rows["predicted_ms"]), costs
 
 
-def _copy_ms(row: pd.Series) -> float:
-    """Return the ms that the batch of an answered question takes to a device over the assumed link."""
-    shape = networks.network(row["model"], int(float(row["batch_size"] or 1)), row["input"]).shape
-    return math.prod(shape) * _TYPES[row["dtype"]] / 1e6 / steps.LINK_GBPS
+def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
+    """Return rows with the ends of those on many GPUs (FACTORS: by the measured time on one), and the costs of all devices.
+
+    Costs are those of other devices and families, or those that ship where the folder has none.
+    """
+    case = [rows[name].astype(str) for name in _CASE]
+    alone_ms = rows["passes_ms"].where(rows["gpus"] == 1).groupby(case).transform("median")
+    is_shared = (rows["gpus"] > 1) & (rows["error"] == "")
+    many = rows.assign(alone_ms=alone_ms)[is_shared]
+    measured = many.dropna(subset="alone_ms")
+    many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
+    measured, parts = measured[measured["parallel"] == parallel.MEASURED], [rows[~is_shared]]
+    for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
+        strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
+        costs = parallel.learn(links[links["device"] != device], strangers)
+        parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
+    return pd.concat(parts, ignore_index=True), parallel.learn(links, measured)

@@ -85,6 +85,7 @@ class Estimate:
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
+    ``parallel_ms`` is what many GPUs add to the time of one, see ``lib.predict.parallel``.
     """
 
     predicted_ms: float
@@ -93,6 +94,7 @@ class Estimate:
     outside: float
     provenance: Provenance
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
+    parallel_ms: float = 0.0
 
     @property
     def times(self) -> dict[str, float]:

@@ -21,6 +21,7 @@ from lib.predict.scores import score
 from lib.work.training import PHASES
 
 PARTS = PHASES
+PASSES = ("forward", "backward", "parallel")  # parts of a step that its passes are
 SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
@@ -75,7 +76,7 @@ class Step:
 
     @property
     def _beside(self) -> list[StepPart]:
-        return [part for name, part in self.parts.items() if name not in ("forward", "backward")]
+        return [part for name, part in self.parts.items() if name not in PASSES]
 
     @property
     def beside_ms(self) -> float:

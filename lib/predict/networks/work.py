@@ -137,7 +137,8 @@ class Work:
                               for key, number in calls.items()])
         inputs = {spec.storage: spec for op in graph.ops for spec in op.tensors if spec.kind == "input"}
         weights = graph.parameter_bytes + graph.buffer_bytes + sum(spec.bytes for spec in inputs.values())
-        modules = sum(op.phase == "forward" and op.short not in counts.VIEWS for op in graph.ops)
+        skipped = [*counts.VIEWS, *["_to_copy"] * (graph.computes_in in _LOW)]  # casts of autocast
+        modules = sum(op.phase == "forward" and op.short not in skipped for op in graph.ops)
         plan = allocator.Plan.from_graph(graph)
         replay = allocator.replayed(plan) if device_type == "cpu" else None
         return cls(table, mode, batch_size, modules, replay, float(weights), plan, _not_modelled(graph),

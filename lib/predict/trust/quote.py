@@ -41,7 +41,8 @@ def quote(answer) -> Quote:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
     query = answer.query
     outsiders = scoreboard.of_networks(answer.predictor.kind, query.mode,
-                                       scoreboard.condition_of(query.dtype, query.layout, query.compiled))
+                                       scoreboard.condition_of(query.dtype, query.layout, query.compiled, query.gpus,
+                                                                query.parallel))
     return Quote(outsiders, f"networks that others measured on this card: {_errors(outsiders)} "
                             f"({outsiders['sources']}). Our own: {quoted.words}") if outsiders else quoted
 

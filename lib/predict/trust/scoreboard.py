@@ -12,6 +12,8 @@ from lib.predict import boards, held_out
 from lib.predict.scores import score_draws
 
 KERNELS, NETWORKS = "kernels, measured by others", "networks, measured by others"
+FACTORS = "many GPUs by the measured time on one, networks measured by others"
+GPUS = " GPUs"  # end of the kind of what ran on many
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
@@ -33,9 +35,9 @@ def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
     return table[[*keys, *NUMBERS]].rename(columns=NUMBERS)
 
 
-def condition_of(dtype: str, layout: str, compiled: bool) -> str:
+def condition_of(dtype: str, layout: str, compiled: bool, gpus: int = 1, parallel: str = "") -> str:
     """Return how a network ran, as the column ``condition`` says it."""
-    return ", ".join([dtype, *[layout] * (layout != "contiguous"), *["compiled"] * compiled])
+    return ", ".join([dtype, *[layout] * (layout != "contiguous"), *["compiled"] * compiled, *[parallel] * (gpus > 1)])
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
@@ -44,7 +46,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     asked = rows["what"].str.partition(",")[0] + ", " + rows["mode"] + np.where(
-        rows["what"] == NETWORKS, ", " + rows["condition"], "")
+        rows["what"] != KERNELS, ", " + rows["condition"], "")
     return scoreboard(rows.assign(question=asked), ("source", "device", "question"))
 
 
