@@ -28,14 +28,15 @@ def test_times_of_both_schemes(scheme, change, predicted_ms):
 def exchanges():
     links = pd.DataFrame([(device, gpus, 16.0, mb) for device in ("t4", "p4") for gpus in (2, 8) for mb in (0.4, 60.0, 120.0)],
                          columns=["device", "gpus", "gbps", "mb"])
-    return links.assign(measured_ms=parallel.all_reduce_ms(links["mb"], links, COSTS) + 1e-3 * (links["device"] == "p4"))
+    return links.assign(licence="MIT",
+                        measured_ms=parallel.all_reduce_ms(links["mb"], links, COSTS) + 1e-3 * (links["device"] == "p4"))
 
 
 def test_costs_are_learned_from_what_they_predict():
     networks = pd.DataFrame([TERMS | {"mode": mode, "gpus": gpus, "alone_ms": 30.0} for mode in ("train", "infer")
                              for gpus in (2, 3)])
     passes = dict.fromkeys(parallel.ENDS, networks["alone_ms"])
-    networks["passes_ms"] = parallel.times("data_parallel", passes, networks, COSTS)["predicted_ms"]
+    networks["licence"], networks["passes_ms"] = "MIT", parallel.times("data_parallel", passes, networks, COSTS)["predicted_ms"]
     learned = parallel.learn(exchanges(), networks)
     assert learned.host_ms == pytest.approx(COSTS.host_ms, rel=1e-2) and learned.efficiency == pytest.approx(0.5, rel=1e-2)
     assert learned.half == pytest.approx(0, abs=1e-3) and parallel.learn(exchanges(), networks[:0]) is None
@@ -59,7 +60,7 @@ def test_labels_of_many_gpus_are_scored_by_costs_of_other_devices(tmp_path):
     networks = pd.DataFrame([(model, device, gpus, 4 * gpus, gpus * 30.0) for model in ("resnet18", "vgg11")
                              for device in ("t4", "p4") for gpus in (1, 2)],
                             columns=["model", "device", "gpus", "batch_size", "measured_ms"]).assign(parallel="data_parallel")
-    links = exchanges().drop(columns="gbps")
+    links = exchanges().drop(columns=["gbps", "licence"])
     links["model"] = "all_reduce mb=" + links.pop("mb").astype(str)
     pd.concat([networks, links]).to_csv(tmp_path / "own.csv", index=False)
     rows = outsiders.predicted(tmp_path, alone=True)

@@ -41,6 +41,7 @@ class Costs(Saved):
     latency_ms: NotNegative
     host_ms: dict[str, NotNegative]
     half: NotNegative
+    source: str = ""
 
     FORMAT: ClassVar = Format("costs of parallel GPUs", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
@@ -113,8 +114,9 @@ def shipped() -> Costs:
 def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs | None:
     """Learn from all-reduces and from networks under DataParallel, None where there are none of either.
 
-    ``links``: device, gpus, gbps, mb, measured_ms. ``networks``: terms of ``times``, passes_ms, and alone_ms of one GPU. Hosts
-    reach a geometric mean of their shares of a link. Of an operator they take the median at which times come out right.
+    ``links``: device, gpus, gbps, mb, measured_ms. ``networks``: terms of ``times``, passes_ms, and alone_ms of one GPU. Both
+    with their licence. Hosts reach a geometric mean of their shares of a link. Of an operator they take the median at which
+    times come out right.
     """
     if links.empty or networks.empty:
         return None
@@ -127,4 +129,5 @@ def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs | None:
     alone_ms, passes_ms = networks["alone_ms"], networks["passes_ms"]
     host_ms = np.sqrt(np.maximum(passes_ms ** 2 - _data_parallel_ms(alone_ms, networks, bare) ** 2, 0)) / _launches(networks)
     costs = replace(bare, host_ms=host_ms.groupby(networks["mode"]).median().to_dict())
-    return replace(costs, half=half_interval(np.log(passes_ms / _data_parallel_ms(alone_ms, networks, costs))))
+    return replace(costs, half=half_interval(np.log(passes_ms / _data_parallel_ms(alone_ms, networks, costs))),
+                   source="; ".join(sorted({*links["licence"], *networks["licence"]})))
