@@ -77,21 +77,20 @@ def predicted(model: PowerLimits, rows: pd.DataFrame, drawn: pd.Series | None = 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows ``held_out`` of networks that ``advise`` knows, each card and each network left out.
 
-    ``error`` is in units of ``limits.width``. Intervals come from the other cards' or networks' errors.
+    Intervals come from the other cards' or networks' errors. Column ``half``: that of the worst of all, in units of ``width``.
     """
     tables, part = [], rows.dropna(subset="busy")
     for unit, split in SPLITS.items():
         factors = pd.concat([pd.DataFrame(predicted(fit(rows[rows[unit] != name]), test)) for name, test in part.groupby(unit)])
         for name, factor in factors.loc[part.index].items():
             wide = width(factors["time"].loc[part.index])
-            error = np.log(part[name] / factor).abs() / wide
-            halves = error.groupby(part[unit]).quantile(_NOMINAL)
+            halves = (np.log(part[name] / factor).abs() / wide).groupby(part[unit]).quantile(_NOMINAL)
             reach = np.exp(wide * part[unit].map({case: halves.drop(case).max() for case in halves.index}))
             tables.append(held_out.frame(
                 device=part["device"], what=held_out.LIMITS[name], kind=held_out.ALL, mode="train", group=part["network"],
                 batch_size=part["batch_size"], condition="fp32", left_out=split, measured=part[name], predicted=factor,
                 low=factor / reach, high=factor * reach, source="Zeus", licence=labels.ZEUS,
-                case=part["dataset"] + part["limit_w"].map(" {:g} W ".format) + part["optimizer"]).assign(error=error))
+                case=part["dataset"] + part["limit_w"].map(" {:g} W ".format) + part["optimizer"]).assign(half=halves.max()))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -102,8 +101,8 @@ def ship(folder: Path) -> pd.DataFrame:
     """
     rows = read(folder)
     table, model = left_out(rows), fit(rows)
-    errors = table[table["left_out"] == "cards"].groupby(["what", "device"])["error"].quantile(_NOMINAL).groupby("what").max()
-    model.halves.update({name: float(errors[what]) for name, what in held_out.LIMITS.items()})
+    halves = table[table["left_out"] == "cards"].groupby("what")["half"].first()
+    model.halves.update({name: float(halves[what]) for name, what in held_out.LIMITS.items()})
     model.save(PATH)
-    held_out.save(table.drop(columns="error"), PATH)
+    held_out.save(table.drop(columns="half"), PATH)
     return score_draws(table, ["what", "left_out", "device"])
