@@ -229,7 +229,7 @@ def test_a_throttled_cards_products_answer_for_no_other():
 
 @pytest.fixture(scope="module")
 def shipped():
-    return scoreboard.shipped()
+    return scoreboard.without(scoreboard.shipped())
 
 
 def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
@@ -256,6 +256,6 @@ def test_networks_that_ship_are_predicted_so_today(shipped, tmp_path):
     own = ["model", "device", "batch_size", "mode", "dtype", "measured_ms", "includes"]
     asked[own].to_csv(tmp_path / "own.csv", index=False)
     again, keys = outsiders.predicted(tmp_path), ["case", "device", "mode", "condition"]
-    both = part.merge(again, on=keys, suffixes=("", "_again"))
+    both = part.merge(scoreboard.without(again), on=keys, suffixes=("", "_again"))
     assert len(both) == len(part) == 12
     assert both["predicted_again"].tolist() == pytest.approx(both["predicted"].tolist(), rel=1e-3)

@@ -104,7 +104,7 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     if what == GAINS:
         return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
                               "before": before.name_without_torch, "after": after.name_without_torch,
-                              "left_out": part["left_out"].iloc[0], **score_gains(part)}
+                              **score_draws(part, ["left_out"], score_gains).iloc[0]}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
     if what == NOISE:
         views = list(measured_again(table[table["what"] == NETWORKS]))
