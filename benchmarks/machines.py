@@ -32,7 +32,7 @@ from lib.work import networks
 INSTRUCTIONS = {"avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
                 "sse41": ("SSE41", "default", "SSE4_2")}
 MACHINES = tuple(f"{name}-{threads}" for name in INSTRUCTIONS for threads in (1, 2))
-# of families that neither compositions nor calibrations are fitted to, and of families that no calibration is fitted to
+# No calibration is fitted to their families. The shipped composition is, to three of them.
 UNSEEN = ("alexnet", "inception_v3", "mobilenet_v2", "maxvit_t", "benchmarks.machines:Encoder", "benchmarks.machines:Mixer",
           "benchmarks.machines:Pyramid")
 OTHERS = ("googlenet", "efficientnet_b1", "efficientnet_v2_s", "regnet_x_1_6gf", "regnet_y_800mf", "vgg13", "vit_b_32")
@@ -126,7 +126,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row a machine: cases, MAPE, bias, and coverage of the intervals in %, zero-shot and calibrated.
 
     Where the calibration was ``refused``, the calibrated answers are the zero-shot ones. Rows whose measurement is unusable are
-    left out, and counted; ``unseen_`` columns are of the families never tuned on. Measured is what a network takes on the
+    left out, and counted; ``unseen_`` columns are of UNSEEN. Measured is what a network takes on the
     processor as fast as usual while it was calibrated, by the reference kernel beside it; ``as_measured`` is what it took.
     """
     summaries = []

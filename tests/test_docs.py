@@ -59,9 +59,26 @@ def test_a_place_of_the_architecture_page_exists(row):
         assert re.search(rf"\b{name}\b", text), name
 
 
-def test_the_page_of_errors_has_the_table_that_the_command_prints():
+@pytest.fixture(scope="module")
+def table():
+    return errors.table()
+
+
+def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
+    views = {"30, usable": errors.NETWORKS, "30, every row": errors.EVERY_NETWORK, "46, usable": errors.SWEPT,
+             "46, every row": errors.EVERY_SWEPT}
+    for heap, view, *cells in rows(ERRORS, "Networks on a CPU"):
+        part = table[(table["what"] == views[view]) & (table["kind"] == "all") & table["condition"].str.endswith(heap)]
+        assert cells == [f"{row.mape_pct:.1f} ({row.baseline_pct:.1f})" for row in part.itertuples()], (heap, view)
+    gains = table[table["what"] == errors.GAINS]
+    scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
+    assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
+                                     for row in gains.itertuples()]
+
+
+def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
     page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8").replace("# How wrong the answers are", "## Graded")
-    computed = errors.graded(errors.table())
+    computed = errors.graded(table)
     shown = [[value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.{0 if name == 'n' else 1}f}"
               for name, value in row.items()] for row in computed.to_dict("records")]
     assert rows(page, "Graded") == shown
