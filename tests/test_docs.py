@@ -10,10 +10,13 @@ from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
+from lib.predict.evaluation.baselines import network_line
+from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
 DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
+SIZES = ["flops", "bytes", "calls"]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
 README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text(encoding="utf-8") for name in (
     "README.md", "docs/where.md", "docs/architecture.md", "docs/research.md"))
@@ -74,6 +77,21 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
     scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
     assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
                                      for row in gains.itertuples()]
+
+
+def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
+    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv")
+    networks = networks[networks["verdict"] != "unusable"]
+    arch = networks["network"].map({name: workload.model for name, workload in definitions.workloads().items()})
+    own, others = networks[arch.notna()], networks[arch.isna() & (networks["mode"] == "train")]
+    rates = {heap: nonnegative_rates(rows[SIZES], rows["latency_ms"].to_numpy()) for heap, rows in others.groupby("memory")}
+    arch = arch[own.index]
+    own = own.assign(a=network_line(own, own["network"]), b=network_line(own, arch), c=[
+        row[SIZES].to_numpy(float) @ rates[row["memory"]] for _, row in own.iterrows()])
+    for heap, which, *cells in rows(ERRORS, "Training steps"):
+        part = own[(own["memory"] == ("default" if "default" in heap else "kept")) & ((which == "all") | (arch != "cnn3d"))]
+        off = (part[["predicted_ms", "a", "b", "c"]].div(part["latency_ms"], axis=0) - 1).abs().mean() * 100
+        assert cells == [str(len(part)), *off.map("{:.1f}".format)], (heap, which)
 
 
 def test_the_page_of_errors_has_the_table_that_the_command_prints(table):

@@ -97,7 +97,7 @@ def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
     own_table(tmp_path / "wrong.csv", "a,1,2", header="model,measured_ms,colour")
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     rows = outsiders.predicted(tmp_path)
-    assert len(rows) == 1 and rows["measured"][0] == 1.0
+    assert len(rows) == 2 and set(rows["measured"]) == {1.0}, "with ranges of other devices, and of other sources"
     counted = rows.attrs["left_out"]
     reasons = " ".join(counted)
     for words in ("no time in ms above 0", "above the peak rate", "no device named 'abacus'", "gemm_k", "no_network",
@@ -148,7 +148,7 @@ def test_a_users_time_is_set_against_what_advise_says(tmp_path):
 
     own_table(tmp_path / "own.csv", "resnet18,v100-sxm2-16gb,8,9.0,infer", "resnet18,v100-sxm2-16gb,8,50.0,train",
               header="model,device,batch_size,measured_ms,mode")
-    rows = outsiders.predicted(tmp_path).sort_values("mode", ignore_index=True)
+    rows = scoreboard.without(outsiders.predicted(tmp_path)).sort_values("mode", ignore_index=True)
     asked = questions.answer(questions.from_table(pd.DataFrame(
         {"model": "resnet18", "device": "v100-sxm2-16gb", "batch_size": 8, "mode": ["infer", "train"]})))
     assert rows["predicted"].tolist() == pytest.approx(asked["predicted_ms"].tolist(), rel=1e-5), "all parts, and no more"
@@ -238,6 +238,20 @@ def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
     assert learned.spreads.keys() == stated.spreads.keys()
     for kind, spread in learned.spreads.items():
         assert (spread.board, spread.rest) == pytest.approx((stated.spreads[kind].board, stated.spreads[kind].rest), rel=1e-5)
+
+
+def test_ranges_without_a_source_rest_on_other_publishers_alone(shipped):
+    """Only DeepBench has kernels: their ranges stay the models' own, narrower than on boards of others."""
+    rows = scoreboard.shipped()
+    board = scoreboard.summary(rows)
+    assert len(scoreboard.without(rows, "source")) == len(shipped) and board["source_inside_pct"].notna().all()
+    kernels = board["question"].str.startswith("kernels")
+    assert (board["source_range_width"] < board["range_width"])[kernels].all()
+    zeus = rows[rows["source"] == "Zeus"]
+    learned = outsiders.log_errors(scoreboard.without(rows))
+    spread = boards.learn(learned[learned["source"] != "Zeus"]).of("network train, fp32")
+    low = scoreboard.without(zeus, "source").eval("log(predicted / low)")
+    assert (low >= np.hypot(spread.rest, spread.board) - 1e-4).all()
 
 
 def test_predictions_that_ship_are_those_of_today(shipped):

@@ -316,9 +316,10 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
 
     Errors in %, means over devices and conditions by their number of predictions. ERROR_GRADES by the mean error.
     """
-    condition = rows["condition"]
+    condition, alone = rows["condition"], rows["families"] < 2
     flags = rows.assign(on_card=condition.str.contains(_CARD), compiled=condition.str.startswith("compiled"),
-                        on_cpu=rows["device"].isin(archive.machines()))
+                        on_cpu=rows["device"].isin(archive.machines()),
+                        family_coverage_pct=rows["family_coverage_pct"].mask(alone))
     lines = []
     for question, chosen in QUESTIONS.items():
         part = flags.query(chosen)

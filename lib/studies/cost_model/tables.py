@@ -57,8 +57,8 @@ def every_row(rows: pd.DataFrame) -> pd.DataFrame:
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
     condition = rows["condition"].where(rows["kind"] == errors.ALL, rows["condition"] + ", " + rows["kind"])
-    table = _of(rows.assign(kind=rows["what"], condition=condition), (errors.TENSORS, errors.RESIDENT), ("coverage_pct", "left_out", "source"),
-                kind="judged on", condition="predicted")
+    table = _of(rows.assign(kind=rows["what"], condition=condition), (errors.TENSORS, errors.RESIDENT),
+                ("coverage_pct", "left_out", "source"), kind="judged on", condition="predicted")
     return table[["device", "predicted", "judged on", *table.columns.drop(["device", "predicted", "judged on"])]]
 
 
