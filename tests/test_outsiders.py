@@ -241,17 +241,9 @@ def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
 
 
 def test_ranges_without_a_source_rest_on_other_publishers_alone(shipped):
-    """Only DeepBench has kernels: their ranges stay the models' own, narrower than on boards of others."""
-    rows = scoreboard.shipped()
-    board = scoreboard.summary(rows)
-    assert len(scoreboard.without(rows, "source")) == len(shipped) and board["source_inside_pct"].notna().all()
-    kernels = board["question"].str.startswith("kernels")
-    assert (board["source_range_width"] < board["range_width"])[kernels].all()
-    zeus = rows[rows["source"] == "Zeus"]
-    learned = outsiders.log_errors(scoreboard.without(rows))
-    spread = boards.learn(learned[learned["source"] != "Zeus"]).of("network train, fp32")
-    low = scoreboard.without(zeus, "source").eval("log(predicted / low)")
-    assert (low >= np.hypot(spread.rest, spread.board) - 1e-4).all()
+    board = scoreboard.summary(scoreboard.shipped())
+    assert board["source_inside_pct"].notna().all() and board["n"].sum() < len(shipped)
+    assert board.query("source == 'DeepBench'").eval("source_range_width < range_width").all(), "no other source has kernels"
 
 
 def test_predictions_that_ship_are_those_of_today(shipped):

@@ -10,7 +10,6 @@ from lib.measure.statistics import bootstrap
 OUTSIDE = 0.05  # share of the time outside of the training ranges, above which an answer is flagged as out of range
 _WITHIN = 10  # %
 _HOLDS = 80  # % of a family inside its ranges, at least
-_LARGE = np.log(1.05)  # of a log gain, either way, from which on its sign matters
 
 
 def _error_pct(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -85,20 +84,16 @@ def score_draws(rows: pd.DataFrame, keys: Sequence[str],
 
 
 def score_gains(rows: pd.DataFrame) -> dict[str, float]:
-    """Return ``score`` of gains (rows ``held_out`` of factors), and how often their signs are right, in %.
+    """Return ``score`` of gains (rows ``held_out`` of factors), and ``sign``: how often their signs are right, in %.
 
-    ``sign`` counts all, ``sign_large`` the ``n_large`` that change the time by more than 5 %. ``constant_...`` scores a
-    constant, the median gain of the other folds, whose sign says *always*.
+    ``constant_...``: both of a constant, the median gain of the other folds, whose sign says *always*.
     """
-    measured, predicted = (rows[name].to_numpy(float) for name in ("measured", "predicted"))
-    constant, large = constants(measured, rows["fold"].to_numpy()), np.abs(np.log(measured)) > _LARGE
-
-    def sign(gains: np.ndarray, of: np.ndarray | slice = slice(None)) -> float:
-        return float((np.sign(np.log(gains)) == np.sign(np.log(measured)))[of].mean() * 100)
-
-    of_constant = _score_rows(rows.assign(predicted=constant))
-    return {**_score_rows(rows), "sign": sign(predicted), "sign_large": sign(predicted, large) if large.any() else np.nan,
-            "n_large": int(large.sum()), "constant_mape": of_constant["mape"], "constant_sign": sign(constant)}
+    measured = rows["measured"].to_numpy(float)
+    scores = {}
+    for name, gains in (("", rows["predicted"].to_numpy(float)), ("constant_", constants(measured, rows["fold"].to_numpy()))):
+        right = np.sign(np.log(gains)) == np.sign(np.log(measured))
+        scores |= {f"{name}mape": _score_rows(rows.assign(predicted=gains))["mape"], f"{name}sign": float(right.mean() * 100)}
+    return {**_score_rows(rows), **scores}
 
 
 def constants(measured: np.ndarray, fold: np.ndarray) -> np.ndarray:

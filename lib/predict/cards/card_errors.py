@@ -165,7 +165,6 @@ def of_change(device: str, before: Condition, after: Condition) -> dict[str, Any
 
 def change_words(scored: Mapping[str, Any]) -> str:
     """Say how right gains of a change were, and under which torch; a case is a network on a card."""
-    large = f" ({scored['sign_large']:.0f} % where it is more than 5 %)" if scored["n_large"] else ""
     return (f"whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases with torch {scored['torch']}"
-            f"{large}, its factor off by {scored['mape']:.1f} % (median {scored['median']:.1f} %; "
-            f"{scored['constant_mape']:.1f} % were it one for all)")
+            f" (always: {scored['constant_sign']:.0f} %), its factor off by {scored['mape']:.1f} % "
+            f"(median {scored['median']:.1f} %; {scored['constant_mape']:.1f} % were it one for all)")

@@ -103,10 +103,7 @@ def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
 
 
 def network_line(table: pd.DataFrame, groups: pd.Series) -> np.ndarray:
-    """Return ms of networks (``predictions/networks.csv``) by a line in FLOPs, bytes and calls, each of ``groups`` left out.
-
-    Modes and allocators have lines of their own.
-    """
+    """Return ms of networks (``predictions/networks.csv``) by a line per mode and allocator, each of ``groups`` left out."""
     def of_part(rows: pd.DataFrame) -> pd.Series:
         sizes, ms = rows[["flops", "bytes", "calls"]], rows["latency_ms"].to_numpy()
         ms = cross_predicted(each(groups[rows.index]), lambda test: sizes[test] @ nonnegative_rates(sizes[~test], ms[~test]))

@@ -15,7 +15,7 @@ from lib import csv_files, store
 from lib.config import definitions
 from lib.errors import choices
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS, is_usable
+from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
 from lib.predict.cards import card_errors, card_model
 from lib.predict.cards.card_model import CardModel
@@ -56,7 +56,6 @@ FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of ran
 FIRST, LATER = "first of its process", "later in a process"  # kinds of networks, for resident memory
 LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
-_MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
 _NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
              "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "first_use",
              "lines_ms")
@@ -96,8 +95,7 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
-                 *(_of_labels(*machine) for machine in machines.items()))
+                 _of_power(), _of_steps(), _of_cards(cards, GAINS), _of_gains())
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
@@ -134,20 +132,6 @@ def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
         yield {**line, "condition": condition, "source": "timm", "baseline": line.get("constant_mape")}
-
-
-def _of_labels(name: str, folder: Path) -> Iterator[Row]:
-    """Yield how far medians of a machine's networks lie from the time that they measure, which no model can undercut.
-
-    From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
-    """
-    rows = archive.networks(folder)
-    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1) & is_usable(rows)]
-    for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
-        error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
-        yield {"device": name, "what": NOISE, "kind": ALL, "mode": mode, "condition": condition_of_cpu(memory, int(batch)),
-               "mape": error.mean(), "median": error.median(), "n": len(error), "left_out": "none: nothing is predicted",
-               "source": PROJECT}
 
 
 def of_final_set() -> Iterator[Row]:
