@@ -240,12 +240,6 @@ def test_intervals_of_what_ships_are_learned_from_its_rows(shipped):
         assert (spread.board, spread.rest) == pytest.approx((stated.spreads[kind].board, stated.spreads[kind].rest), rel=1e-5)
 
 
-def test_ranges_without_a_source_rest_on_other_publishers_alone(shipped):
-    board = scoreboard.summary(scoreboard.shipped())
-    assert board["source_inside_pct"].notna().all() and board["n"].sum() < len(shipped)
-    assert board.query("source == 'DeepBench'").eval("source_range_width < range_width").all(), "no other source has kernels"
-
-
 def test_predictions_that_ship_are_those_of_today(shipped):
     kernels = shipped[shipped["what"] == scoreboard.KERNELS].groupby("device").sample(2, random_state=0)
     for row in kernels.itertuples():
