@@ -60,7 +60,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     model = training.own_model(folder, target, quick)
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
-    networks = network_training.fit_networks(model, folder, target, Lines.fit(table, model.device, model.facts))
+    networks = network_training.fit_networks(model, folder, target, Lines.fit(table, model))
     path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
         return scores

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.predict.operators.chip import Chip
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
 
 _LEAST = 4  # rows of a family: one more than a line has costs
@@ -21,15 +23,16 @@ class Lines:
 
     device: str
     facts: Mapping[str, Any]
+    chip: Chip | None
     costs: Mapping[tuple[str, ...], np.ndarray]
     efficiencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def fit(cls, table: pd.DataFrame, device: str, facts: Mapping[str, Any]) -> "Lines":
-        """Fit lines to the usable rows of a sweep."""
+    def fit(cls, table: pd.DataFrame, model: CostModel) -> "Lines":
+        """Fit lines to the usable rows of a sweep, of the device of a model."""
         families = {key: rows for key, rows in table.groupby(["op", "pass"]) if len(rows) >= _LEAST} | {(): table}
-        return cls(device, facts, {key: nonnegative_rates(_work(rows), rows["latency_ms"].to_numpy(float))
-                                   for key, rows in families.items()})
+        return cls(model.device, model.facts, model.chip, {
+            key: nonnegative_rates(_work(rows), rows["latency_ms"].to_numpy(float)) for key, rows in families.items()})
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return what a cost model does; ranges have no width."""
