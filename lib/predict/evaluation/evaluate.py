@@ -96,10 +96,7 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
 
 
 def _unusable(model: CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """Return the operators that ran, but repeated too badly to train, as ``baselines.compare`` returns predictions.
-
-    Those of a trained shape are left out.
-    """
+    """Return predictions of operators that repeated too badly to train, those of a trained shape left out."""
     rows = every[(every["status"] == "ok") & ~is_usable(every)]
     rows = rows[~shapes_of(rows).isin(set(shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
     families = {(op, passes): family for family, (ops, passes) in baselines.FAMILIES.items() for op in ops}

@@ -11,14 +11,12 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
 
-_LEAST = 4  # rows of a family: one more than a line has costs
-
 
 @dataclass(frozen=True)
 class Lines:
     """Costs of a FLOP, a byte and a call by family and pass (Li et al., MICRO 2023), asked as an operator model is.
 
-    Those of ``()`` are of all families together, for one without rows.
+    Those of ``()`` are of all families, for one without rows.
     """
 
     device: str
@@ -29,8 +27,8 @@ class Lines:
 
     @classmethod
     def fit(cls, table: pd.DataFrame, model: CostModel) -> "Lines":
-        """Fit lines to the usable rows of a sweep, of the device of a model."""
-        families = {key: rows for key, rows in table.groupby(["op", "pass"]) if len(rows) >= _LEAST} | {(): table}
+        """Fit lines to usable rows of the sweeps of a model."""
+        families = {**dict(list(table.groupby(["op", "pass"]))), (): table}
         return cls(model.device, model.facts, model.chip, {
             key: nonnegative_rates(_work(rows), rows["latency_ms"].to_numpy(float)) for key, rows in families.items()})
 
