@@ -166,7 +166,7 @@ def machine_networks(folder: Path) -> pd.DataFrame:
 
 def unseen(networks: pd.DataFrame) -> pd.DataFrame:
     """Return the predicted networks of a machine that ran and whose operators were not swept."""
-    return _ran(networks)[~networks["tuning"].astype(bool)]
+    return _ran(networks[~networks["tuning"].astype(bool)])
 
 
 def _ran(networks: pd.DataFrame) -> pd.DataFrame:
