@@ -35,7 +35,7 @@ from lib.work.graph.ops import MODES
 INSTRUCTIONS = {"native": (), "avx512": ("AVX512_CORE", "avx512", "AVX512"), "avx2": ("AVX2", "avx2", "AVX2"),
                 "sse41": ("SSE41", "default", "SSE4_2")}
 MACHINES = tuple(f"{name}-{threads}" for name in INSTRUCTIONS for threads in (1, 2))
-# of families that neither compositions nor calibrations are fitted to, and of families that no calibration is fitted to
+# No calibration is fitted to their families. The shipped composition is, to three of them.
 UNSEEN = ("alexnet", "inception_v3", "mobilenet_v2", "maxvit_t", "benchmarks.machines:Encoder", "benchmarks.machines:Mixer",
           "benchmarks.machines:Pyramid", "timm:dla34", "timm:res2net50_26w_4s", "timm:hrnet_w18_small",
           "timm:efficientformer_l1", "timm:xcit_nano_12_p16_224", "timm:fastvit_t8")
@@ -145,7 +145,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
     ``mape, bias`` and ``inside`` are of times at the processor's usual speed, by the reference kernel beside them.
     ``raw_inside`` is the share of raw medians within what is told of this machine, ``raw_width`` that range, high over low.
-    ``spread`` is that of the machine: the slowest over the fastest moment of a case. ``unseen_``: of families never tuned on.
+    ``spread`` is that of the machine: the slowest over the fastest moment of a case. ``unseen_`` columns are of UNSEEN.
     """
     lines = []
     for key, every in rows.groupby(["emulated", "memory"], sort=False):

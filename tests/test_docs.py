@@ -10,6 +10,7 @@ from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels
+from lib.predict.evaluation.baselines import network_line
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
@@ -59,9 +60,39 @@ def test_a_place_of_the_architecture_page_exists(row):
         assert re.search(rf"\b{name}\b", text), name
 
 
-def test_the_page_of_errors_has_the_table_that_the_command_prints():
+@pytest.fixture(scope="module")
+def table():
+    return errors.table()
+
+
+def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
+    views = {"30, usable": errors.NETWORKS, "30, every row": errors.EVERY_NETWORK, "46, usable": errors.SWEPT,
+             "46, every row": errors.EVERY_SWEPT}
+    for heap, view, *cells in rows(ERRORS, "Networks on a CPU"):
+        part = table[(table["what"] == views[view]) & (table["kind"] == "all") & table["condition"].str.endswith(heap)]
+        assert cells == [f"{row.mape_pct:.1f} ({row.baseline_pct:.1f})" for row in part.itertuples()], (heap, view)
+    gains = table[table["what"] == errors.GAINS]
+    scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
+    assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
+                                     for row in gains.itertuples()]
+
+
+def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
+    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv")
+    train = networks[(networks["mode"] == "train") & (networks["verdict"] != "unusable")]
+    arch = train["network"].map({name: workload.model for name, workload in definitions.workloads().items()})
+    own = train.assign(torchvision=network_line(train, arch.notna()))[arch.notna()]
+    own = own.assign(other=network_line(own, own["network"]), unlike=network_line(own, arch[own.index]))
+    for heap, which, *cells in rows(ERRORS, "Training steps"):
+        part = own[own["memory"] == {"retained heap": "kept"}.get(heap, "default")]
+        part = part if which == "all" else part[arch[part.index] != "cnn3d"]
+        off = (part[["predicted_ms", "other", "unlike", "torchvision"]].div(part["latency_ms"], axis=0) - 1).abs().mean() * 100
+        assert cells == [str(len(part)), *off.map("{:.1f}".format)], (heap, which)
+
+
+def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
     page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8").replace("# How wrong the answers are", "## Graded")
-    computed = errors.graded(errors.table())
+    computed = errors.graded(table)
     shown = [[value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.{0 if name == 'n' else 1}f}"
               for name, value in row.items()] for row in computed.to_dict("records")]
     assert rows(page, "Graded") == shown
@@ -81,6 +112,10 @@ def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
     assert rows(page, "Judged by outsiders") == [
         [value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}" for name, value in row.items()]
         for row in board[list(names)].to_dict("records")]
+    of_all = scoreboard.summary(scoreboard.shipped().assign(source="all", device="all", mode="", condition=""))
+    harder = of_all[["source_inside_pct", "inside_pct", "source_range_width", "range_width"]].iloc[::-1].to_numpy().ravel()
+    stated = re.findall(r"\d+\.\d", page.partition("**One source left out.**")[2].partition("DeepBench")[0])
+    assert stated == [f"{value:.1f}" for value in harder]
     networks = board[board["question"].str.startswith("networks")]
     (devices, *numbers) = re.search(r"on (\w+) cards are (\d+) to (\d+) % off, and\s+the ranges hold for (\d+) to (\d+) %",
                                     README).groups()

@@ -15,6 +15,7 @@ from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.suggestions import changes
 from lib.predict.networks import gains
 from lib.predict.networks.gains import TERMS
+from lib.predict.scores import score_gains
 from tests.test_cards import advised, answered, change
 from tests.test_published import refused
 
@@ -32,11 +33,9 @@ def test_factors_of_kinds_are_found_from_sums_of_networks():
     fitted = gains.fit(rows)
     assert [fitted.rates[name] for name in TERMS] == pytest.approx(factors, rel=0.1)
     predicted = gains.left_out(rows)
-    scores = gain_training.scores_of(predicted)
-    inside = predicted["measured"].between(predicted["low"], predicted["high"])
-    assert scores["coverage"] == pytest.approx(inside.mean() * 100)
+    scores = score_gains(predicted)
     assert scores["mape"] < 5 < scores["constant_mape"]
-    assert scores["sign_large"] > 95
+    assert scores["sign"] > 95
     with refused("four networks or more, not from 3"):
         gains.fit(rows.head(3))
 
@@ -64,7 +63,7 @@ def test_what_ships_was_learned_from_the_committed_networks_and_tells_their_gain
 def test_scores_beat_a_constant_gain_in_every_way_of_inference_and_training():
     for gain in gains.shipped().ways.values():
         assert gain.scores["mape"] < gain.scores["constant_mape"]
-        assert 80 <= gain.scores["coverage"] <= 100
+        assert 80 <= gain.scores["cover"] <= 100
 
 
 @pytest.fixture

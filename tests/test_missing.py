@@ -108,7 +108,7 @@ MADE = {
         "latency_ms predicted_ms low_ms high_ms tensors_mb peak_mb memory_mb rss_mb rss_predicted_mb rss_low_mb rss_high_mb "
         "replayed_mb from_ms to_ms median", "measured_ms", kind="operator",
         family=["f", "g"], relative_error=[0.1, -0.7], network=["a", "b"], mode="infer", batch_size=1, tuning=[True, False],
-        memory="default", status="ok", verdict="stable", device=["cpu", "gpu"], out_of_range=False),
+        first_use=[True, False], memory="default", status="ok", verdict="stable", device=["cpu", "gpu"], out_of_range=False),
     "errors": table("mape_pct median_pct bias_pct coverage_pct", device="gpu", what="networks", mode="infer",
                     kind=["CNN", "hybrid"], condition="c", n=20, left_out="families", source="timm"),
     "results": {"mix": "m", "policy": ["hybrid", "first-come", "hybrid, blind"], "ratio": [1.0, 1.2, 1.1], "room": 0.3,

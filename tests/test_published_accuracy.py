@@ -87,6 +87,8 @@ def test_published_predictions_of_operators_are_of_held_out_shapes(model):
     """Every usable row of a family that is scored has one prediction, by the fold that left it out."""
     table, names = training.reference_sweeps(training.reference_machine())
     rows = store.read(training.reference_machine() / "predictions" / "operators.parquet", "held_out")
+    rows, unusable = rows[rows["usable"]], rows[~rows["usable"]]
+    assert len(unusable) > 1000 and not set(unusable["case"]) & set(table["config"])
     assert names == model.facts["sweeps"]
     assert not rows["case"].duplicated().any()
     assert set(rows["case"]) <= set(table["config"])

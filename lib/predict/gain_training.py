@@ -15,7 +15,7 @@ from lib.predict import held_out, network_training, registry
 from lib.predict.networks import composition, gains
 from lib.predict.networks.gains import FOLDER, GainCondition, Gains
 from lib.predict.networks.sums import LEAST_NETWORKS
-from lib.predict.scores import score, score_gains
+from lib.predict.scores import score_gains
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
@@ -66,13 +66,6 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
     return difference.groupby(_WAY).mean().to_dict()
 
 
-def scores_of(predicted: pd.DataFrame) -> dict[str, float]:
-    """Return the scores that a model file states of one way: of usable rows, and the error with the others."""
-    scored = score_gains(predicted[predicted["usable"]])
-    every = score(predicted["measured"], predicted["predicted"], interval=False)
-    return {**scored, "coverage": scored["cover"], "every_row_mape": every["mape"], "every_row_n": every["n"]}
-
-
 def table(machine: str, way: GainCondition, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of a way as rows ``held_out``."""
     names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
@@ -94,7 +87,7 @@ def ship() -> pd.DataFrame:
         if usable["network"].nunique() >= LEAST_NETWORKS:
             predicted = gains.left_out(networks_of)
             floor = {"noise": spread[key]} if key in spread else {}
-            ways[way] = replace(gains.fit(usable), scores=scores_of(predicted) | floor)
+            ways[way] = replace(gains.fit(usable), scores=score_gains(predicted[predicted["usable"]]) | floor)
             rows.append(table(name, way, predicted))
     if not ways:
         raise InputError(f"{path} has too few networks that ran several ways")

@@ -16,6 +16,7 @@ from lib.predict.networks.composition import PARTS, TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS, Learned
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.lines import Lines
 from lib.predict.registry import Predictor
 from lib.predict.training import CPU, Target
 from lib.progress import track
@@ -25,7 +26,7 @@ from lib.work import dtypes, networks
 TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
           "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
           "vit_b_16")
-_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb"]
+_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb", "flops", "bytes", "calls"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]
 
@@ -46,18 +47,19 @@ def works(cases: pd.DataFrame, target: Target = CPU) -> dict[tuple[str, str, int
             for row in track(list(distinct.itertuples()), "capture")}
 
 
-def terms(model: CostModel, table: pd.DataFrame, items: Works) -> pd.DataFrame:
+def terms(model: CostModel | Lines, table: pd.DataFrame, items: Works) -> pd.DataFrame:
     """Return networks that were measured end to end (a table ``networks``) with what the model predicts of their operators.
 
     Columns beside those of ``networks``: ``family, tuning``, ``kind`` (``architectures.of_work``), ``first_use`` (whether its
     process measured it first, in the order of the table), PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
-    memory_mb, peak_mb, blocks_mb``.
+    memory_mb, peak_mb, blocks_mb, flops, bytes, calls``.
     """
     measured, rows, kinds = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}, {}
     for (name, mode, batch_size), item in items.items():
         operators = composition.predicted_operators(item, model, measured)
         rows[name, mode, batch_size] = {**composition.parts_of(item, operators), **composition.time_shares(operators),
-                                        **resident.parts_of(item)}
+                                        **resident.parts_of(item), "flops": item.flops, "bytes": item.bytes,
+                                        "calls": float(item.table["calls"].sum())}
         if mode == "infer" or name not in kinds:  # of its inference, where that was captured
             kinds[name] = architectures.of_work(item.table)
     keys = zip(table["network"], table["mode"], table["batch_size"].astype(int), strict=True)
@@ -104,15 +106,16 @@ def composed(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(dict.fromkeys([*table, *TERMS, *_COMPOSED])))
 
 
-def fit_networks(model: CostModel, folder: Path, target: Target = CPU) -> pd.DataFrame:
+def fit_networks(model: CostModel, folder: Path, target: Target, lines: Lines) -> pd.DataFrame:
     """Learn what networks add to the model's operators, where there are enough, and what resident memory they take.
 
-    Returns all networks as ``composed`` does, with their resident memory.
+    Returns all networks as ``composed`` does, with their resident memory, and ``lines_ms``: learned likewise upon ``lines``.
     """
     measured = measured_networks(folder, target)
-    table = terms(model, measured, works(measured, target))
+    items = works(measured, target)
+    table = terms(model, measured, items)
     modes = learned(table)
     model.compositions |= {case: asdict(fitted) for case, fitted in compositions(modes).items()}
     model.efficiencies |= {mode: dict(fitted.efficiencies) for mode, fitted in modes.items()}
     model.resident |= {memory: asdict(fitted) for memory, fitted in resident.learned(table).items()}
-    return resident.predicted(composed(table))
+    return resident.predicted(composed(table)).assign(lines_ms=composed(terms(lines, measured, items))["predicted_ms"])

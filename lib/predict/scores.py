@@ -1,6 +1,6 @@
 """The one scorer: how wrong predictions are, with one vote per row or per family, and how right predicted gains are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,7 @@ from lib.measure.statistics import bootstrap
 
 OUTSIDE = 0.05  # share of the time outside of the training ranges, above which an answer is flagged as out of range
 _WITHIN = 10  # %
-_LARGE = np.log(1.05)  # of a log gain, either way, from which on its sign matters
+_HOLDS = 80  # % of a family inside its ranges, at least
 
 
 def _error_pct(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def score_by(rows: pd.DataFrame, keys: Sequence[str], measured: str = "measured"
 def score_families(rows: pd.DataFrame) -> dict[str, float]:
     """Return MAPE with its bootstrap interval, coverage in % and n, where each ``group`` of rows ``held_out`` has one vote.
 
-    Nothing where a row states no group.
+    ``short``: the share of groups in % of whose rows less than 80 % lie inside. Nothing where a row states no group.
     """
     error = np.abs(_error_pct(rows["measured"].to_numpy(), rows["predicted"].to_numpy()))
     inside = rows["measured"].between(rows["low"], rows["high"]).where(rows["low"].notna()).to_numpy(float) * 100
@@ -61,7 +61,7 @@ def score_families(rows: pd.DataFrame) -> dict[str, float]:
         return {}
     low, high = bootstrap(means["error"].to_numpy(), np.mean, draws=200)
     return {"mape": float(means["error"].mean()), "mape_low": low, "mape_high": high, "cover": float(means["inside"].mean()),
-            "n": len(means)}
+            "short": float((means["inside"].dropna() < _HOLDS).mean() * 100), "n": len(means)}
 
 
 def _score_rows(rows: pd.DataFrame) -> dict[str, float]:
@@ -69,31 +69,31 @@ def _score_rows(rows: pd.DataFrame) -> dict[str, float]:
     return score(*(rows[name].to_numpy(float) for name in ("measured", "predicted", "low", "high")), interval=False)
 
 
-def score_draws(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def score_draws(rows: pd.DataFrame, keys: Sequence[str],
+                scorer: Callable[[pd.DataFrame], dict[str, float]] = _score_rows) -> pd.DataFrame:
     """Return ``score`` of each group of rows ``held_out`` without its interval, and ``score_families`` as ``family_...``.
 
-    Scores are means over the random choices (``draw``).
+    ``scorer``: another one, ``score_gains``. Scores are means over the random choices (``draw``).
     """
     lines = []
     for key, group in rows.groupby(list(keys), sort=False):
-        draws = [{**_score_rows(part), **{f"family_{name}": value for name, value in score_families(part).items()}}
+        draws = [{**scorer(part), **{f"family_{name}": value for name, value in score_families(part).items()}}
                  for _, part in group.groupby("draw")]
         lines.append({**dict(zip(keys, key, strict=True)), **pd.DataFrame(draws).mean()})
     return pd.DataFrame(lines).astype({"n": int}) if lines else pd.DataFrame(columns=[*keys, "n"])
 
 
 def score_gains(rows: pd.DataFrame) -> dict[str, float]:
-    """Return ``score`` of gains (rows ``held_out`` of factors), and how often their signs are right, in %.
+    """Return ``score`` of gains (rows ``held_out`` of factors), and ``sign``: how often their signs are right, in %.
 
-    ``sign`` counts all, ``sign_large`` the ``n_large`` that change the time by more than 5 %. ``constant_mape`` is the MAPE of
-    a constant, the median gain of the other folds.
+    ``constant_...``: both of a constant, the median gain of the other folds, whose sign says *always*.
     """
-    measured, predicted = (rows[name].to_numpy(float) for name in ("measured", "predicted"))
-    right, large = np.sign(np.log(measured)) == np.sign(np.log(predicted)), np.abs(np.log(measured)) > _LARGE
-    of_constant = _score_rows(rows.assign(predicted=constants(measured, rows["fold"].to_numpy())))
-    return {**_score_rows(rows),
-            "sign": float(right.mean() * 100), "sign_large": float(right[large].mean() * 100) if large.any() else np.nan,
-            "n_large": int(large.sum()), "constant_mape": of_constant["mape"]}
+    measured = rows["measured"].to_numpy(float)
+    scores = {}
+    for name, gains in (("", rows["predicted"].to_numpy(float)), ("constant_", constants(measured, rows["fold"].to_numpy()))):
+        right = np.sign(np.log(gains)) == np.sign(np.log(measured))
+        scores |= {f"{name}mape": _score_rows(rows.assign(predicted=gains))["mape"], f"{name}sign": float(right.mean() * 100)}
+    return {**_score_rows(rows), **scores}
 
 
 def constants(measured: np.ndarray, fold: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
-from lib.predict.operators.validation import matrices_of, shapes_of, usable
+from lib.predict.operators.validation import matrices_of, sizes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
 
@@ -118,7 +118,13 @@ def _labelled(path: Path) -> pd.DataFrame:
 
 
 def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:
-    """Return the usable rows of all sweeps of a machine that are of a target, and the sweeps' names.
+    """Return the usable rows of all sweeps of a machine that are of a target, and the sweeps' names, see ``swept``."""
+    rows, names = swept(folder, target)
+    return usable(rows).reset_index(drop=True), names
+
+
+def swept(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of all sweeps of a machine that are of a target, usable or not, and the sweeps' names.
 
     Like devices count as the first of them, a GPU's host as one without threads. Raises InputError where there is none.
     """
@@ -128,7 +134,7 @@ def reference_sweeps(folder: Path, target: Target = CPU) -> tuple[pd.DataFrame, 
         raise InputError(f"{folder} has no {target.cache} {target.latency_type} sweep of {choices(target.devices)} in "
                          f"{target.dtype}")
     joined = pd.concat(tables.values()).assign(device=target.devices[0], **({"threads": 0} if target.name else {}))
-    return usable(joined.drop_duplicates(["config", "threads"], keep="last")).reset_index(drop=True), list(tables)
+    return joined.drop_duplicates(["config", "threads"], keep="last", ignore_index=True), list(tables)
 
 
 def roof_of(folder: Path, target: Target = CPU) -> roofline.Roof:
@@ -229,7 +235,7 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
     facts = _facts(kind, rows, dtype, hardware_id=f"published:{device}", software_id=str(rows["software_id"].iloc[0]),
                    rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps,
                    speaks_for_itself=[_GEMM_GROUP] if throttled(device, table) else [])
-    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else shapes_of)
+    model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else sizes_of)
     model.device = device
     return model
 

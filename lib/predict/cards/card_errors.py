@@ -104,7 +104,7 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     if what == GAINS:
         return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
                               "before": before.name_without_torch, "after": after.name_without_torch,
-                              "left_out": part["left_out"].iloc[0], **score_gains(part)}
+                              **score_draws(part, ["left_out"], score_gains).iloc[0]}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
     if what == NOISE:
         views = list(measured_again(table[table["what"] == NETWORKS]))
@@ -165,7 +165,6 @@ def of_change(device: str, before: Condition, after: Condition) -> dict[str, Any
 
 def change_words(scored: Mapping[str, Any]) -> str:
     """Say how right gains of a change were, and under which torch; a case is a network on a card."""
-    large = f" ({scored['sign_large']:.0f} % where it is more than 5 %)" if scored["n_large"] else ""
     return (f"whether it is faster was right in {scored['sign']:.0f} % of {scored['n']:,} cases with torch {scored['torch']}"
-            f"{large}, its factor off by {scored['mape']:.1f} % (median {scored['median']:.1f} %; "
-            f"{scored['constant_mape']:.1f} % were it one for all)")
+            f" (always: {scored['constant_sign']:.0f} %), its factor off by {scored['mape']:.1f} % "
+            f"(median {scored['median']:.1f} %; {scored['constant_mape']:.1f} % were it one for all)")

@@ -9,11 +9,16 @@ import pandas as pd
 from lib import files, store
 from lib.errors import InputError
 from lib.measure import archive
+from lib.measure.statistics import is_usable
 from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import PARTS, TERMS
 from lib.predict.networks.resident import PREDICTED
+from lib.predict.operators import features
+from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.lines import Lines
+from lib.predict.operators.validation import shapes_of
 from lib.predict.scores import score_by
 from lib.predict.training import CPU, Target
 from lib.predict.trust import errors
@@ -22,7 +27,8 @@ from lib.tables import columns
 
 _NETWORKS = ["network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
              "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
-             "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED]  # published
+             "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED, "lines_ms",
+             "flops", "bytes", "calls"]  # published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 
 
@@ -54,7 +60,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     model = training.own_model(folder, target, quick)
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
-    networks = network_training.fit_networks(model, folder, target)
+    networks = network_training.fit_networks(model, folder, target, Lines.fit(table, model))
     path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
         return scores
@@ -64,7 +70,8 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     facts |= {"model": path.name, "tuning_networks": list(TUNING), "quick": quick, "target": asdict(target)}
     published = folder / "predictions"
     store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
-    store.write(_operators(predictions, folder.name, target.dtype), published / "operators.parquet", "held_out", derived=True)
+    every = pd.concat([predictions.assign(usable=True), _unusable(model, training.swept(folder, target)[0], table)])
+    store.write(_operators(every, folder.name, target.dtype), published / "operators.parquet", "held_out", derived=True)
     files.replace(published / "networks.csv", networks[_NETWORKS].to_csv(index=False).encode())
     return scores
 
@@ -88,13 +95,23 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     return pd.concat(scores, ignore_index=True), reasons
 
 
+def _unusable(model: CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
+    """Return predictions of operators that repeated too badly to train, those of a trained shape left out."""
+    rows = every[(every["status"] == "ok") & ~is_usable(every)]
+    rows = rows[~shapes_of(rows).isin(set(shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
+    families = {(op, passes): family for family, (ops, passes) in baselines.FAMILIES.items() for op in ops}
+    named = rows.assign(family=list(map(families.get, zip(rows["op"], rows["pass"], strict=True))), usable=False)
+    return named.join(model.predict(rows)).dropna(subset="family")
+
+
 def _operators(predictions: pd.DataFrame, device: str, dtype: str) -> pd.DataFrame:
     """Return the predictions of ``baselines.compare`` as rows ``held_out``."""
     ends = {end: predictions[f"{end}_ms"] for end in ("predicted", "low", "high")}
     kinds = [family.removesuffix(f" {passes}") for family, passes in predictions[["family", "pass"]].to_numpy()]
     return held_out.frame(**ends, device=device, what=held_out.OPERATORS, kind=kinds, mode=predictions["pass"], condition=dtype,
                           group=predictions["family"], case=predictions["config"], measured=predictions["latency_ms"],
-                          out_of_range=predictions["out_of_range"], left_out="shapes, in folds", source=held_out.PROJECT)
+                          out_of_range=predictions["out_of_range"], usable=predictions["usable"], left_out="shapes, in folds",
+                          source=held_out.PROJECT)
 
 
 def published(kind: str, dtype: str, quick: bool = False) -> None:
@@ -107,9 +124,10 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
     models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
     points = _POINTS if kind in training.GRIDS else 0
-    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, tables), points),
-              gpu_kernels.scores(gpu_kernels.by_sibling(models, tables), points),
-              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(tables[model.device], dtype)))
+    asked = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
+    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, asked), points),
+              gpu_kernels.scores(gpu_kernels.by_sibling(models, asked), points),
+              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(asked[model.device], dtype)))
                 for model in models)]
     for model in (shared, *models):
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))

@@ -33,7 +33,7 @@ SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds
 DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
 CORRECTED = "{}, {} of its kernels measured"
 _CASE = ["device", "split", "operator", "learner"]
-COLUMNS = [*_CASE, "mape", "mape_low", "mape_high", "median", "p90", "bias", "within_10", "cover", "cover_one_interval", "n"]
+COLUMNS = [*_CASE, "mape", "mape_low", "mape_high", "median", "p90", "bias", "within_10", "cover", "n"]
 OURS, _LARGEST = "this model", 0.9
 _BASELINES = {"linear per operator": "line", "boosted trees": "trees", "roofline": "roofline"}  # how they are called here
 _GROUP = {op: operator for operator, ops in OPERATORS.items() for op in ops}
@@ -65,7 +65,7 @@ def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
     for name, part in inputs.by_part(usable(table), model.chip):
         if name not in model.parts:
             continue
-        held_out = _with_one_interval(part, model.parts[name].held_out)
+        held_out = model.parts[name].held_out
         folds = held_out["fold"].to_numpy()
         split = [(np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in np.unique(folds)]
         folded = MATRICES if model.facts.get("source") in training.GRIDS else SHAPES
@@ -92,8 +92,7 @@ def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[C
     for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
         if name not in model.parts:
             continue
-        answer = _with_one_interval(part, model.parts[name].held_out).combine_first(
-            _answer(model.parts[name], part, frames)).loc[part.index]
+        answer = model.parts[name].held_out.combine_first(_answer(model.parts[name], part, frames)).loc[part.index]
         for device in part["hardware_id"].unique():
             tested = (part["hardware_id"] == device).to_numpy()
             split = [(np.flatnonzero(~tested & (part.index < len(trained))), np.flatnonzero(tested))]
@@ -154,9 +153,7 @@ def scores(cases: Iterable[Case], points: int = 0) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame(columns=COLUMNS)
     rows = pd.concat(parts, ignore_index=True)
-    inside = rows["measured"].between(rows["one_low"], rows["one_high"]).where(rows["one_low"].notna()).astype(float) * 100
-    of_all = inside.groupby([rows[name] for name in _CASE]).agg(np.mean).rename("cover_one_interval")
-    table = score_by(rows, _CASE).merge(of_all.reset_index(), on=_CASE).reindex(columns=COLUMNS)
+    table = score_by(rows, _CASE).reindex(columns=COLUMNS)
     mean = table[table["split"].str.startswith(DEVICE)].groupby(_CASE[1:], sort=False).mean(numeric_only=True).reset_index()
     return pd.concat([table, mean.assign(device="mean")[COLUMNS]], ignore_index=True)
 
@@ -165,22 +162,13 @@ def _predictions(case: Case) -> pd.DataFrame:
     """Return the rows of a case that were held out: what each learner predicted of them, and the intervals of the model."""
     (_, x), work, held_out = case.frames(case.rows), _work(case.rows), case.held_out
     data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
-    ends = ("low_ms", "high_ms", "one_low_ms", "one_high_ms")
     shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_GROUP),
               "measured": case.rows["latency_ms"]}
-    ours = {end.removesuffix("_ms"): held_out.get(end, np.nan) for end in ends}
+    ours = {end.removesuffix("_ms"): held_out.get(end, np.nan) for end in ("low_ms", "high_ms")}
     answers = [pd.DataFrame({**shared, "learner": OURS, "predicted": held_out["predicted_ms"], **ours})]
     answers += [pd.DataFrame({**shared, "learner": _BASELINES[name], "predicted": predicted})
                 for name, predicted in predictions(data, case.split, _BASELINES).items()]
     return pd.concat([answer[held_out["predicted_ms"].notna()] for answer in answers])
-
-
-def _with_one_interval(rows: pd.DataFrame, held_out: pd.DataFrame) -> pd.DataFrame:
-    """Return held-out predictions with ``one_low_ms, one_high_ms`` beside the families' intervals: of all of them together."""
-    predicted, fold = (held_out[name].to_numpy() for name in ("predicted_ms", "fold"))
-    error = np.log(rows["latency_ms"].loc[held_out.index].to_numpy() / predicted)
-    together = fitting.cross_predicted(held_out, predicted, error, fold)
-    return held_out.assign(one_low_ms=together["low_ms"], one_high_ms=together["high_ms"])
 
 
 def _work(rows: pd.DataFrame) -> np.ndarray:

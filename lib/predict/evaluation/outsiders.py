@@ -115,8 +115,8 @@ def _copies(table: pd.DataFrame) -> pd.Series:
 def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below a folder that can be predicted; ``attrs["left_out"]`` counts the others.
 
-    Ranges are those of a card that was left out: they rest on labels of other cards, of the folder and (but ``alone``) of the
-    scoreboard that ships.
+    Each label is there twice: its range rests on labels of other devices, then of other sources alone, of the folder and (but
+    ``alone``) of the scoreboard that ships.
     """
     table = read(folder)
     good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
@@ -132,11 +132,10 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
     result = pd.DataFrame()
     if len(rows):
-        rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float),
-                           left_out="all of " + rows["source"] + "; of the range, the device")
-        result = held_out.frame(**{name: rows[name] for name in _ANSWERED})
-        others = pd.DataFrame() if alone else scoreboard.shipped()
-        result = _conformed(result, others, rows["widened"].astype(bool))
+        rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
+        answers = held_out.frame(**{name: rows[name] for name in _ANSWERED})
+        others, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
+        result = pd.concat([_conformed(answers, others, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs |= {"left_out": dict(left_out.most_common()), "costs": costs}
@@ -150,20 +149,19 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
                          "is_known": rows["device"].map(known).astype(bool), "device": rows["device"],
+                         "source": rows["source"].str.partition(",")[0],
                          "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
 
 
-def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd.DataFrame:
-    """Return rows with each device's range learned from the other devices, where an answer's range is ``widened``."""
-    own, conformed = log_errors(rows), rows.copy()
+def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit: str) -> pd.DataFrame:
+    """Return rows with the range of each device or source (``unit``) learned from others, where it is ``widened``."""
+    own, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
     every = pd.concat([own, log_errors(more)] if len(more) else [own])
-    for device in rows["device"].unique():
-        spreads = boards.learn(every[every["device"] != device])
-        for kind, same in own[(own["device"] == device) & widened].groupby("kind"):
-            part = rows.loc[same.index]
-            low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, same["is_known"].iloc[0])
-            conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
+    for (name, kind, is_known), same in own[widened].groupby([unit, "kind", "is_known"]):
+        part, spreads = rows.loc[same.index], boards.learn(every[every[unit] != name])
+        low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
+        conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
     return conformed
 
 
@@ -171,7 +169,7 @@ def ship(rows: pd.DataFrame) -> None:
     """Save predictions, the spread of boards, and the costs of parallel GPUs, that are learned from them, where models ship."""
     if costs := rows.attrs["costs"]:
         costs.save(parallel.PATH)
-    held_out.save(rows, boards.learn(log_errors(rows)).save(boards.PATH))
+    held_out.save(rows, boards.learn(log_errors(scoreboard.without(rows))).save(boards.PATH))
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:

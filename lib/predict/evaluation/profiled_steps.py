@@ -121,7 +121,7 @@ def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndar
     mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
     sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
     line = cross_predicted(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
-    return {"mean": mean, "linear in FLOPs and bytes": line} | {
+    return {"mean": mean, step.LINE: line} | {
         name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
 
 

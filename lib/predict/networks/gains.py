@@ -138,5 +138,6 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
     evidence = (f"{dtype} {layout} gains {times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f}); "
                 f"from {gain.networks} networks that ran both ways on {known.machine} with "
                 f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
-                f"{scores['constant_mape']:.0f} %), and {scores['sign_large']:.0f} % of gains above 5 % have the right sign")
+                f"{scores['constant_mape']:.0f} %), its sign is right in {scores['sign']:.0f} % of cases (always: "
+                f"{scores['constant_sign']:.0f} %)")
     return GainAnswer(*times, evidence)

@@ -23,6 +23,7 @@ from lib.work.training import PHASES
 PARTS = PHASES
 PASSES = ("forward", "backward", "parallel")  # parts of a step that its passes are
 SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
+LINE = "linear in FLOPs and bytes"  # the simple rule among them
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
 _FIXED = ("operators_ms",)  # no profile changes its rate, 1: few runs do not tell what one operator of ours costs

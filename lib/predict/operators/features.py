@@ -27,9 +27,10 @@ AXES = ("depth", "height", "width")
 SIZES = ("batch in_channels out_channels depth height width kernel_d kernel_h kernel_w stride_d stride_h stride_w dilation_d "
          "dilation_h dilation_w groups gemm_m gemm_k gemm_n heads q_len kv_len head_dim rows columns elements pieces outer "
          "inner").split()
+UNASKED = "before"  # calls measured earlier in the same process, where these cost time: no question has any
 _ABSENT = {**dict.fromkeys(SIZES, 1.0), **dict.fromkeys(
-    "padding_d padding_h padding_w out_depth out_height out_width bias inplace training input_grad before".split(), 0.0),
-    "flops": np.nan, "bytes": np.nan}  # before: calls measured earlier in the same process, where these cost time
+    "padding_d padding_h padding_w out_depth out_height out_width bias inplace training input_grad".split(), 0.0), UNASKED: 0.0,
+    "flops": np.nan, "bytes": np.nan}
 
 
 Columns = dict[str, Any]  # arrays, or numbers that hold for all operators, by name

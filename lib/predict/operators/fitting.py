@@ -54,12 +54,13 @@ def fit(table: pd.DataFrame, facts: Mapping[str, Any] | None = None, chip: Chip 
 def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, quick: bool = False) -> Part:
     """Train one part on its rows and validate it on groups of them that a fold left out, see ``without_intervals``.
 
-    ``groups``, aligned with the rows, says which rows no fold may split.
+    ``groups``, aligned with the rows, says which rows no fold may split. Folds do not see UNASKED columns.
     """
-    (terms, x), codes = frames(rows), inputs.codes(features.columns(rows))
+    asked = rows.drop(columns=features.UNASKED, errors="ignore")
+    (terms, x), codes = frames(asked), inputs.codes(features.columns(rows))
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
-        part = without_intervals(rows.iloc[train], frames, quick, form)
+        part = without_intervals(asked.iloc[train], frames, quick, form)
         predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()

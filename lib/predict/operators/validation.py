@@ -43,6 +43,12 @@ def matrices_of(table: pd.DataFrame) -> pd.Series:
     return table[["op", "gemm_n", "gemm_k"]].astype(str).agg(" ".join, axis=1)
 
 
+def sizes_of(table: pd.DataFrame) -> pd.Series:
+    """Return ``shapes_of``; memory-bound rows of as many elements are one group, whatever their family."""
+    elements = table.reindex(columns=features.SIZES).astype(float).fillna(1).prod(axis=1)
+    return shapes_of(table).mask(table["op"].isin(features.GROUPS["memory"]), elements.astype(str))
+
+
 def folds(groups: pd.Series, count: int = FOLDS) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return (train, test) row numbers of ``count`` folds, fewer where there are fewer groups; none splits a group."""
     from sklearn.model_selection import GroupKFold

@@ -15,7 +15,7 @@ from lib import csv_files, store
 from lib.config import definitions
 from lib.errors import choices
 from lib.measure import archive
-from lib.measure.statistics import VERDICTS, is_usable
+from lib.measure.statistics import VERDICTS
 from lib.predict import registry, steps, transfer_cpu
 from lib.predict.cards import card_errors, card_model
 from lib.predict.cards.card_model import CardModel
@@ -42,20 +42,25 @@ from lib.predict.networks import resident, step
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import limits
 from lib.predict.power import model as power_model
-from lib.predict.scores import OUTSIDE, score_draws
+from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
 KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
 SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "coverage_pct", "n": "n",
           "family_mape": "family_mape_pct", "family_mape_low": "family_low_pct", "family_mape_high": "family_high_pct",
-          "family_cover": "family_coverage_pct", "family_n": "families"}  # of the scorer, and their columns
+          "family_cover": "family_coverage_pct", "family_short": "families_short_pct", "family_n": "families",
+          "baseline": "baseline_pct", "sign": "sign_pct", "constant_sign": "always_pct"}  # of the scorer, and their columns
 COLUMNS = [*KEYS[:5], *SCORES.values(), *KEYS[5:]]
-FINAL, POWER, EVERY_NETWORK = "networks, final set", "power", "networks, unusable rows too"
+FINAL, POWER = "networks, final set", "power"
+EVERY_NETWORK, EVERY_OPERATOR = "networks, unusable rows too", "operators, unusable rows too"
+SWEPT, EVERY_SWEPT = "networks, also of swept operators", "networks, also of swept operators, unusable rows too"
+VIEWS = (EVERY_NETWORK, EVERY_OPERATOR, SWEPT, EVERY_SWEPT)  # of the same rows
 FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of range"}  # those whose answer was flagged so
+FIRST, LATER = "first of its process", "later in a process"  # kinds of networks, for resident memory
 LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
-_MEAN_ERROR = 0.8 * 1.25 / 1.35  # of a median, over IQR / sqrt(n)
 _NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
-             "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb")
+             "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "first_use",
+             "lines_ms")
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
 _CARD = r"torch \d"  # in the conditions of networks on cards alone
@@ -74,7 +79,8 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
     "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
-    "the memory that a process comes to occupy": f"what == '{RESIDENT}' and condition == '{LEARNED}'",
+    **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
+       for kind in (FIRST, LATER)},
     **{f"how a power limit changes the {name} on a card that nobody measured":
        f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
@@ -93,15 +99,14 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
-                 *(_of_labels(*machine) for machine in machines.items()))
+                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains())
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
 
-def _scored(rows: pd.DataFrame, *more: str) -> list[Row]:
+def _scored(rows: pd.DataFrame, *more: str, **how: Any) -> list[Row]:
     """Score held-out rows, grouped by KEYS and ``more``."""
-    return score_draws(rows, [*KEYS, *more]).to_dict("records")
+    return score_draws(rows, [*KEYS, *more], **how).to_dict("records")
 
 
 def scores_of_card(card: CardModel, only: Condition | None = None) -> Iterator[Row]:
@@ -130,21 +135,7 @@ def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
     for line in (line for device in cards for what in wanted for line in card_errors.scores(device, what).to_dict("records")):
         condition = condition_of_card(line["condition"]) if line["what"] != GAINS else \
             f"{' to '.join(line[end].replace('-', ', ') for end in ('before', 'after'))}; torch {line['torch']}"
-        yield {**line, "condition": condition, "source": "timm"}
-
-
-def _of_labels(name: str, folder: Path) -> Iterator[Row]:
-    """Yield how far medians of a machine's networks lie from the time that they measure, which no model can undercut.
-
-    From the spread of the passes of one campaign, as if it were normal: 0.8 standard errors of a median, 1.25 sigma / sqrt(n).
-    """
-    rows = archive.networks(folder)
-    usable = rows[(rows["dtype"] == "fp32") & (rows["device"] == "cpu") & (rows["n"] > 1) & is_usable(rows)]
-    for (memory, mode, batch), part in usable.groupby(["memory", "mode", "batch_size"]):
-        error = pd.Series(_MEAN_ERROR * part["latency_iqr_ms"] / np.sqrt(part["n"]) / part["latency_ms"] * 100)
-        yield {"device": name, "what": NOISE, "kind": ALL, "mode": mode, "condition": condition_of_cpu(memory, int(batch)),
-               "mape": error.mean(), "median": error.median(), "n": len(error), "left_out": "none: nothing is predicted",
-               "source": PROJECT}
+        yield {**line, "condition": condition, "source": "timm", "baseline": line.get("constant_mape")}
 
 
 def of_final_set() -> Iterator[Row]:
@@ -169,18 +160,21 @@ def condition_of_cpu(memory: str, batch: int = 0) -> str:
 
 
 def machine_networks(folder: Path) -> pd.DataFrame:
-    """Return the predicted networks of a reference machine that no composition was tuned on, with ``kind``.
+    """Return the predicted networks of a reference machine that ran, whatever their spread, with ``kind``; no workloads.
 
-    Rows that ran, whatever their spread; without rows where the machine has none.
+    Without rows where the machine has none.
     """
-    networks = csv_files.with_columns(folder / "predictions" / "networks.csv", _NETWORKS, _RETRAIN)
-    return unseen(networks).fillna({"kind": ""})
+    networks = csv_files.with_columns(folder / "predictions" / "networks.csv", _NETWORKS, _RETRAIN).fillna({"kind": ""})
+    return _ran(networks)
 
 
 def unseen(networks: pd.DataFrame) -> pd.DataFrame:
-    """Return the predicted networks of a machine that ran and that no composition was tuned on."""
-    tuned = networks["tuning"].astype(bool) | networks["network"].isin(definitions.workloads())
-    return networks[(networks["status"] == "ok") & ~tuned]
+    """Return the predicted networks of a machine that ran and whose operators were not swept."""
+    return _ran(networks[~networks["tuning"].astype(bool)])
+
+
+def _ran(networks: pd.DataFrame) -> pd.DataFrame:
+    return networks[(networks["status"] == "ok") & ~networks["network"].isin(definitions.workloads())]
 
 
 def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
@@ -201,6 +195,7 @@ def network_rows(device: str, networks: pd.DataFrame) -> pd.DataFrame:
              frame(**counted, what=RESIDENT, measured=table["rss_mb"])]
     if {*resident.PREDICTED} <= {*table}:  # of machines where it was learned
         ends = {end: table[name] for end, name in zip(("predicted", "low", "high"), resident.PREDICTED, strict=True)}
+        table = table.assign(kind=np.where(table["first_use"].astype(bool), FIRST, LATER))
         parts.append(frame(**table, **ends, what=RESIDENT, condition=LEARNED, measured=table["rss_mb"]))
     return pd.concat(parts, ignore_index=True)
 
@@ -210,25 +205,35 @@ def of_machine(name: str, folder: Path) -> Iterator[Row]:
     yield from of_its_networks(name, folder)
     path = folder / "predictions" / "operators.parquet"
     if path.is_file():
-        rows = store.read(path, "held_out")
-        yield from _scored(rows.assign(device=name, what=np.where(rows["out_of_range"], FLAGGED[OPERATORS], OPERATORS)))
+        every = store.read(path, "held_out").assign(device=name)
+        rows = every[every["usable"]]
+        yield from _scored(rows.assign(what=np.where(rows["out_of_range"], FLAGGED[OPERATORS], OPERATORS)))
+        yield from _scored(every.assign(what=EVERY_OPERATOR))
 
 
 def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
-    """Yield the scores of networks on a machine's CPU: together and by kind, with unusable rows, and those flagged.
+    """Yield the scores of networks on a machine's CPU: together, by kind, flagged, and VIEWS.
 
     Each with its ``batch_size`` and ``memory``; then what they took of memory.
     """
-    rows = network_rows(name, machine_networks(folder))
-    timed = rows[rows["what"] == NETWORKS]
+    networks = machine_networks(folder)
+    simple = _views(name, networks.assign(predicted_ms=networks["lines_ms"]))
+    for view, of_rule in zip(_views(name, networks), simple, strict=True):
+        for line, rule in zip(_scored(view, "batch_size"), _scored(of_rule, "batch_size"), strict=True):
+            condition = condition_of_cpu(line["condition"], line["batch_size"])
+            yield {**line, "baseline": rule["mape"], "memory": line["condition"], "condition": condition}
+    rows = network_rows(name, unseen(networks))
+    yield from _scored(rows[rows["what"] != NETWORKS])
+
+
+def _views(name: str, networks: pd.DataFrame) -> list[pd.DataFrame]:
+    """Return the times of networks as the rows of each line of ``of_its_networks``."""
+    timed, swept = (network_rows(name, part).query(f"what == '{NETWORKS}'") for part in (unseen(networks), networks))
     usable = timed[timed["usable"].astype(bool)]
     flagged = usable[usable["out_of_range"].astype(bool)].assign(what=FLAGGED[NETWORKS], batch_size=0)
-    for view in (usable.assign(kind=ALL), usable[usable["kind"] != ""], timed.assign(kind=ALL, what=EVERY_NETWORK),
-                 flagged.assign(kind=ALL)):
-        for line in _scored(view, "batch_size"):
-            memory = line["condition"]
-            yield {**line, "memory": memory, "condition": condition_of_cpu(memory, line["batch_size"])}
-    yield from _scored(rows[rows["what"] != NETWORKS])
+    return [usable[usable["kind"] != ""], *(rows.assign(kind=ALL, **what) for rows, what in (
+        (usable, {}), (timed, {"what": EVERY_NETWORK}), (swept[swept["usable"].astype(bool)], {"what": SWEPT}),
+        (swept, {"what": EVERY_SWEPT}), (flagged, {})))]
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
@@ -242,9 +247,6 @@ def of_part(model: CostModel, name: str) -> Row:
     trained_on = part.origin or model.device
     of_others = model.device == ANY_GPU or (model.chip is not None and trained_on.partition(" ")[0] != model.device)
     left_out = "GPUs, one after another" if of_others else "shapes, in folds"
-    costs = dict(zip(getattr(part.regressor, "terms", ()), getattr(part.regressor, "costs", ()), strict=True))
-    if costs.get("before", 0.0) > 0:  # calls that were measured earlier, which no user's call has
-        left_out += ", their place in the published table known"
     condition = f"{facts['dtype']}, {facts['latency_type'].replace('_', ' ')}, {facts.get('cache', 'warm')}"
     return {**part.scores, "device": trained_on.removeprefix(transfer_cpu.CPU), "what": OPERATORS, "kind": group,
             "mode": passes, "condition": condition, "left_out": left_out, "source": facts.get("source", "")}
@@ -261,19 +263,22 @@ def _of_gains() -> Iterator[Row]:
     """Yield the scores of gains of layouts and element types on a CPU, families left out."""
     for path in sorted(cpu_gains.FOLDER.glob("*.json")):
         rows = load(path)
-        yield from _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL))
+        for line in _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), scorer=score_gains):
+            yield {**line, "baseline": line["constant_mape"]}
 
 
 def _of_steps() -> Iterator[Row]:
     """Yield the scores of profiled training steps by the sum of their parts, each group left out."""
     for path in sorted((registry.SHIPPED / steps.FOLDER).glob("*.csv")):
-        table = store.read(path, "steps")
-        table = table[table["learner"] == step.SUM_OF_PARTS]
+        every = store.read(path, "steps")
+        table, line = (every[every["learner"] == name] for name in (step.SUM_OF_PARTS, step.LINE))
+        of_line = (line["predicted_ms"] / line["measured_ms"] - 1).abs().groupby(line["split"].map(_STEP_SPLITS)).mean() * 100
         ends = {name: table[f"{name}_ms"] for name in ("measured", "predicted", "low", "high")}
-        yield from _scored(frame(
+        for scored in _scored(frame(
             **ends, device=path.stem.removeprefix(transfer_cpu.CPU), what=STEPS, kind=ALL, mode="train", case=table["run_id"],
             condition="whole steps, fp32", batch_size=table["batch_size"], left_out=table["split"].map(_STEP_SPLITS),
-            group=table["workload"].where(table["split"] == "workload", table["arch"]), source="profiles of W1 to W7"))
+            group=table["workload"].where(table["split"] == "workload", table["arch"]), source="profiles of W1 to W7")):
+            yield {**scored, "baseline": of_line[scored["left_out"]]}
 
 
 def case_of(scored: Mapping[str, Any]) -> Any:
@@ -287,7 +292,7 @@ def weakest_first(rows: pd.DataFrame) -> pd.DataFrame:
     ``conditions`` says of how many. Networks of all kinds together are left out where each kind has a row.
     """
     case = ["device", "what", "kind", "mode"]
-    rows = rows[rows["what"] != EVERY_NETWORK].sort_values("mape_pct", ascending=False, kind="stable")
+    rows = rows[~rows["what"].isin(VIEWS)].sort_values("mape_pct", ascending=False, kind="stable")
     with_kinds = rows.groupby(["device", "what", "mode"])["kind"].transform("nunique") > 1
     rows = rows[~(with_kinds & (rows["kind"] == ALL))]
     number = rows.groupby(case)["condition"].transform("size")
@@ -299,16 +304,19 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
 
     Errors in %, means over devices and conditions by their number of predictions. ERROR_GRADES by the mean error.
     """
-    condition = rows["condition"]
+    condition, alone = rows["condition"], rows["families"] < 2
     flags = rows.assign(on_card=condition.str.contains(_CARD), compiled=condition.str.startswith("compiled"),
-                        on_cpu=rows["device"].isin(archive.machines()))
+                        on_cpu=rows["device"].isin(archive.machines()),
+                        family_coverage_pct=rows["family_coverage_pct"].mask(alone))
     lines = []
     for question, chosen in QUESTIONS.items():
         part = flags.query(chosen)
-        weighted = {name: _weighted(part[f"{name}_pct"], part["n"]) for name in ("median", "mape", "coverage")}
+        weighted = {name: _weighted(part[f"{name}_pct"], part["n"])
+                    for name in ("median", "mape", "coverage", "family_coverage", "baseline")}
         grade = next(letter for letter, most in ERROR_GRADES.items() if not weighted["mape"] > most)
         lines.append({"answer to": question, "typical error %": weighted["median"], "mean error %": weighted["mape"],
-                      "inside the 90 % range, %": weighted["coverage"], "n": part["n"].sum(), "grade": grade})
+                      "inside the 90 % range, %": weighted["coverage"], "by family, %": weighted["family_coverage"],
+                      "simple rule, mean error %": weighted["baseline"], "n": part["n"].sum(), "grade": grade})
     return pd.DataFrame(lines)
 
 

@@ -17,22 +17,33 @@ GPUS = " GPUs"  # end of the kind of what ran on many
 SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it is mostly its launch
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
+LEFT_OUT = ("device", "source")  # of labels that a range rests on
 KEYS = ("source", "device", "what", "kind", "mode", "condition")
 NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
-           "range_width": "range_width", "family_n": "families", "family_mape": "family_mape_pct",
+           "range_width": "range_width", "source_cover": "source_inside_pct", "source_range_width": "source_range_width",
+           "family_n": "families", "family_mape": "family_mape_pct",
            "family_cover": "family_inside_pct"}
 
 
 def scoreboard(rows: pd.DataFrame, keys: Sequence[str] = KEYS) -> pd.DataFrame:
     """Return a line for rows ``held_out`` that are alike in ``keys``: errors in %, the share inside the ranges, their width.
 
-    ``range_width``: the median of high over low. Families have one vote each in ``family_...``: networks of one architecture,
-    kernels of one layer.
+    ``range_width``: the median of high over low; ``source_...``: of ranges that rest on labels of other sources. Families have
+    one vote each in ``family_...``: networks of one architecture, kernels of one layer.
     """
-    table, keys = score_draws(rows, keys), list(keys)
-    width = (rows["high"] / rows["low"]).groupby([rows[key] for key in keys]).median()
-    table["range_width"] = [width[tuple(row)] for row in table[keys].to_numpy()]
-    return table[[*keys, *NUMBERS]].rename(columns=NUMBERS)
+    keys, tables = list(keys), []
+    for unit in LEFT_OUT:
+        part = without(rows, unit)
+        width = (part["high"] / part["low"]).groupby([part[key] for key in keys], sort=False).median().rename("range_width")
+        tables.append(score_draws(part, keys).merge(width.reset_index(), on=keys))
+    device, source = tables
+    beside = source[[*keys, "cover", "range_width"]].rename(columns=lambda name: name if name in keys else f"source_{name}")
+    return device.merge(beside, how="left", on=keys)[[*keys, *NUMBERS]].rename(columns=NUMBERS)
+
+
+def without(rows: pd.DataFrame, unit: str = LEFT_OUT[0]) -> pd.DataFrame:
+    """Return the rows whose range rests on no label of their ``unit``."""
+    return rows[rows["left_out"].str.endswith(unit)]
 
 
 def condition_of(dtype: str, layout: str, compiled: bool, gpus: int = 1, parallel: str = "") -> str:
@@ -51,7 +62,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def shipped() -> pd.DataFrame:
-    """Return the predictions that ship, rows ``held_out``; none where none ship."""
+    """Return the predictions that ship, rows ``held_out``, twice (``without``); none where none ship."""
     return held_out.load(boards.PATH)
 
 
@@ -63,6 +74,6 @@ def of_networks(device: str, mode: str, condition: str) -> dict[str, Any]:
 
 @cache
 def _of_networks(device: str, mode: str, condition: str, _: int) -> dict[str, Any]:
-    rows, same = shipped(), {"what": NETWORKS, "device": device, "mode": mode, "condition": condition}
+    rows, same = without(shipped()), {"what": NETWORKS, "device": device, "mode": mode, "condition": condition}
     part = rows[np.logical_and.reduce([rows[name] == value for name, value in same.items()])]
     return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}

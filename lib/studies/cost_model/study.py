@@ -113,8 +113,8 @@ def _target(meta: dict[str, Any]) -> Target:
 
 def _operators(path: Path, machine: Path, target: Target) -> pd.DataFrame:
     """Return the published predictions of operators beside what the machine's sweeps measured of the same configurations."""
-    rows = store.read(path, "held_out").rename(columns={"group": "family", "predicted": "predicted_ms", "low": "low_ms",
-                                                        "high": "high_ms"})
+    rows = store.read(path, "held_out").query("usable").rename(
+        columns={"group": "family", "predicted": "predicted_ms", "low": "low_ms", "high": "high_ms"})
     labels = training.reference_sweeps(machine, target)[0].set_index("config")["latency_ms"]
     rows = rows.assign(latency_ms=labels.reindex(rows["case"]).to_numpy())
     if rows["latency_ms"].isna().any():

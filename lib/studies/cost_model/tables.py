@@ -56,14 +56,16 @@ def every_row(rows: pd.DataFrame) -> pd.DataFrame:
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how right the peak of memory is, as what tensors take and as what the process comes to occupy."""
-    table = _of(rows.assign(kind=rows["what"]), (errors.TENSORS, errors.RESIDENT), ("coverage_pct", "left_out", "source"),
-                kind="judged on", condition="predicted")
+    condition = rows["condition"].where(rows["kind"] == errors.ALL, rows["condition"] + ", " + rows["kind"])
+    table = _of(rows.assign(kind=rows["what"], condition=condition), (errors.TENSORS, errors.RESIDENT),
+                ("coverage_pct", "left_out", "source"), kind="judged on", condition="predicted")
     return table[["device", "predicted", "judged on", *table.columns.drop(["device", "predicted", "judged on"])]]
 
 
 def gains(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how wrong the predicted factor of each change is: channels_last, compiling, bf16."""
-    return _of(rows, (errors.GAINS,), ("kind", "source"), condition="from and to", mape_pct="MAPE of the factor %")
+    """Return how wrong the predicted factor of each change is, and how often its sign is right, beside a constant factor."""
+    return _of(rows, (errors.GAINS,), ("kind", "source"), condition="from and to", mape_pct="MAPE of the factor %",
+               baseline_pct="MAPE of a constant %", sign_pct="sign right %", always_pct="right if always %")
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
@@ -172,9 +174,12 @@ def networks(study: Evaluation) -> Numbers:
     every = pd.concat([study.with_allocator(memory) for memory in ALLOCATORS])
     times = every[every["replayed_mb"] == 0].pivot_table(index=["network", "mode", "batch_size"], columns="memory",
                                                          values="latency_ms").reindex(columns=list(ALLOCATORS)).dropna()
+    memory = _memory(study.unseen)
+    first = study.unseen["first_use"].loc[memory.index].astype(bool)
     return {"cases": scores, "kept": kept, "default": default, "pairs": len(times) or None,
             "page_faults": bool(default["mape"].max() > _APART * kept["mape"].mean()),
-            "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": _memory(study.unseen)}
+            "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": memory, "first": memory[first],
+            "later": memory[~first]}
 
 
 def _memory(unseen: pd.DataFrame) -> pd.DataFrame:
