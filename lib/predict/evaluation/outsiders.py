@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from lib.measure.published import labels
 from lib.measure.published.labels import DEFAULT, READERS
 from lib.predict import boards, held_out, registry, steps
 from lib.predict.advice import advise_operator, questions
+from lib.predict.boards import Boards
 from lib.predict.cards import card_model
+from lib.predict.cards.whole_networks import CASTS
+from lib.predict.evaluation import labelled_rates
+from lib.predict.networks.composition import ZEROING
+from lib.predict.networks.sums import Parts
+from lib.predict.operators import features
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
@@ -115,13 +123,20 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below a folder that can be predicted; ``attrs["left_out"]`` counts the others.
 
     Ranges are those of a card that was left out: they rest on labels of other cards, of the folder and (but ``alone``) of the
-    scoreboard that ships.
+    scoreboard that ships. Rates that labels teach saw neither the device nor the family; they are what ships or, ``alone``,
+    learned from the folder (``attrs["boards"]``).
     """
     table = read(folder)
     good = table[table["error"] == ""]
     is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
-    with boards.without_spread():
-        parts = [part for part in (_kernels(good[is_kernel]), _networks(good[~is_kernel])) if len(part)]
+    learned = Boards() if alone else boards.shipped()
+    with boards.scoring(learned):
+        kernels = _kernels(good[is_kernel])
+    learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
+    with boards.scoring(learned):
+        answers = _networks(good[~is_kernel])
+    learned = labelled_rates.with_networks(learned, answers) if alone else learned
+    parts = [_by_labels(part, learned) for part in (kernels, answers) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
     result = pd.DataFrame()
@@ -133,7 +148,7 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
         result = _conformed(result, others, rows["widened"].astype(bool))
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
-    result.attrs["left_out"] = dict(left_out.most_common())
+    result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned}
     return result
 
 
@@ -162,8 +177,9 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd
 
 
 def ship(rows: pd.DataFrame) -> None:
-    """Save predictions, and the spread of boards that is learned from them, beside the models that ship."""
-    held_out.save(rows, boards.learn(log_errors(rows)).save(boards.PATH))
+    """Save predictions, the rates that labels taught, and the spread of boards, beside the models that ship."""
+    learned = replace(rows.attrs["boards"], spreads=boards.learn(log_errors(rows)).spreads)
+    held_out.save(rows, learned.save(boards.PATH))
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
@@ -188,13 +204,23 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         allowed = shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
         wrong = wrong.where(~(ms < allowed).reindex(rows.index, fill_value=False), "above the peak rate of the device")
         ends = {end: answer[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        small = np.where(np.sqrt(ms * ends["predicted"]) < SMALL_MS, SMALL, "")
         group = op.combine(rows["model"].reindex(op.index), _shape_group)
         parts.append(rows.assign(
-            **ends, error=wrong, what=KERNELS, kind=op + small, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
+            **ends, error=wrong, what=KERNELS, kind=op, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
             condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
-            widened=predictor.model.is_of_strangers))
+            widened=predictor.model.is_of_strangers, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
+
+
+def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
+    """Return what each backward pass of a convolution on a GPU consists of: ms and features of kernels, by gradient."""
+    backward = shapes[(shapes["pass"] == "backward") & shapes["op"].isin(features.CONVOLUTIONS)]
+    parts = [{} for _ in backward.index]
+    if model.chip and len(backward):
+        for name, places, ms, values, *_ in model.gradients(features.columns(backward)):
+            for place, *part in zip(places, ms, values, strict=True):
+                parts[place][name] = part
+    return pd.Series(parts, backward.index, dtype=object).reindex(shapes.index)
 
 
 def _described(text: str, dtype: str, passes: str, on_cpu: bool) -> dict[str, Any] | str:
@@ -219,26 +245,49 @@ def _shape_group(op: str, text: str) -> str:
 
 
 def _networks(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict networks as ``advise --questions`` does; of a training step the parts that the label includes."""
+    """Predict networks as ``advise --questions`` does: their passes, and what the label includes ``beside``."""
     if not len(table):
         return table
-    answers = questions.answer(questions.from_table(table[list(questions.FIELDS)].astype(object))).set_axis(table.index)
-    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
-    beside = sum(answers[f"{name}_ms"].where(is_in, 0.0) for name, is_in in included.items())
-    is_training, is_answered = table["mode"] == "train", answers["error"] == ""
-    ms = (answers["forward_ms"] + answers["backward_ms"] + beside).where(is_training, answers["predicted_ms"])
+    asked = questions.from_table(table[list(questions.FIELDS)].astype(object))
+    answers = questions.answer(asked, more=("parts",)).set_axis(table.index)
+    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
+    is_training, is_answered, is_pure = table["mode"] == "train", answers["error"] == "", table["autocast"] == "false"
+    answers["h2d_ms"] *= (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)  # of autocast the input is in fp32
+    beside = sum(answers[f"{name}_ms"].where(included[name] & is_training, 0.0) for name in labels.STEP)
     for index in table.index[included["h2d"] & ~is_training & is_answered]:
-        ms[index] += _copy_ms(table.loc[index])
-    ratio = ms / answers["predicted_ms"]
+        beside[index] = _copy_ms(table.loc[index])
+    out = {CASTS: is_pure, ZEROING: ~included[ZEROING]}
+    parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
+             for index, part in answers["parts"].items()]
+    passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
+    ratio = passes / answers["predicted_ms"]
     too_fast = table["measured_ms"].astype(float) * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     return table.assign(
-        predicted=ms, low=answers["low_ms"] * ratio, high=answers["high_ms"] * ratio, what=NETWORKS,
-        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"),
+        predicted=passes, low=answers["low_ms"] * ratio, high=answers["high_ms"] * ratio, what=NETWORKS,
+        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"), beside=beside, parts=parts,
         out_of_range=answers["out_of_range"].fillna(False).astype(bool),
         kind=np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL), group=table["model"].map(networks.family),
         condition=[condition_of(row.dtype, row.layout, bool(row.compile)) for row in answers.itertuples()],
         widened=answers["widened"].fillna(False).astype(bool),
         batch_size=pd.to_numeric(table["batch_size"], errors="coerce"))
+
+
+def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
+    """Return predictions by the rates that saw neither the device nor the family, with all that labels include."""
+    ends = ["predicted", "low", "high"]
+    table = table.assign(**{name: table[name].astype(float) for name in ends})
+    for row in table[(table["error"] == "") & table["parts"].notna()].itertuples():
+        if isinstance(row.parts, Parts):
+            rates = learned.without(row.device, row.group, row.source)
+            table.loc[row.Index, ends] = row.parts.predict(*rates.of_passes)
+        elif row.parts:
+            rates = learned.without(row.device, source=row.source)
+            ms = sum(rates.gradient_ms(name, *part) for name, part in row.parts.items())
+            table.loc[row.Index, ends] = np.array([row.predicted, row.low, row.high]) * ms / row.predicted
+    if "beside" in table:
+        table[ends] = table[ends].mul(1 + table["beside"] / table["predicted"], axis=0)
+    is_small = (table["what"] == KERNELS) & (np.sqrt(table["measured_ms"].astype(float) * table["predicted"]) < SMALL_MS)
+    return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
 
 
 def _copy_ms(row: pd.Series) -> float:
