@@ -178,7 +178,7 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series) -> pd
 
 def ship(rows: pd.DataFrame) -> None:
     """Save predictions, the rates that labels taught, and the spread of boards, beside the models that ship."""
-    learned = replace(rows.attrs["boards"], spreads=boards.learn(log_errors(rows)).spreads)
+    learned = replace(rows.attrs.pop("boards"), spreads=boards.learn(log_errors(rows)).spreads)
     held_out.save(rows, learned.save(boards.PATH))
 
 
