@@ -14,7 +14,7 @@ The map of the library, the lowest package first. Each imports only from those l
                  parallel, training, network_training, gain_training, calibrate_networks, calibrate
                  analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
-                 power/ watts, joules, power limits    evaluation/ baselines, outsiders
+                 power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
     schedule   where it runs: problem, state, energy, bounds
                  policies/ baselines, policies/hybrid/ simulation/ events, metrics

@@ -15,7 +15,7 @@ from tests.test_gpu_models import V100, convolution
 
 def kernels(row):
     """Return the forward kernels of one row, as columns."""
-    return [kernel for _, kernel in gradients.as_forward_kernels(features.columns(pd.DataFrame([row])), V100)]
+    return [kernel for _, _, kernel in gradients.as_forward_kernels(features.columns(pd.DataFrame([row])), V100)]
 
 
 def backward(**sizes):

@@ -2,14 +2,15 @@
 
 The error of a kernel or network on a stranger's machine has two parts: what all times of that board and host share (clock,
 cooling, libraries, and what the model does not know of the card), and the rest. Both are learned per kind from labels that no
-model was trained on, one vote per family; a calibration measures the first part and takes it away.
+model was trained on, one vote per family; a calibration measures the first part and takes it away. Labels teach a few rates,
+too (``evaluation.labelled_rates``); each label is scored by rates that saw neither its device nor its family.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,14 +19,14 @@ import numpy as np
 import pandas as pd
 
 from lib import paths
-from lib.predict.model_file import AtLeastOne, Format, NotNegative, Saved
+from lib.predict.model_file import AtLeastOne, Format, NotNegative, Positive, Saved, vector
 
 PATH = paths.REFERENCE / "models" / "boards.json"
 NETWORK = "network"  # how kinds of networks begin
 _COVER = 0.9
 _LEAST_BOARDS = 3
 UNKNOWN = 2.0  # factor on the spread of boards for an architecture without a measured card
-_without: ContextVar[bool] = ContextVar("without_spread", default=False)
+_scored: ContextVar["Boards | None"] = ContextVar("scored", default=None)
 
 
 @dataclass(frozen=True)
@@ -47,16 +48,48 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Boards(Saved):
-    """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks."""
+class Rates:
+    """Times of kernels within networks over their times alone, and ms of a launch, by kind; and gradients of convolutions.
 
-    spreads: dict[str, Spread]
+    ``gradients``: the log of the time of a gradient over that of the kernel in its place as a linear form of
+    ``operators.gradients.features``.
+    """
+
+    kernels: dict[str, Positive] = field(default_factory=dict)
+    launches_ms: dict[str, Positive] = field(default_factory=dict)
+    gradients: dict[str, vector()] = field(default_factory=dict)
+
+    def gradient_ms(self, name: str, ms: Any, features: np.ndarray) -> Any:
+        """Return the ms of gradients from those of kernels, the same for a kind without labels."""
+        return ms * np.exp(features @ self.gradients[name]) if name in self.gradients else ms
+
+    @property
+    def of_passes(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return what ``networks.sums.Parts.predict`` takes."""
+        return self.kernels, self.launches_ms
+
+
+@dataclass(frozen=True)
+class Boards(Saved):
+    """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks.
+
+    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family.
+    """
+
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    rates: Rates = field(default_factory=Rates)
+    left_out: dict[str, Rates] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
 
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
     def of(self, kind: str) -> Spread | None:
         """Return the spread of a kind; None where nothing like it was measured."""
         return self.spreads.get(kind) or self.spreads.get(_all(kind))
+
+    def without(self, device: str, family: str = "", source: str = "") -> Rates:
+        """Return the rates that did not see a device and a family; all of them, if the ``source`` taught nothing."""
+        return self.left_out.get(f"{device} {family}", self.rates) if not source or source in self.sources else self.rates
 
     def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
         """Return the ends of ranges that hold on boards of others; an open end stays open."""
@@ -108,18 +141,24 @@ def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
 
 
 @contextmanager
-def without_spread() -> Iterator[None]:
-    """Within, ranges are those of the models alone."""
-    token = _without.set(True)
+def scoring(boards: Boards) -> Iterator[None]:
+    """Within, ranges are those of the models alone, and rates are those that did not see the device that is asked about."""
+    token = _scored.set(boards)
     try:
         yield
     finally:
-        _without.reset(token)
+        _scored.reset(token)
 
 
-def shipped() -> Boards | None:
-    """Return what ships; None within ``without_spread`` and where nothing ships."""
-    return None if _without.get() or not PATH.is_file() else _load(PATH, PATH.stat().st_mtime_ns)
+def shipped() -> Boards:
+    """Return what ships; nothing is known of boards where nothing ships."""
+    return _load(PATH, PATH.stat().st_mtime_ns) if PATH.is_file() else Boards()
+
+
+def rates(device: str) -> Rates:
+    """Return the rates of answers for a device."""
+    scored = _scored.get()
+    return scored.without(device) if scored else shipped().rates
 
 
 @cache
@@ -129,7 +168,7 @@ def _load(path: Path, _: int) -> Boards:
 
 def widened(times: Mapping[str, float], kind: str, is_known: bool) -> dict[str, float]:
     """Return ``predicted_ms, low_ms, high_ms`` with the range that holds on boards of others."""
-    if (boards := shipped()) is None:
+    if _scored.get():
         return dict(times)
-    low, high = boards.widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
+    low, high = shipped().widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
     return {"predicted_ms": times["predicted_ms"], "low_ms": float(low), "high_ms": float(high)}

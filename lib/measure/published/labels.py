@@ -22,9 +22,10 @@ from lib.measure.published import whole_networks
 from lib.tables import PARAMETERS
 
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
+INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": "pytorch", "gpus": "1", "parallel": "ddp", "includes": ""}
+         "compile": "false", "runtime": "pytorch", "gpus": "1", "parallel": "ddp", "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
     "NVIDIA V100": "v100-sxm2-16gb", "NVIDIA Tesla P100": "p100-pcie-16gb", "NVIDIA GTX 1080 Ti": "gtx-1080-ti",
@@ -74,8 +75,8 @@ def _labels(**values: Any) -> pd.DataFrame:
 def deepbench(path: Path) -> pd.DataFrame:
     """Read an .xlsx of DeepBench's results: GEMMs, convolutions and all-reduces of its FP32 sheets.
 
-    Both gradients are one backward pass. Its products are column-major: M and N change places. Raises InputError for a workbook
-    without such a sheet.
+    The gradient of the weights is a backward pass (as of a first layer), and both gradients are another.
+    Its products are column-major: M and N change places. Raises InputError for a workbook without such a sheet.
     """
     sheets = csv_files.workbook(path)
     stated = sheets.get("Specs", pd.DataFrame(columns=[0, 1])).iloc[:, :2].astype(str)
@@ -112,25 +113,29 @@ def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
 def _convolution(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
     operator = "conv2d " + " ".join(f"{name}={cell[old]}" for name, old in _CONVOLUTION.items())
     yield operator, "infer", cell["forward (msec)"]
-    both = [value for end in ("inputs", "parameters") if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float)]
-    if both and isinstance(cell.get("wrt parameters (msec)"), int | float):
-        yield f"{operator} input_grad={len(both) - 1}", "train", float(sum(both))
+    of_inputs, of_weights = (value if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float) else None
+                             for end in ("inputs", "parameters"))
+    if of_weights is not None:
+        yield f"{operator} input_grad=0", "train", float(of_weights)
+        if of_inputs is not None:
+            yield f"{operator} input_grad=1", "train", float(of_inputs + of_weights)
 
 
 def torchvision_cards(path: Path) -> pd.DataFrame:
     """Read ``<card>[_<n>_gpus_]_<dtype>_model_<mode>_benchmark.csv``: a column a torchvision network, a row a repeat, ms.
 
-    12 images of 224 x 224 a GPU. The time includes the copy of the batch; that of training is without an optimizer. Half is a
-    network in fp16 as a whole, without autocast.
+    12 images of 224 x 224 a GPU. The time includes the copy of the batch; that of training is without an optimizer, but with
+    gradients that are zeroed. Half is a network in fp16 as a whole, without autocast.
     """
     named = _CARD.fullmatch(path.name)
     if not named:
         raise InputError(f"{path} is not named <card>_<dtype>_model_<mode>_benchmark.csv")
     table = csv_files.frame(path).apply(pd.to_numeric, errors="coerce")
-    gpus = int(named["gpus"] or 1)
+    gpus, is_inference = int(named["gpus"] or 1), named["mode"] == "inference"
     return _labels(model=list(table), measured_ms=table.median().to_numpy(), device=named["card"].removesuffix("_"),
                    dtype=_DTYPES[named["dtype"]], gpus=str(gpus), batch_size=_BATCH * gpus,
-                   mode="infer" if named["mode"] == "inference" else "train", includes="h2d", parallel="data_parallel")
+                   mode="infer" if is_inference else "train", includes="h2d" if is_inference else "h2d zeroing",
+                   autocast="false", parallel="data_parallel")
 
 
 def timm(path: Path) -> pd.DataFrame:

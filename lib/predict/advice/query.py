@@ -281,7 +281,7 @@ class Answer:
         of_other_cards = card.under(condition).conditions[condition].basis == "others"
         if self.query.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
             return None
-        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition)
+        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition, work)
         unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
                        predict_operators=lambda: self._operator_sum.operators)

@@ -94,10 +94,10 @@ def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     return Question(number, replace(usual, **stated), texts["device"], error)
 
 
-def answer(questions: Sequence[Question]) -> pd.DataFrame:
+def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFrame:
     """Answer questions in their order: one row (COLUMNS) per question and device.
 
-    A question without an answer has the reason in ``error``, and no numbers.
+    A question without an answer has the reason in ``error``, and no numbers. ``more``: fields of the passes' ``Estimate``.
     """
     reader, rows, groups = cache(registry.load), {}, {}
     models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
@@ -110,8 +110,8 @@ def answer(questions: Sequence[Question]) -> pd.DataFrame:
             with suppress(Exception):  # each question tells its own error
                 at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:
-            rows[id(question)] = list(_answered(question, at, models))
-    table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=COLUMNS)
+            rows[id(question)] = list(_answered(question, at, models, more))
+    table = pd.DataFrame([row for question in questions for row in rows[id(question)]], columns=[*COLUMNS, *more])
     return table.astype({"batch_size": "Int64"})
 
 
@@ -123,7 +123,7 @@ def _captures(query: Query, batch_sizes: set[int]):
     return lambda batch_size: at(batches[0] if batch_size > 1 and len(batches) > _FEW else batch_size)
 
 
-def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
+def _answered(question: Question, at, models, more: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the answers to a question: one row per device, or the reason why there is none."""
     try:
         if question.error:
@@ -135,7 +135,8 @@ def _answered(question: Question, at, models) -> Iterator[dict[str, Any]]:
                                          batch_size=captured.query.batch_size * query.gpus)
         predictors = models(question.device, query.dtype)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):
-            yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""}
+            yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""} | {
+                name: getattr(result.passes, name) for name in more}
     except Exception as error:
         yield question.columns | {"error": str(error) if isinstance(error, InputError) else one_line(error)}
 

@@ -151,9 +151,9 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
 
 def summary(result: Calibrated) -> str:
     """Say what the calibration gave."""
-    before, after, spread = result.before, result.after, boards.shipped()
+    before, after = result.before, result.after
     half = max(fitted.half for fitted in result.card.conditions.values() if fitted.basis == "few")
-    spread = spread and spread.of(boards.network_kind("infer", "fp16"))
+    spread = boards.shipped().of(boards.network_kind("infer", "fp16"))
     elsewhere = f" (on a board of others {math.exp(spread.half(half)):.2f})" if spread else ""
     return (f"{result.path}: {result.card.device} corrected by {result.networks} networks; of families left out in turn "
             f"MAPE {before['mape']:.1f} % before (median {before['median']:.1f}, bias {before['bias']:+.1f}), "

@@ -22,7 +22,7 @@ COMPUTING_FEATURES = tuple("""one n n2 k k2 nk m waves n_padding k_padding m_pad
     window_3 window_5 window_7 groups group_wide group_odd side over_ridge""".split())
 _LANE, _HALF, _TILE, _LARGE = 8, 32, 64, 128
 _PURE = 2  # bytes an element where everything is in 16 bits
-_PASSES = 3  # of training over a forward pass: gradients of inputs and of weights each take what it took
+PASSES = 3  # of training over a forward pass: gradients of inputs and of weights each take what it took
 _GROUP = 32  # channels of a group at most, a power of two, and cuDNN has kernels of its own for channels_last
 _SERIAL_MS = 2.5e-4  # a read that the next one waits for: some 550 cycles to memory and back
 _STAGES = {"eager": ("always", "eager"), "compiled": ("always", "compiled"), "train": ("always", "eager", "train")}
@@ -116,7 +116,7 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
     compute, move = v.flops * grown / rate, (read + written) / chip.bytes_per_ms
     if not condition.compiled:  # reads that wait for one another, see ``operator_kinds.serial``
         move = np.maximum(move, v["serial_nhwc" if condition.layout == "nhwc" else "serial"] * grown * _SERIAL_MS)
-    passes = np.where(v.kind == "update", 1, _PASSES) if condition.mode == "train" else 1
+    passes = np.where(v.kind == "update", 1, PASSES) if condition.mode == "train" else 1
     moving = _moving(v, read, written, chip)
     moving[:first, MOVING_FEATURES.index("strided"):] = 0.0  # of those that compute the other features say it
     computing = _computing(v[:first], grown[:first], compute[:first], move[:first], chip)

@@ -116,6 +116,11 @@ class FittedWeights:
         _, *ends = (launches_ms if self.corrected else float(terms.calls.sum()) * ms for ms in HOST_MS)
         return launched(kernels_ms, half, (launches_ms, min(launches_ms, ends[0]), max(launches_ms, ends[1])))
 
+    def kinds_ms(self, terms: Terms) -> dict[str, float]:
+        """Return the ms of each kind of kernels of the one network of ``terms``."""
+        ms = torch.split(kernels_ms(terms, torch.as_tensor(self.weights)), np.diff(terms.edges).tolist())
+        return {kind: float(part.sum()) for kind, part in zip(KERNEL_KINDS, ms, strict=True)}
+
     def outside(self, batch_size: int) -> bool:
         """Return whether a batch size is none that was learned from."""
         return not self.batches[0] <= batch_size <= self.batches[1]

@@ -7,13 +7,19 @@ from typing import Any
 import pandas as pd
 
 from lib.errors import choices
+from lib.predict import boards
 from lib.predict.cards import card_errors, card_model, features
 from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import Condition, version
-from lib.predict.networks import architectures
-from lib.predict.networks.composition import Estimate, Provenance
+from lib.predict.cards.features import PASSES, Condition, Terms, version
+from lib.predict.cards.kernel_sum import FittedWeights
+from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
+from lib.predict.networks import architectures, composition
+from lib.predict.networks.composition import ZEROING, Estimate, Provenance
+from lib.predict.networks.sums import Parts
+from lib.predict.networks.work import Work
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
+CASTS = "cast"  # kind of kernels and launches
 LAYOUTS = {"contiguous": "nchw", "channels_last": "nhwc"}
 
 
@@ -33,15 +39,38 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
                key=lambda condition: (-precisions.index(condition.precision), version(condition.torch)))
 
 
-def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition) -> Estimate:
-    """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another."""
+def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition, work: Work | None = None) -> Estimate:
+    """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another.
+
+    ``work``: what an eager network launches, for a host of others.
+    """
     card = card.under(condition)
     fitted = card.conditions[condition]
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
     others = fitted.basis == "others" and (choices(card_model.measured_under(condition)) or "other cards")
     origins = {f"networks on {others}": 1.0} if others else {}
-    return Estimate(*fitted.predict(terms, batch_size, half), float(fitted.outside(batch_size)), Provenance(origins, condition))
+    is_of_strangers = others and work and not condition.compiled and not fitted.corrected
+    parts = _parts(fitted, terms, batch_size, condition, work, card) if is_of_strangers else None
+    times = parts.without(ZEROING).predict(*boards.rates(card.device).of_passes) if parts else \
+        fitted.predict(terms, batch_size, half)
+    return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts)
+
+
+def _parts(fitted: FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work, card: CardModel) -> Parts:
+    """Return what a pass consists of, casts apart: a network that is in 16 bits as a whole has none."""
+    kinds_ms, start = fitted.kinds_ms(terms), KERNEL_KINDS.index(CASTS)
+    casts = float(terms.calls[terms.edges[start]:terms.edges[start + 1]].sum())
+    forward = casts / PASSES if condition.mode == "train" else casts
+    zeroing_ms = composition.zeroing_ms(work, card.chip.item, card.chip.bytes_per_ms / 1e6)
+    kernels_ms = {CASTS: kinds_ms.pop(CASTS), ZEROING: zeroing_ms}
+    for kind, ms in kinds_ms.items():
+        name = f"16 bits {kind if kind in COMPUTING else 'memory'} {condition.mode}"
+        kernels_ms[name] = kernels_ms.get(name, 0.0) + ms
+    launches = composition.launches(work)
+    launches["forward"] -= forward
+    launches["backward"] -= (cast_backward := forward * (condition.mode == "train"))
+    return Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

@@ -1,6 +1,7 @@
 """How wrong answers are on machines of others: labels that no model was trained on, predicted as a user would be answered."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from lib.measure.published import labels
 from lib.measure.published.labels import DEFAULT, READERS
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
+from lib.predict.boards import Boards
 from lib.predict.cards import card_model
+from lib.predict.cards.whole_networks import CASTS
+from lib.predict.evaluation import labelled_rates
+from lib.predict.networks.composition import ZEROING
+from lib.predict.networks.sums import Parts
+from lib.predict.operators import features
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
@@ -23,6 +31,7 @@ from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 _CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "alone")  # that ran on GPUs of any number
+_ENDS = ("predicted", "low", "high")
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
@@ -116,7 +125,8 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below a folder that can be predicted; ``attrs["left_out"]`` counts the others.
 
     Each label is there twice: its range rests on labels of other devices, then of other sources alone, of the folder and (but
-    ``alone``) of the scoreboard that ships.
+    ``alone``) of the scoreboard that ships. Rates that labels teach saw neither the device nor the family; they are what ships
+    or, ``alone``, learned from the folder (``attrs["boards"]``).
     """
     table = read(folder)
     good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
@@ -125,9 +135,15 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
                        mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
     is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
     is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
-    with boards.without_spread():
-        networks_, costs = _networks(good[~is_kernel & ~is_exchange], good[is_exchange])
-        parts = [part for part in (_kernels(good[is_kernel]), networks_) if len(part)]
+    learned = Boards() if alone else boards.shipped()
+    with boards.scoring(learned):
+        kernels = _kernels(good[is_kernel])
+    learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
+    with boards.scoring(learned):
+        answers = _networks(good[~is_kernel & ~is_exchange])
+    learned = labelled_rates.with_networks(learned, answers[answers["gpus"] == 1]) if alone else learned
+    answers, costs = _on_gpus(_by_labels(answers, learned), good[is_exchange]) if len(answers) else (answers, None)
+    parts = [part for part in (_by_labels(kernels, learned), answers) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
     result = pd.DataFrame()
@@ -138,7 +154,7 @@ def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
         result = pd.concat([_conformed(answers, others, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
-    result.attrs |= {"left_out": dict(left_out.most_common()), "costs": costs}
+    result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned, "costs": costs}
     return result
 
 
@@ -166,10 +182,11 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit:
 
 
 def ship(rows: pd.DataFrame) -> None:
-    """Save predictions, the spread of boards, and the costs of parallel GPUs, that are learned from them, where models ship."""
-    if costs := rows.attrs["costs"]:
+    """Save predictions, what labels taught (rates, spread of boards, costs of parallel GPUs), beside the models that ship."""
+    if costs := rows.attrs.pop("costs"):
         costs.save(parallel.PATH)
-    held_out.save(rows, boards.learn(log_errors(scoreboard.without(rows))).save(boards.PATH))
+    learned = replace(rows.attrs.pop("boards"), spreads=boards.learn(log_errors(scoreboard.without(rows))).spreads)
+    held_out.save(rows, learned.save(boards.PATH))
 
 
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
@@ -194,13 +211,23 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         allowed = shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
         wrong = wrong.where(~(ms < allowed).reindex(rows.index, fill_value=False), "above the peak rate of the device")
         ends = {end: answer[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        small = np.where(np.sqrt(ms * ends["predicted"]) < SMALL_MS, SMALL, "")
         group = op.combine(rows["model"].reindex(op.index), _shape_group)
         parts.append(rows.assign(
-            **ends, error=wrong, what=KERNELS, kind=op + small, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
+            **ends, error=wrong, what=KERNELS, kind=op, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
             condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
-            widened=predictor.model.is_of_strangers))
+            widened=predictor.model.is_of_strangers, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
+
+
+def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
+    """Return what each backward pass of a convolution on a GPU consists of: ms and features of kernels, by gradient."""
+    backward = shapes[(shapes["pass"] == "backward") & shapes["op"].isin(features.CONVOLUTIONS)]
+    parts = [{} for _ in backward.index]
+    if model.chip and len(backward):
+        for name, places, ms, values, *_ in model.gradients(features.columns(backward)):
+            for place, *part in zip(places, ms, values, strict=True):
+                parts[place][name] = part
+    return pd.Series(parts, backward.index, dtype=object).reindex(shapes.index)
 
 
 def _described(text: str, dtype: str, passes: str, on_cpu: bool) -> dict[str, Any] | str:
@@ -224,46 +251,66 @@ def _shape_group(op: str, text: str) -> str:
     return " ".join([op, *(part for part in text.split() if part.partition("=")[0] in names)])
 
 
-def _networks(table: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
-    """Predict networks as ``advise --questions`` does; of a training step the parts that the label includes.
+def _networks(table: pd.DataFrame) -> pd.DataFrame:
+    """Predict the passes of networks on one GPU as ``advise --questions`` does, and what the label includes ``beside``.
 
-    Those on many GPUs follow from one by costs of other devices and families; the costs of all are returned, too. Networks of
-    16 bits have inputs and weights of 16 bits here, as the labels do.
+    Inputs and weights of networks without autocast are of their element type.
     """
     if not len(table):
-        return table, None
+        return table
     gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
     alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
-    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)].astype(object))).set_axis(table.index)
-    answers["gpus"] = gpus
-    answers[list(parallel.SIZES)] *= answers["dtype"].map(_TYPES).to_numpy()[:, None] / _TYPES["fp32"]
-    is_training, is_answered = table["mode"] == "train", answers["error"] == ""
-    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.STEP}
+    asked = questions.from_table(alone[list(questions.FIELDS)].astype(object))
+    answers = questions.answer(asked, more=("parts",)).set_axis(table.index)
+    included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
+    is_training, is_answered, is_pure = table["mode"] == "train", answers["error"] == "", table["autocast"] == "false"
+    share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
+    answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
     answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.MEASURED, 1).to_numpy()[:, None]
-    beside = sum(answers[f"{name}_ms"].where(is_in, 0.0) for name, is_in in included.items())
+    out = {CASTS: is_pure, ZEROING: ~included[ZEROING]}
+    parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
+             for index, part in answers["parts"].items()]
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
     too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
-    rows = table.assign(
-        **{end: passes * answers[end] / answers["predicted_ms"] for end in parallel.ENDS}, **answers[list(parallel.TERMS)],
-        beside=beside, alone=batch / gpus, passes_ms=table["measured_ms"] - beside, what=NETWORKS,
-        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"),
+    return table.assign(
+        **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS}, **answers[list(parallel.TERMS)],
+        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"), what=NETWORKS, parts=parts,
+        beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
         out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
-        condition=[condition_of(row.dtype, row.layout, bool(row.compile), row.gpus, row.parallel)
-                   for row in answers.itertuples()],
-        widened=answers["widened"].fillna(False).astype(bool), batch_size=batch)
-    rows, costs = _on_gpus(rows, links)
-    ms = rows["predicted_ms"] + rows["beside"]
-    return rows.assign(predicted=ms, low=ms * rows["low_ms"] / rows["predicted_ms"],
-                       high=ms * rows["high_ms"] / rows["predicted_ms"]), costs
+        condition=[condition_of(row.dtype, row.layout, bool(row.compile), count, scheme)
+                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)],
+        widened=answers["widened"].fillna(False).astype(bool))
+
+
+def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
+    """Return predictions by the rates that saw neither the device nor the family."""
+    if not len(table):
+        return table
+    ends = list(_ENDS)
+    table = table.assign(**{name: table[name].astype(float) for name in ends})
+    for row in table[(table["error"] == "") & table["parts"].notna()].itertuples():
+        if isinstance(row.parts, Parts):
+            rates = learned.without(row.device, row.group, row.source)
+            table.loc[row.Index, ends] = row.parts.predict(*rates.of_passes)
+        elif row.parts:
+            rates = learned.without(row.device, source=row.source)
+            ms = sum(rates.gradient_ms(name, *part) for name, part in row.parts.items())
+            table.loc[row.Index, ends] = np.array([row.predicted, row.low, row.high]) * ms / row.predicted
+    is_small = (table["what"] == KERNELS) & (np.sqrt(table["measured_ms"] * table["predicted"]) < SMALL_MS)
+    return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
 
 
 def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
-    """Return rows with the ends of those on many GPUs (FACTORS: by the measured time on one), and the costs of all devices.
+    """Return networks with all that labels include, on many GPUs where they ran so, and the costs of all devices.
 
-    Costs are those of other devices and families, or those that ship where the folder has none.
+    FACTORS are rows by the measured time on one GPU. Costs are those of other devices and families, or those that ship where
+    the folder has none.
     """
+    names = dict(zip(_ENDS, parallel.ENDS, strict=True))
+    rows = rows.rename(columns=names).assign(passes_ms=rows["measured_ms"] - rows["beside"],
+                                             alone=rows["batch_size"] / rows["gpus"])
     case = [rows[name].astype(str) for name in _CASE]
     alone_ms = rows["passes_ms"].where(rows["gpus"] == 1).groupby(case).transform("median")
     is_shared = (rows["gpus"] > 1) & (rows["error"] == "")
@@ -275,4 +322,7 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, par
         strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
         costs = parallel.learn(links[links["device"] != device], strangers)
         parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
-    return pd.concat(parts, ignore_index=True), parallel.learn(links, measured)
+    table = pd.concat(parts, ignore_index=True)
+    whole = 1 + table["beside"] / table["predicted_ms"]
+    table = table.assign(**{end: table[name] * whole for end, name in names.items()})
+    return table, parallel.learn(links, measured)

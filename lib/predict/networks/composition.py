@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.predict.networks.sums import HOST_MS, interval, launched
+from lib.predict import boards
+from lib.predict.networks.sums import Parts, interval, launched
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.features import CONVOLUTIONS
 
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
@@ -25,6 +27,7 @@ _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "a
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # by family; all other families copy or reduce
 _LEAST_KERNEL = 0.1  # share of a call's time, launch included, that its kernel takes at least
+ZEROING, _ZEROED = "zeroing", 4  # of gradients, which are then added to: what no loop of today does; moves of an element
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
@@ -85,7 +88,8 @@ class Estimate:
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
-    ``parallel_ms`` is what many GPUs add to the time of one, see ``lib.predict.parallel``.
+    ``parts``: what it is made of on a GPU of others. ``parallel_ms``: what many GPUs add to the time of one, see
+    ``lib.predict.parallel``.
     """
 
     predicted_ms: float
@@ -94,6 +98,7 @@ class Estimate:
     outside: float
     provenance: Provenance
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
+    parts: Parts | None = None
     parallel_ms: float = 0.0
 
     @property
@@ -175,13 +180,39 @@ def time_shares(operators: pd.DataFrame) -> dict[str, float]:
     return {"outside": float(share[operators["out_of_range"]].sum()), "looked_up": float(share[operators["looked_up"]].sum())}
 
 
-def _launched(operators: pd.DataFrame, model: CostModel, half: float) -> tuple[float, float, float]:
-    """Return predicted, low and high ms of a GPU's kernels and their launches; ``half`` is that of the kernels in log time."""
-    ms, calls = operators["predicted_ms"], operators["calls"]
-    launch_ms = model.facts["launch_ms"] * (model.facts["latency_type"] == "end_to_end")
-    kernels_ms = float(np.maximum(ms - launch_ms, _LEAST_KERNEL * ms) @ calls)
-    host_ms = HOST_MS if model.is_of_strangers else [model.facts["launch_ms"]] * 3
-    return launched(kernels_ms, half, [float(calls.sum()) * ms for ms in host_ms])
+def launches(work: Work) -> dict[str, float]:
+    """Return the number of launches of a pass or step by kind: two gradients of a convolution, sums of gradients apart."""
+    table, backward = work.table, work.table["backward_calls"]
+    convolving, adding = (float(backward[table["op"].isin(ops)].sum()) for ops in (CONVOLUTIONS, ("elementwise",)))
+    return {"forward": float((table["calls"] - backward).sum()), "backward": float(backward.sum()) + convolving - adding,
+            "sums": adding, ZEROING: float(len(work.trained))}
+
+
+def zeroing_ms(work: Work, itemsize: int, peak_gbps: float) -> float:
+    """Return the ms of memory traffic that zeroing gradients before a pass, and adding to them, takes."""
+    return sum(work.trained) * _ZEROED * itemsize / peak_gbps / 1e6
+
+
+def _parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -> Parts:
+    """Return what a pass on a GPU consists of; ``half`` is that of the kernels in log time."""
+    (ms, calls, backward), facts = (operators[name] for name in ("predicted_ms", "calls", "backward_calls")), model.facts
+    launch_ms = facts["launch_ms"] * (facts["latency_type"] == "end_to_end")
+    kernel_ms, kinds = np.maximum(ms - launch_ms, _LEAST_KERNEL * ms), kinds_of(operators)
+    names = np.where(np.isin(kinds, COMPUTING), kinds, "memory")
+    kernels = {f"{facts['dtype']} {kind} {phase}": float(sum_ms) for phase, times in (("forward", calls - backward),
+                                                                                    ("backward", backward))
+               for kind, sum_ms in (kernel_ms * times).groupby(names).sum().items() if sum_ms}
+    zeroing = zeroing_ms(work, model.chip.item, facts["peak_gbps"])
+    return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
+
+
+def _on_board(parts: Parts, model: CostModel) -> tuple[float, float, float]:
+    """Return predicted, low and high ms on a board of others, or on that whose launches were measured."""
+    used = parts.without(ZEROING)
+    if model.is_of_strangers:
+        return used.predict(*boards.rates(model.device).of_passes)
+    launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
+    return launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
@@ -194,9 +225,11 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     origins = share.groupby(operators["origin"]).sum().drop("", errors="ignore")
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
     half = float(share @ operators["half"])
+    parts = None
     if model.chip is None or composition.networks:
         predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     else:
-        predicted_ms, low_ms, high_ms = _launched(operators, model, half * (1 + outside))
+        parts = _parts(work, operators, model, half * (1 + outside))
+        predicted_ms, low_ms, high_ms = _on_board(parts, model)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators)
+    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts)

@@ -3,6 +3,7 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NotRequired
@@ -14,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from lib.config.definitions import Dtype, VendorDevice
 from lib.errors import InputError, choices
+from lib.predict import boards
 from lib.predict.analytic.scaling import Scaling
 from lib.predict.model_file import (
     ENTRY,
@@ -140,12 +142,20 @@ class CostModel(Saved):
         """Answer for columns of convolutions' backward passes, from forward kernels."""
         count = len(row.op)
         predicted, weighed, origin = np.zeros(count), np.zeros(count), np.full(count, "", object)
-        for places, kernel in gradients.as_forward_kernels(row, self.chip):
-            ms, widths, _, device = self._answers(kernel, self._names(kernel, np.full(len(places), "forward")))
-            predicted[places] += ms
-            weighed[places] += ms * widths
+        for name, places, ms, values, widths, device in self.gradients(row):
+            scaled = boards.rates(self.device).gradient_ms(name, ms, values)
+            predicted[places] += scaled
+            weighed[places] += scaled * widths
             origin[places] = np.where(device == "", _GRADIENTS, device)
         return [predicted, weighed / predicted, np.ones(count, bool), origin]
+
+    def gradients(self, row: Row) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield name, indices, ms of the forward kernel in its place, ``gradients.features``, half interval, origin of each."""
+        for name, places, kernel in gradients.as_forward_kernels(row, self.chip):
+            itself = Row({**row.at(places), "flops": kernel.flops})
+            (ms, widths, _, device), (forward_ms, *_) = (
+                self._answers(shape, self._names(shape, np.full(len(places), "forward"))) for shape in (kernel, itself))
+            yield name, places, ms, gradients.features(itself, np.log(forward_ms / ms)), widths, device
 
     def _answer(self, name: str, row: Row) -> PartAnswer:
         """Answer for rows of one part, all of one origin."""

@@ -15,13 +15,15 @@ from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import AXES, Columns, Row, extents
 
 
-def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]:
-    """For each gradient, yield the indices of the convolutions that need it and the forward kernels that stand in for it.
+def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[str, np.ndarray, Row]]:
+    """For each gradient, yield its name, the indices of the convolutions that need it and the forward kernels in its place.
 
     FLOPs are shared evenly between both gradients, bytes are those that each reads and writes.
     """
     narrow = features_gpu.groups(row, chip) == "window"
-    for chosen, kernel in ((row.input_grad > 0, _of_input), (narrow, _of_narrow_weights), (~narrow, _of_weights)):
+    for name, chosen, kernel in (("narrow input", narrow & (row.input_grad > 0), _of_input),
+                                 ("input", ~narrow & (row.input_grad > 0), _of_input),
+                                 ("narrow weights", narrow, _of_narrow_weights), ("weights", ~narrow, _of_weights)):
         if chosen.any():
             part = row.at(chosen)
             out, taps = extents(part), part.kernel_d * part.kernel_h * part.kernel_w
@@ -29,8 +31,16 @@ def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[np.ndarray, Row]]
             inputs = part.batch * part.in_channels * part.depth * part.height * part.width
             weights = part.out_channels * part.in_channels / part.groups * taps
             moved = inputs + part.batch * part.out_channels * pixels + weights
-            yield np.flatnonzero(chosen), Row({**part, **kernel(part, out, taps), "flops": part.flops / (1 + part.input_grad),
-                                               "bytes": chip.item * moved})
+            yield name, np.flatnonzero(chosen), Row({
+                **part, **kernel(part, out, taps), "flops": part.flops / (1 + part.input_grad), "bytes": chip.item * moved})
+
+
+def features(row: Row, log_forward: np.ndarray) -> np.ndarray:
+    """Return what the time of a gradient over that of its kernel depends on (n, 3): see ``boards.Rates``.
+
+    ``log_forward``: the log of the time of the convolution itself over that of the kernel.
+    """
+    return np.column_stack([np.ones(len(log_forward)), log_forward, row.stride_h > 1])
 
 
 def _of_input(row: Row, out: list[Any], taps: Any) -> Columns:
