@@ -177,7 +177,7 @@ def test_networks_of_its_user_calibrate_a_card(home):
     assert "a10 corrected by 11 networks; of families left out in turn MAPE 37.5 % before" in out
     after = answered("a10")
     assert after["source"] == "learned from whole networks"
-    assert after["predicted_ms"] / before["predicted_ms"] == pytest.approx(1.6, rel=0.1)
+    assert after["predicted_ms"] / before["predicted_ms"] == pytest.approx(1.6, rel=0.15)  # before: with launches by old hosts
     assert after["high_ms"] / after["predicted_ms"] < before["high_ms"] / before["predicted_ms"]
     assert "n 11; left out: families of the networks that calibrated it" in after["held_out"]
     assert "no network was measured on it so" in answered("a10", compiled=True)["held_out"]
