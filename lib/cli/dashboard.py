@@ -29,14 +29,14 @@ def _dashboard(options: argparse.Namespace) -> None:
     import uvicorn
 
     from lib import paths
-    from lib.dashboard import app, configurations, database, dispatcher, engine, operations, security
+    from lib.dashboard import app, configurations, database, database_engine, dispatcher, operations, security
 
     if missing := [path for path in options.data_root if not path.is_dir()]:
         raise InputError(f"--data-root {missing[0]} is no folder")
     configurations.data_roots[:] = [path.resolve() for path in options.data_root]
     folder = paths.DATA / "dashboard"
     token, token_file = security.read_token(folder)
-    rows = engine.Database()
+    rows = database_engine.Database()
     queue = dispatcher.Dispatcher(rows, folder / "queue")
     board = operations.Operations(rows, queue)
     if options.demo:
