@@ -205,7 +205,8 @@ def _notes(advice: Advice) -> list[str]:
         "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
         "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
         "nobody measured the host that launches the kernels of "
-        f"{strange}: ranges include launches of {HOST_MS[1] * 1e3:g} to {HOST_MS[2] * 1e3:g} us": strange,
+        f"{strange}: ranges include launches of {HOST_MS[1] / HOST_MS[0]:g} to {HOST_MS[2] / HOST_MS[0]:g} times the "
+        "usual": strange,
         **{f"{row.device}, errors on what was held out: {row.held_out}": True for row in shown.itertuples()}}
     return [line for line, holds in lines.items() if holds]
 
