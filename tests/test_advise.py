@@ -185,7 +185,7 @@ def test_both_heaps_are_told_where_page_faults_take_much_of_the_time(gain, is_na
     change = suggestions.Change("retain", gain, "", {"memory": "kept"})
     monkeypatch.setattr(advise_text, "retained_memory", lambda _: change)
     retained_ms = answer.of("cpu").estimate.predicted_ms / gain
-    text = advise_text.screen(answer, []).replace("\n", " ")
+    text = advise_text.screen(answer, [change]).replace("\n", " ")
     assert (f"with {suggestions.RETAINING} set it takes {retained_ms:,.3g} ms" in text) == is_named
     row, = (row for row in advise_text.records(answer) if row["device"] == "cpu")
     assert row["retained_ms"] == pytest.approx(retained_ms)

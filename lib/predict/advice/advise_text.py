@@ -70,7 +70,7 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
     rows = _graded(advice)
-    lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice), "", *_table(_cells(rows)), ""]
+    lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "", *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in _worthwhile(suggested)]
@@ -255,14 +255,11 @@ def _here(advice: Advice, speed: Speed) -> str:
             f"{speed.not_kept and f', the last is not kept: {speed.not_kept}'}).")
 
 
-def _heaps(advice: Advice) -> list[str]:
+def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
     """Return the time with a heap that retains freed memory, where page faults take much of the CPU's time."""
-    cpu = advice.of("cpu")
-    change = cpu and retained_memory(cpu)
-    if not change or change.predicted_gain < _APART:
-        return []
     return [f"Page faults take {1 - 1 / change.predicted_gain:.0%} of the CPU's time: with {RETAINING} set it takes "
-            f"{_figures(cpu.estimate.predicted_ms / change.predicted_gain)} ms."]
+            f"{_figures(advice.tuned.estimate.predicted_ms / change.predicted_gain)} ms." for change in suggested
+            if change.apply.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
 def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
