@@ -70,7 +70,8 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
     rows = _graded(advice)
-    lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "", *_table(_cells(rows)), ""]
+    lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "",
+             *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in _worthwhile(suggested)]
