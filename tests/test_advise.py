@@ -347,7 +347,7 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
 
 
 def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibrated, monkeypatch):
-    monkeypatch.setattr(calibrate_networks, "_worse", lambda *_: True)
+    monkeypatch.setattr(calibrate_networks, "_CERTAIN", 0.5)  # of two networks: it is enough that the mean error grows
     with refused(r"did not help: networks measured end to end err by \d+ % after it, by 0 % before"):
         calibrated({"simple_cnn": "stable", "resnet18_2d": "stable"}, factor=1.0)
     assert not list(paths.MODELS.glob("*.json.gz"))
