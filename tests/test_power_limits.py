@@ -56,6 +56,8 @@ def test_an_answer_under_a_limit_and_the_limit_that_is_suggested():
     row = limited.table.iloc[0]
     assert row["predicted_ms"] == pytest.approx(usual.table["predicted_ms"].iloc[0] * row["time_ratio"])
     assert row["time_ratio"] > 1
+    shared = [advice_on("t4", "simple_cnn", 4096, "3x28x28", "train", gpus=2, power_limit_w=limit).table for limit in (0, 60)]
+    assert shared[0]["scaling_efficiency"].tolist() == pytest.approx(shared[1]["scaling_efficiency"].tolist())
     question = ["advise", "resnet18", "--batch-size", "64", "--device", "v100-pcie-32gb"]
     assert "v100-pcie-32gb limited to 150 W" in output_of(*question, "--power-limit", "150")
     assert "nvidia-smi -pl" in output_of(*question)
