@@ -13,7 +13,7 @@ from dataclasses import replace
 from lib.columns import DTYPES, Column, Columns, validated
 from lib.errors import choices, entry
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 _DEFINITIONS = """
 [*columns]
 tf32                  bool = False since 3      whether fp32 may have been multiplied as TF32 on a GPU
@@ -395,7 +395,7 @@ network               text                      workload id, model name, or modu
 mode                  infer|train               one forward pass without gradients, or forward, loss and backward
 batch_size            int >= 1                  samples
 input_shape           text?                     one sample; empty: the network's usual one
-dtype                 fp32|bf16|fp16            element type, or the autocast type
+dtype                 fp32|bf16|fp16|int8       element type, or the autocast type; int8: static quantisation
 channels_last         bool                      whether 4-D tensors have channels innermost
 *device
 memory                default|kept              default allocator, or retained heap: freed memory stays in the process
@@ -414,6 +414,9 @@ energy_j              float? = nan since 2      energy of one pass, idle power i
 *energy
 *tf32
 compiled              bool = False since 4      whether torch.compile compiled the network
+runtime               torch|onnxruntime|openvino = "torch" since 6  what ran it
+instances             int >= 1 = 1 since 6      processes side by side, each on its own ``threads`` cores
+prepare_s             float? = nan since 6      export, compilation, loading and first pass, all anew; 0: nothing to do
 
 [scores]
 kind                  operator|network|step|memory|power  what was predicted

@@ -101,8 +101,7 @@ def _networks(options: argparse.Namespace) -> bool:
     device = options.device if options.dry_run else str(machine.device(options.device))
     wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
-        print("\n".join(f"{case.network} {case.mode} b{case.batch_size} {case.dtype}{' channels_last' * case.channels_last}"
-                        f"{' compiled' * case.compiled}, memory {memory}" for case, memory in wanted))
+        print("\n".join(f"{case.words}, memory {memory}" for case, memory in wanted))
         return False
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
@@ -111,7 +110,7 @@ def _networks(options: argparse.Namespace) -> bool:
     print(f"{path}: {len(table)} of {len(wanted)} cases; {verdicts(table)}")
     failed = table[table["status"] != "ok"]
     for row in failed.itertuples():
-        print(f"failed: {row.network} {row.mode} b{row.batch_size}: {row.reason}")
+        print(f"failed: {row.network} {row.mode} b{row.batch_size} {row.runtime}: {row.reason}")
     if store.git_state()["dirty"]:
         print("the checkout has uncommitted changes: as a reference it should be measured from a clean commit")
     return len(failed) > 0

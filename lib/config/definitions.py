@@ -13,6 +13,7 @@ from lib.errors import InputError, choices, entry
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
+RUNTIMES = ("torch", "onnxruntime", "openvino")  # what runs networks; torch may compile them
 
 
 class VendorDevice(Strict):
@@ -193,14 +194,21 @@ class Workload(Strict):
 
 
 class NetworkSet(Strict):
-    """One entry of ``sets`` in ``params/networks.yaml``: every combination of its lists is a case."""
+    """One entry of ``sets`` in ``params/networks.yaml``: every combination of its lists is a case.
+
+    ``threads`` 0 are all; ``every`` 3: each network has a third of its combinations, another one than the network before it.
+    """
 
     networks: some(str)
     modes: some(Literal["infer", "train"])
     batch_sizes: some(Positive)
-    dtypes: tuple[Literal["fp32", "bf16", "fp16"], ...] = ("fp32",)
+    dtypes: tuple[Literal["fp32", "bf16", "fp16", "int8"], ...] = ("fp32",)
     layouts: tuple[Literal["contiguous", "channels_last"], ...] = ("contiguous",)
     compiled: tuple[bool, ...] = (False,)
+    runtimes: tuple[Literal[*RUNTIMES], ...] = RUNTIMES[:1]
+    threads: tuple[whole(0, 4096), ...] = (0,)
+    instances: tuple[Positive, ...] = (1,)
+    every: Positive = 1
     memory: tuple[Literal["default", "kept"], ...] = ("default", "kept")
 
 

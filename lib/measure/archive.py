@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lib import paths, store
+from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
@@ -98,10 +99,11 @@ def networks_files(folder: Path) -> list[Path]:
 
 
 def networks(folder: Path) -> pd.DataFrame:
-    """Return the networks of all campaigns of a machine that ran as torch runs them by default: contiguous and eager."""
+    """Return the networks of all campaigns of a machine as torch runs them by default: contiguous, eager, on all threads."""
     tables = [store.read(path, "networks") for path in networks_files(folder)]
     rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    return rows[~(rows["channels_last"] | rows["compiled"]).astype(bool)].reset_index(drop=True)
+    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != RUNTIMES[0]) | (rows["instances"] > 1)
+    return rows[~other.astype(bool) & (rows["threads"] == rows["threads"].max())].reset_index(drop=True)
 
 
 def folders(source: str, reference: str = "") -> list[Path]:

@@ -99,7 +99,8 @@ class Kind:
 
 _RUN = ("run_id", "data_note", "started_utc", "hardware_id")
 _CEILINGS = ("started_utc", "machine", "hardware", "software", "load_at_start", "load_at_end")  # that replays read
-_NETWORK = ("network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads", "compiled")
+_NETWORK = ("network", "mode", "batch_size", "input_shape", "dtype", "channels_last", "device", "memory", "threads", "compiled",
+            "runtime", "instances")
 _OF_RUN = ("runs/{0}.csv", "is of a run that was cut short: its line in runs/ is missing")
 _OF_SWEEP = ("sweeps/{0}/sweep.parquet", "is of a sweep that was cut short: its sweep.parquet is missing")
 _OF_JOBS = ("{0}ran.json", "is of a run of jobs that was cut short: its ran.json is missing")

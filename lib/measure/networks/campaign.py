@@ -1,7 +1,10 @@
 """Many networks measured in interleaved rounds, resumable, and the table ``networks`` that they give."""
 
+import shutil
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
-from lib.measure.networks.end_to_end import LEAST, in_a_process
+from lib.measure.networks.end_to_end import LEAST, PREPARE_S, Conditions, in_a_process
 from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, Timing, judged
@@ -36,9 +39,11 @@ def cases(plan: Campaign, only: Sequence[str] = ()) -> list[tuple[Case, str]]:
     for name in planned:
         if not networks.is_users(name):
             networks.network(name)
-    pairs = [(Case(network, mode, batch, "", dtype, layout == "channels_last", compiled), memory) for part in plan.sets
-             for memory in part.memory for network in part.networks for mode in part.modes for batch in part.batch_sizes
-             for dtype in part.dtypes for layout in part.layouts for compiled in part.compiled]
+    pairs = [(Case(network, mode, batch, "", dtype, layout == "channels_last", compiled, runtime, threads, instances), memory)
+             for part in plan.sets for memory in part.memory for place, network in enumerate(part.networks)
+             for number, (mode, batch, dtype, layout, compiled, runtime, threads, instances) in enumerate(product(
+                 part.modes, part.batch_sizes, part.dtypes, part.layouts, part.compiled, part.runtimes, part.threads,
+                 part.instances)) if (place + number) % part.every == 0]
     return [pair for pair in dict.fromkeys(pairs) if not only or pair[0].network in only]
 
 
@@ -54,7 +59,9 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
 
     A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
     ``raw``, a file of JSON lines, keeps each visit whose process survived; a second call resumes after them, and a concurrent
-    call waits first. Passes while the processor was slower than usual do not count where five others exist.
+    call waits first. Beside it, ``prepared/`` keeps exported and compiled networks until all rounds are done; none takes longer
+    to prepare than 300 s, or than is left of the budget. Passes while the processor was slower than usual do not count where
+    five others exist.
     """
     device_id = str(machine.device(device_id))
     groups: dict[tuple[str, str], list[Case]] = {}
@@ -69,17 +76,20 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
                 break
             if device_id == "cpu":
                 speed_history.look()
-            results, identity = in_a_process(groups[key[1:]], device_id, case_s, key[2])
+            how = Conditions(case_s, min(PREPARE_S, budget.left_s), raw.with_name(_PREPARED).absolute() if raw else None)
+            results, identity = in_a_process(groups[key[1:]], device_id, how, key[2])
             visits[key] = Visit(round=key[0], network=key[1], memory=key[2], device=device_id, results=results,
                                 identity=identity)
             if file and identity:  # a lost process is measured again by a second call
                 file.write(visits[key].line)
+        if raw and len(visits) == len(order):
+            shutil.rmtree(raw.with_name(_PREPARED), ignore_errors=True)
     identities = [visit.identity for visit in visits.values() if visit.identity]
     identity = identities[-1] if identities else {}
     return summarise(visits.values(), identity or {**machine.identity(), "threads": 0}, device_id), identity
 
 
-_CASE = ["case", "memory"]
+_CASE, _PREPARED = ["case", "memory"], "prepared"
 
 
 def _passes(visits: Iterable[Visit]) -> pd.DataFrame:
@@ -90,7 +100,8 @@ def _passes(visits: Iterable[Visit]) -> pd.DataFrame:
     table = pd.DataFrame([(result.case, visit.memory, *times) for visit in visits for result in visit.results
                           for times in zip(result.samples_ms, result.reference_kernel_ms, strict=True)],
                          columns=[*_CASE, "samples_ms", "reference_ms"])
-    usual = ~(table["reference_ms"] > SLOW * table["reference_ms"].quantile(USUAL / 100))
+    alike = table["case"].map(lambda case: (case.runtime, case.threads, case.instances))  # a runtime's idle threads may spin
+    usual = ~(table["reference_ms"] > SLOW * table["reference_ms"].astype(float).groupby(alike).transform("quantile", USUAL / 100))
     enough = usual.groupby([table[name] for name in _CASE], sort=False).transform("sum") >= LEAST
     return table.assign(usual=usual, counts=usual | ~enough)
 
@@ -100,9 +111,11 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
 
     The median is over the passes that count for the row's latency.
     """
-    passes = _passes(visits_file.recorded(raw))
+    visits = list(visits_file.recorded(raw))
+    passes = _passes(visits)
     by_case = passes[passes["counts"]].groupby(_CASE, sort=False)["reference_ms"].median()
-    medians = {(*vars(case).values(), memory): value for (case, memory), value in by_case.items()}
+    every = visits[-1].identity["threads"] if visits else 0
+    medians = {(*vars(_on_threads(case, every)).values(), memory): value for (case, memory), value in by_case.items()}
     names = [*Case.__dataclass_fields__, "memory"]
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 
@@ -116,8 +129,13 @@ def summarise(visits: Collection[Visit], identity: dict[str, Any], device_id: st
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)
-    rows = [{**vars(key[0]), "memory": key[1], **shared, **_row(results[key], passes.get(key))} for key in results]
+    rows = [{**shared, **vars(_on_threads(key[0], shared["threads"])), "memory": key[1], **_row(results[key], passes.get(key))}
+            for key in results]
     return pd.DataFrame(rows, columns=columns("networks"))
+
+
+def _on_threads(case: Case, every: int) -> Case:
+    return replace(case, threads=case.threads or every)
 
 
 def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
@@ -133,7 +151,7 @@ def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n,
             "usual_share": passes["usual"].mean(),
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
-            "status": "ok", "reason": reason, "verdict": verdict,
+            "prepare_s": max(result.prepare_s for result in good), "status": "ok", "reason": reason, "verdict": verdict,
             **_energy([result.energy.model_dump() for result in good if result.energy])}
 
 

@@ -4,10 +4,13 @@ import gc
 import json
 import os
 import re
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 import torch
 
 from lib import locks
+from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
@@ -22,16 +26,17 @@ from lib.measure.energy.meters import Meter, open_meter
 from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
-from lib.measure.networks.case import Case, program
+from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
-from lib.measure.worker import WorkerLostError, call
+from lib.measure.worker import Worker, WorkerLostError, call, own_cores, pin
 from lib.work import user_code
 
 _WARMUP = 2
 LEAST = 5  # passes of a case
 _PATIENCE = 3  # times its budget, while fewer passes than that found the processor as fast as usual
+PREPARE_S = 300.0  # most seconds of an export or a compilation
 _IMPORTED = ("torchvision.models", "timm")  # what networks are built of, and takes longer to import than many to run
 
 
@@ -64,15 +69,115 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
     return float(max(0, allocated.max(initial=0))) / 1e6
 
 
-def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: ReferenceKernel, meter: Meter,
-                  idle_w: float) -> Result:
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins anew
-    before_mb = _status_mb("VmRSS")
-    run = program(case, device)
+@dataclass(frozen=True)
+class Conditions:
+    """How cases are measured: seconds of each, seconds in which one must be prepared, and where exported files are kept."""
+
+    case_s: float = 1.0
+    prepare_s: float = PREPARE_S
+    folder: Path | None = None
+
+
+@contextmanager
+def _on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile; 0: as many as before."""
+    before = torch.get_num_threads()
+    if threads not in (0, before):
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads not in (0, before):
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raise InputError if what runs meanwhile takes longer, and is Python or waits for other processes (as compilers do)."""
+    def late(*_) -> None:
+        raise InputError(f"it was not exported or compiled within {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
+    """Return the program of a case, on its threads, warmed up."""
+    limited = case.compiled or case.runtime != RUNTIMES[0]
+    with _on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
+        ready = program(case, device, how.folder)
+
+    def run() -> object:
+        with _on_threads(case.threads):
+            return ready.run()
+
     for _ in range(_WARMUP):
         run()
     synchronize(device)
+    return Program(run, ready.prepare_s)
+
+
+def _instance(pipe: Connection, case: Case, device_id: str, how: Conditions, cores: tuple[int, ...]) -> None:
+    """Prepare a case on cores of this process's own, run it for the seconds that are then received, and send its times."""
+    pin(cores)
+    try:
+        torch.set_num_threads(len(cores))
+        with user_code.running(f"{case.words} does not run"):
+            run = _prepared(case, torch.device(device_id), how)
+            pipe.send(("", run.prepare_s))
+            end, samples_ms = time.perf_counter() + pipe.recv(), []
+            while len(samples_ms) < LEAST or time.perf_counter() < end:
+                begin = time.perf_counter_ns()
+                run()
+                samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+            pipe.send(("", (samples_ms, _status_mb("VmHWM"))))
+    except InputError as error:
+        pipe.send((str(error), None))
+
+
+def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel) -> Result:
+    """Measure ``instances`` of a case at once, each on cores of its own; the reference kernel runs before and after."""
+    cores, threads = own_cores(), case.threads or max(1, len(own_cores()) // case.instances)
+    if case.instances * threads > len(cores):
+        raise InputError(f"{case.instances} instances of {threads} threads need more cores than the {len(cores)} here")
+
+    def heard(worker: Worker) -> Any:
+        reason, content = worker.receive()
+        if reason:
+            raise InputError(reason)
+        return content
+
+    workers = [Worker(_instance, case, str(device), how, tuple(cores[number * threads:(number + 1) * threads]))
+               for number in range(case.instances)]
+    try:
+        prepare_s = max(heard(worker) for worker in workers)
+        before_ms = kernel.wait()
+        for worker in workers:
+            worker.send(how.case_s)
+        parts = [heard(worker) for worker in workers]
+    except WorkerLostError as error:
+        raise InputError(f"an instance of {case.words}: {error}") from error
+    finally:
+        for worker in workers:
+            worker.shut_down()
+    samples_ms = [ms for part, _ in parts for ms in part]
+    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=[max(before_ms, kernel.after())] * len(samples_ms),
+                  rss_mb=sum(mb for _, mb in parts), prepare_s=prepare_s)
+
+
+def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel, meter: Meter,
+                  idle_w: float) -> Result:
+    if case.instances > 1:
+        return _side_by_side(case, device, how, kernel)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins anew
+    before_mb = _status_mb("VmRSS")
+    run, budget_s = _prepared(case, device, how), how.case_s
     samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
     with LoadWatch(str(device)) as watch:
         while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
@@ -92,11 +197,12 @@ def _measure_case(case: Case, device: torch.device, budget_s: float, kernel: Ref
 
     energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
+    tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
-                  tensors_mb=tensor_peak_mb(run, device), energy=PassEnergy(energy_j=pass_j, **energy.columns))
+                  prepare_s=run.prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
-def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[list[Result], dict[str, Any]]:
+def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], dict[str, Any]]:
     """Measure cases in this process, one after another; DeviceLostError where a GPU breaks."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
@@ -111,7 +217,7 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
         for case in cases:
             try:
                 with user_code.running(f"model {case.network!r} does not run"):
-                    results.append(_measure_case(case, device, budget_s, kernel, meter, idle_w))
+                    results.append(_measure_case(case, device, how, kernel, meter, idle_w))
             except InputError as error:
                 if error.__cause__ and is_broken_device(error.__cause__):  # the other cases would fail in its place
                     raise machine.DeviceLostError(f"{device} broke: {one_line(error.__cause__)}") from None
@@ -122,16 +228,18 @@ def _measure(cases: Sequence[Case], device_id: str, budget_s: float) -> tuple[li
                      "bf16_instructions": machine.bf16_instructions()}
 
 
-def in_a_process(cases: Sequence[Case], device_id: str = "cpu", budget_s: float = 1.0,
+def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions | float = 1.0,
                  memory: str = "default") -> tuple[list[Result], dict[str, Any]]:
-    """Measure cases in a new process, each for ``budget_s`` and five passes at least; return results and the identity.
+    """Measure cases in a new process, each for ``case_s`` and five passes at least; return results and the identity.
 
-    On a disturbed processor a case takes up to three times as long, until five passes ran at its usual speed. Where there is a
-    meter, an energy loop of LEAST_S follows. A process that dies, or whose GPU breaks, fails all of its cases and has no
-    identity.
+    ``how``: Conditions, or ``case_s`` alone. What torch compiles is kept beside exported files. On a disturbed processor a case
+    takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop of LEAST_S
+    follows. A process that dies, or whose GPU breaks, fails all of its cases and has no identity.
     """
     heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
+    how = how if isinstance(how, Conditions) else Conditions(how)
+    kept = {"TORCHINDUCTOR_CACHE_DIR": str(how.folder / "inductor")} if how.folder else {}
     try:
-        return call(_measure, tuple(cases), device_id, budget_s, environment=heap, imported=() if heap else _IMPORTED)
+        return call(_measure, tuple(cases), device_id, how, environment=heap | kept, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
         return [Result(case=case, reason=str(error)) for case in cases], {}

@@ -42,6 +42,7 @@ class Result(BaseModel, extra="forbid", populate_by_name=True):
     reference_kernel_ms: list[float] = Field([], alias="yardstick_ms")
     rss_mb: float = np.nan
     tensors_mb: float = np.nan
+    prepare_s: float = np.nan
     energy: PassEnergy | None = None  # older files have none
     gpu: GpuUse | None = None
 
