@@ -66,7 +66,7 @@ def test_cells_of_the_default_matrix():
 @pytest.mark.parametrize(("device", "instructions", "precision"), [
     ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", (), "fp16")])
 def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
-    monkeypatch.setattr(machine, "bf16_instructions", lambda: instructions)
+    monkeypatch.setattr(machine, "instructions", lambda dtype: instructions)
     monkeypatch.setattr(machine, "device", torch.device)
     grid = {**CPU, "models": ["simple_cnn"], "precisions": ["fp32", "amp"]}
     found = matrix.cells(small(grids={device.partition(":")[0]: grid}), device)

@@ -115,7 +115,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     assert not torch.are_deterministic_algorithms_enabled(), "what was set is put back"
     assert (row["cpu_percent"], row["other_cpu_cores"], row["involuntary_switches_per_s"]) == (50, 0.25, 3)
     assert "others took 0.2 cores" in row["reason"]
-    monkeypatch.setattr(machine, "bf16_instructions", lambda: ())
+    monkeypatch.setattr(machine, "instructions", lambda dtype: ())
     unprofiled = profile_run.measure(short(profile=False, precision="amp"))
     assert unprofiled.run["precision"] == "fp32" and unprofiled.note.endswith(" Precision amp is fp32 on cpu.")
     assert len(unprofiled.rows) == 0

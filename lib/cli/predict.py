@@ -52,6 +52,11 @@ def _advise(options: argparse.Namespace) -> bool:
         from lib.measure import load, speed_history
         from lib.predict.advice import advise, advise_text, suggestions
 
+    if options.code:
+        from lib.predict.advice import snippets
+
+        print(snippets.snippet(_query(options)))
+        return False
     in_full = not options.json and (options.explain or options.verify)
 
     def ask() -> advise.Advice:
@@ -83,8 +88,9 @@ def _advise(options: argparse.Namespace) -> bool:
 def _query(options: argparse.Namespace) -> Any:
     from lib.predict.advice.query import Query
 
-    return Query(options.model, options.batch_size, options.input, options.mode, options.dtype, options.layout, options.compile,
-                 options.power_limit or 0.0, options.gpus, options.parallel)
+    names = ("model", "batch_size", "mode", "dtype", "layout", "gpus", "parallel", "runtime", "threads", "instances")
+    return Query(**{name: getattr(options, name) for name in names}, input_shape=options.input, compiled=options.compile,
+                 power_limit_w=options.power_limit or 0.0)
 
 
 def _answer_questions(options: argparse.Namespace) -> bool:
@@ -231,7 +237,8 @@ def _add_advise(verbs) -> None:
                            "module:Class")
     verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
                       help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
-                           "layout, compile, gpus, parallel; what a row leaves empty is as the options say")
+                           "layout, compile, gpus, parallel, runtime, threads, instances; what a row leaves empty is as the "
+                           "options say")
     verb.add_argument("--out", type=new_file, metavar="FILE.csv",
                       help="of --questions: the table of answers (default: it is printed)")
     verb.add_argument("--input", default="", metavar="SHAPE",
@@ -245,7 +252,12 @@ def _add_advise(verbs) -> None:
     verb.add_argument("--mode", default="infer", choices=("infer", "train"))
     verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
                       help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
-    add_flag(verb, "--compile", "compiled by torch.compile (cards only)")
+    add_flag(verb, "--compile", "compiled by torch.compile")
+    verb.add_argument("--runtime", default="torch", choices=("torch", "onnxruntime", "openvino"),
+                      help="what runs it on this CPU (default torch)")
+    verb.add_argument("--threads", type=whole(0), default=0, help="of each process on this CPU (default: all cores)")
+    verb.add_argument("--instances", type=whole(1), default=1, help="processes side by side on this CPU (default 1)")
+    add_flag(verb, "--code", "print a program that runs the network so, to paste and run")
     verb.add_argument("--power-limit", type=number(0, 1e4, above=True), metavar="W",
                       help="under a lowered power limit of GPUs (default: the most that the board may draw)")
     add_flag(verb, "--explain",
@@ -256,7 +268,7 @@ def _add_advise(verbs) -> None:
 
 def _add_devices(verb) -> None:
     """Add the options of an answer on several devices."""
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="int8: on this CPU, quantised")
     verb.add_argument("--device", action="append", default=[],
                       help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
                            "cpu@NAME); may be given again (default: all with a model)")

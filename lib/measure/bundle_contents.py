@@ -71,6 +71,7 @@ class Provenance(_Typed):
     rounds: int = 0
     cases: int = 0
     bf16_instructions: list[str] = []
+    int8_instructions: list[str] = []
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lib.measure import worker
 from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
 
 _INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
-_BF16_INSTRUCTIONS = {"amx_bf16", "avx512_bf16"}
+_INSTRUCTIONS = {"bf16": {"amx_bf16", "avx512_bf16"}, "int8": {"amx_int8", "avx512_vnni", "avx_vnni"}}
 _RSS_UNIT = 1 if platform.system() == "Darwin" else 1024
 
 
@@ -92,15 +92,15 @@ def _limits() -> dict[str, Any]:
     return ({"instruction_sets": sets} if sets else {}) | ({"usable_cores": usable} if usable < every else {})
 
 
-def bf16_instructions() -> tuple[str, ...]:
-    """Return the instructions of this CPU that compute in bf16; none where libraries are limited to older ones."""
+def instructions(dtype: str) -> tuple[str, ...]:
+    """Return the instructions of this CPU that compute in bf16 or int8; none where libraries are limited to older ones."""
     flags = set() if "instruction_sets" in _limits() else set(_proc_cpuinfo().get("flags", "").split())
-    return tuple(sorted(flags & _BF16_INSTRUCTIONS))
+    return tuple(sorted(flags & _INSTRUCTIONS.get(dtype, set())))
 
 
 def precision(wanted: str, where: torch.device) -> str:
     """Return what a precision is on a device: of ``amp`` fp16 on CUDA, bf16 on a CPU with instructions for it, else fp32."""
-    types = {"cuda": "fp16", "cpu": "bf16" if bf16_instructions() else "fp32"}
+    types = {"cuda": "fp16", "cpu": "bf16" if instructions("bf16") else "fp32"}
     return types.get(where.type, "fp32") if wanted == "amp" else wanted
 
 

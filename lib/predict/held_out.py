@@ -13,6 +13,7 @@ NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
 TENSORS, RESIDENT = "memory of tensors", "resident memory"
 NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
 FAMILIES, GAINS, NOISE = "networks of one family", "gains of a change", "labels"
+RUNTIMES = "gains of a runtime, int8 or threads"
 LIMITS = {"time": "time under a power limit", "energy": "energy under a power limit"}
 ALL = "all"  # kinds together
 PROJECT = "measured by this project"

@@ -101,7 +101,8 @@ def _passes(visits: Iterable[Visit]) -> pd.DataFrame:
                           for times in zip(result.samples_ms, result.reference_kernel_ms, strict=True)],
                          columns=[*_CASE, "samples_ms", "reference_ms"])
     alike = table["case"].map(lambda case: (case.runtime, case.threads, case.instances))  # a runtime's idle threads may spin
-    usual = ~(table["reference_ms"] > SLOW * table["reference_ms"].astype(float).groupby(alike).transform("quantile", USUAL / 100))
+    reference_ms = table["reference_ms"].astype(float)
+    usual = ~(reference_ms > SLOW * reference_ms.groupby(alike).transform("quantile", USUAL / 100))
     enough = usual.groupby([table[name] for name in _CASE], sort=False).transform("sum") >= LEAST
     return table.assign(usual=usual, counts=usual | ~enough)
 

@@ -225,7 +225,7 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
             gc.collect()
             allocator.trim()
     return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device),
-                     "bf16_instructions": machine.bf16_instructions()}
+                     **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")}}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions | float = 1.0,

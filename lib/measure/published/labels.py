@@ -25,7 +25,8 @@ STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside f
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": "pytorch", "gpus": "1", "parallel": "ddp", "includes": "", "autocast": "true"}
+         "compile": "false", "runtime": "torch", "threads": "0", "instances": "1", "gpus": "1", "parallel": "ddp",
+         "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
     "NVIDIA V100": "v100-sxm2-16gb", "NVIDIA Tesla P100": "p100-pcie-16gb", "NVIDIA GTX 1080 Ti": "gtx-1080-ti",

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict import registry
-from lib.predict.advice.query import COLUMNS, Answer, CapturedQuery, Query
+from lib.predict.advice.query import COLUMNS, INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import LAYOUTS
 from lib.predict.networks import gains
 from lib.predict.power import limits
@@ -76,12 +76,13 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
 
     This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
     """
-    repeated = len(set(devices)) < len(devices)
-    if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not gains.serves(dtype):
+    repeated, by_gain = len(set(devices)) < len(devices), dtype == INT8 or gains.serves(dtype)
+    if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
         return registry.for_devices(devices, dtype, **how)
     (cpu,) = registry.for_devices(["cpu"], "fp32", **how)
     others = [device for device in devices if device != "cpu"]
-    return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if others or not devices else ())]
+    more = others or (not devices and dtype != INT8)
+    return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if more else ())]
 
 
 def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool, batch_size: int = 0) -> list[Answer]:
@@ -98,8 +99,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
             and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        condition = " ".join([query.layout, *["compiled"] * query.compiled, query.dtype, query.mode,
-                              *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
+        condition = " ".join([query.gain_condition.words, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):

@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices, entry
+from lib.measure import worker
 from lib.measure.networks import allocator
 from lib.predict import boards, parallel, registry, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
-from lib.predict.networks import gains, resident, work
+from lib.predict.networks import composition, gains, resident, work
 from lib.predict.networks.composition import Composition, Estimate
+from lib.predict.networks.gains import GainCondition
 from lib.predict.networks.step import PARTS, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
@@ -30,11 +33,12 @@ from lib.work.graph import capture, ops
 
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
-           "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "rss_mb", "rss_low_mb",
+           "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "prepare_s", "rss_mb", "rss_low_mb",
            "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "parallel_ms",
            "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
-_DTYPES = ("fp32", *dtypes.AUTOCAST)
+INT8 = "int8"  # of a quantised network, captured in fp32
+_DTYPES = ("fp32", *dtypes.AUTOCAST, INT8)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
@@ -43,6 +47,7 @@ _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # pa
 class Query:
     """A network, its batch and mode, element type, layout of images, whether torch.compile compiles it, and on how many GPUs.
 
+    On this machine's CPU: the ``runtime``, and ``instances`` side by side of so many ``threads`` (0: all).
     ``power_limit_w``: a GPU's limit; 0: the most that the board may draw. ``batch_size`` is that of all GPUs together, which
     share it by ``parallel`` (of ``parallel.SCHEMES``).
     """
@@ -57,6 +62,9 @@ class Query:
     power_limit_w: float = 0.0
     gpus: int = 1
     parallel: str = "ddp"
+    runtime: str = RUNTIMES[0]
+    threads: int = 0
+    instances: int = 1
 
     @property
     def batch_per_gpu(self) -> int:
@@ -76,8 +84,19 @@ class Query:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the network runs eagerly, its images in the default layout."""
-        return (self.layout, self.compiled) == ("contiguous", False)
+        """Return whether torch runs the network eagerly on all threads, its images in the default layout."""
+        return self.layout == "contiguous" and self.gain_condition.is_of_torch
+
+    @property
+    def is_for_cpu(self) -> bool:
+        """Return whether only this machine's CPU is asked about: a runtime, int8, threads or instances."""
+        return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
+
+    @property
+    def gain_condition(self) -> GainCondition:
+        """Return how its passes run on a CPU."""
+        threads = 0 if self.threads == worker.usable_cores() else self.threads
+        return GainCondition(self.mode, self.dtype, self.layout, self.compiled, self.runtime, threads, self.instances)
 
 
 def cached_with_errors(call: Callable) -> Callable:
@@ -109,14 +128,16 @@ class CapturedQuery:
         if query.mode not in ops.MODES:
             raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
         query.check_gpus()
+        entry(dict.fromkeys(RUNTIMES), query.runtime, "runtime")
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
         self._captured = cached_with_errors(lambda batch_size, device_type: work.captured(
-            query.network(batch_size), query.mode, dtypes.torch_name(query.dtype), device=device_type, ready=module()))
+            query.network(batch_size), query.mode, dtypes.torch_name("fp32" if query.dtype == INT8 else query.dtype),
+            device=device_type, ready=module()))
         self._scaled = cache(lambda *case: _interpolated(self._captured, *case))
         self._rows = cache(lambda: card_rows.of_network(network, module()))
-        self._in_fp32 = cache(lambda: CapturedQuery(replace(query, dtype="fp32", layout="contiguous")))
+        self._in_fp32 = cache(lambda: CapturedQuery(Query(query.model, query.batch_size, query.input_shape, query.mode)))
 
     def with_changes(self, **changes) -> "CapturedQuery":
         """Return the query with another batch size, layout, compiled or power limit; both share their captures."""
@@ -143,7 +164,7 @@ class CapturedQuery:
 
     def in_fp32(self) -> "CapturedQuery":
         """Return the query in fp32 and the default layout, at the same batch size."""
-        return self if self.query.dtype == "fp32" else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
+        return self if self.query.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
 def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
@@ -195,16 +216,15 @@ class Answer:
     def condition(self) -> Condition | None:
         """Give the measured condition of whole networks that is most like the query; None where there is none."""
         card, query = self.predictor.card, self.query
-        if card is None or self.captured.dimensions != 4:  # images
+        if card is None or query.is_for_cpu or self.captured.dimensions != 4:  # images
             return None
         return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
 
     @property
     def uses_gain(self) -> bool:
-        """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
-        query, predictor = self.query, self.predictor
-        is_default = (query.dtype, query.layout) == ("fp32", "contiguous")
-        return predictor.device == "cpu" and predictor.model.facts["dtype"] == "fp32" and not is_default and not query.compiled
+        """Return whether this CPU's answer is its time in eager fp32 divided by the gain of another condition."""
+        is_default = self.query.is_plain and self.query.dtype == "fp32"
+        return self.predictor.device == "cpu" and self.predictor.model.facts["dtype"] == "fp32" and not is_default
 
     @cached_property
     def estimate(self) -> Estimate | Step:
@@ -309,14 +329,18 @@ class Answer:
     def _in_fp32(self) -> Work:
         return self.captured.in_fp32().scaled(self.work.batch_size)
 
-    def gain(self, dtype: str, layout: str) -> gains.GainAnswer:
-        """Return the gain of an element type and layout over fp32 in the default layout on this CPU."""
-        return gains.answer(self._in_fp32, self.predictor.model, dtype, layout)
+    @cached_property
+    def _gain_terms(self) -> dict[str, float]:
+        return gains.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
+
+    def gain(self, **changes: Any) -> gains.GainAnswer:
+        """Return the gain of the query with changes over eager fp32 in the default layout on this CPU."""
+        return gains.answer(self._in_fp32, self._gain_terms, replace(self.query, **changes).gain_condition)
 
     def _by_gain(self) -> Estimate:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
-        gain = self.gain(self.query.dtype, self.query.layout)
+        gain = self.gain()
         predicted_ms, gain_half = base.predicted_ms / gain.gain, math.log(gain.high / gain.gain)
         below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), gain_half))
                         for end in (base.low_ms, base.high_ms))
@@ -328,17 +352,20 @@ class Answer:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
         gpus, scheme = self.query.gpus, parallel.SCHEMES[self.query.parallel]
-        rate = gpus * work.batch_size / estimate.predicted_ms * 1e3
+        gain = passes.provenance.gain
+        rate = gpus * self.query.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus),
+                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
+                                     or (gain and gain.is_borrowed and not self.query.gain_condition.is_of_torch)),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
-                "latency_type": "end_to_end", "widened": self.is_widened, **quote.quote(self).columns,
+                "latency_type": "end_to_end", "widened": self.is_widened,
+                "prepare_s": gain.prepare_s if gain else 0.0, **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
                 **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
@@ -366,7 +393,7 @@ class Answer:
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""
         query, batch_size = self.query, self.work.batch_size
-        if query.power_limit_w or query.gpus > 1:
+        if query.power_limit_w or query.gpus > 1 or query.threads:
             return math.nan
         if query.mode == "train":
             return steps.measured_step_ms(self.predictor, query.model, batch_size) if query.dtype == "fp32" else math.nan
@@ -375,6 +402,7 @@ class Answer:
             return math.nan
         case = {"network": query.model, "mode": query.mode, "batch_size": batch_size, "dtype": query.dtype,
                 "input_shape": query.input_shape, "channels_last": query.layout == "channels_last",
-                "compiled": query.compiled, "status": "ok", "memory": "default"}
+                "compiled": query.compiled, "runtime": query.runtime, "instances": query.instances, "status": "ok",
+                "memory": "default"}
         same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

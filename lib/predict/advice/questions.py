@@ -19,8 +19,11 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
-FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel")
+FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
+          "threads", "instances")
+_NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
+_APART = ("layout", "compiled", "gpus", "parallel", "runtime", "threads", "instances")  # of a query; captures do not depend on
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LARGEST_DIGITS = 9
@@ -41,12 +44,13 @@ class Question:
         query = self.query
         return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
                 "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
-                "compile": query.compiled, "gpus": query.gpus, "parallel": query.parallel}
+                "compile": query.compiled, "gpus": query.gpus, "parallel": query.parallel, "runtime": query.runtime,
+                "threads": query.threads or None, "instances": query.instances}
 
     @property
     def shared(self) -> Query:
         """Return what the questions have in common that the same captures answer."""
-        return replace(self.query, batch_size=0, layout=Query.layout, compiled=False, gpus=1, parallel=Query.parallel)
+        return replace(self.query, batch_size=0, **{name: getattr(Query, name) for name in _APART})
 
 
 def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
@@ -79,7 +83,7 @@ def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: It
 def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     texts = {name: row.get(name, "").strip() for name in FIELDS}
     numbers, compiled, error = {}, texts["compile"].lower(), ""
-    for name in ("batch_size", "gpus"):
+    for name in _NUMBERS:
         text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
         if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
             error, text = f"{name} {texts[name]!r} is no whole number of 1 or more", ""
@@ -89,7 +93,7 @@ def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
     if compiled and compiled not in _TRUTH:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
     given = {"input_shape": texts["input"], "compiled": _TRUTH.get(compiled), **numbers,
-             **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel")}}
+             **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel", "runtime")}}
     stated = {name: value for name, value in given.items() if value or value is False}
     return Question(number, replace(usual, **stated), texts["device"], error)
 
@@ -131,7 +135,7 @@ def _answered(question: Question, at, models, more: Sequence[str]) -> Iterator[d
         query = question.query
         query.check_gpus()
         captured = at(query.batch_per_gpu)
-        captured = captured.with_changes(layout=query.layout, compiled=query.compiled, gpus=query.gpus, parallel=query.parallel,
+        captured = captured.with_changes(**{name: getattr(query, name) for name in _APART},
                                          batch_size=captured.query.batch_size * query.gpus)
         predictors = models(question.device, query.dtype)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):

@@ -16,6 +16,7 @@ from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import Answer, CapturedQuery
 from lib.predict.cards.whole_networks import gain
+from lib.predict.networks import gains
 from lib.predict.power import limits
 from lib.progress import track
 
@@ -50,16 +51,32 @@ def suggestions(advice: Advice) -> list[Change]:
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query = answer.query
-    gains = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
-    if not query.compiled:
+    suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
+    runtimes = list(_runtimes(answer))
+    suggested += runtimes
+    if not query.compiled and not runtimes:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
-        gains.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
-                                             f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
-    if query.layout == "contiguous" and any(entry.is_picture for entry in query.network().batch):
-        gains.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in this "
-                                             "layout", {"layout": "channels_last"})))
-    return [*gains, *([_half_precision(answer)] if query.dtype == "fp32" else []), *_power_limit(answer)]
+        suggested.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
+                                                  f"{fused:.0%} of the predicted time of all operators", {"compiled": True})))
+    if query.layout == "contiguous" and not query.is_for_cpu and any(entry.is_picture for entry in query.network().batch):
+        suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
+                                                  "this layout", {"layout": "channels_last"})))
+    half = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
+    return [*suggested, *half, *_power_limit(answer)]
+
+
+def _runtimes(answer: Answer) -> Iterator[Change]:
+    """Yield the runtimes, with element types, threads and processes, that networks tell about on a CPU like this one."""
+    query, predictor = answer.query, answer.predictor
+    if predictor.device != "cpu" or predictor.model.facts["dtype"] != "fp32":
+        return
+    before = answer.gain().gain * query.instances if answer.uses_gain else 1.0
+    for way in gains.conditions(query.mode):
+        if way not in (query.gain_condition, replace(query.gain_condition, dtype=way.dtype)) and not way.is_of_torch:
+            fields = {name: value for name, value in vars(way).items() if name != "mode"}
+            learned = answer.gain(**fields)
+            yield Change(way.words, learned.gain * way.instances / before, learned.evidence, fields)
 
 
 def _learned(answer: Answer, change: Change) -> Change:
@@ -72,8 +89,8 @@ def _learned(answer: Answer, change: Change) -> Change:
     if predictor.device != "cpu" or after["compiled"] or predictor.model.facts["dtype"] != "fp32":
         return change  # gains are over fp32
     try:
-        way = answer.gain(after["dtype"], after["layout"])
-        usual = answer.gain(before["dtype"], before["layout"]).gain if answer.uses_gain else 1.0
+        way = answer.gain(**change.apply)
+        usual = answer.gain().gain if answer.uses_gain else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     return replace(change, predicted_gain=way.gain / usual, why=way.evidence)
@@ -82,7 +99,8 @@ def _learned(answer: Answer, change: Change) -> Change:
 def retained_memory(answer: Answer) -> Change | None:
     """Return the change to a heap that retains freed memory; None where passes take no fresh memory (a training loop)."""
     fresh_mb, composition = answer.work.fresh_bytes / 1e6, answer.predictor.composition("infer")
-    if answer.query.mode == "train" or not (composition.rates.get("fresh_mb") and fresh_mb):
+    takes_memory = answer.query.mode == "infer" and answer.query.gain_condition.is_of_torch
+    if not (takes_memory and composition.rates.get("fresh_mb") and fresh_mb):
         return None
     retained_ms = replace(answer, memory="kept").estimate.predicted_ms
     return Change(f"retain freed memory ({RETAINING})", answer.estimate.predicted_ms / retained_ms,
@@ -149,7 +167,8 @@ def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
     batch_size = answer.captured.batch_size
     changed = replace(answer, batch_size=change.apply.get("batch_size", batch_size))
     before_ms, after_ms = base_ms + answer.beside_ms, measured_ms + changed.beside_ms
-    return replace(change, measured_gain=before_ms / after_ms * changed.batch_size / batch_size)
+    at_once = changed.batch_size / batch_size * change.apply.get("instances", answer.query.instances) / answer.query.instances
+    return replace(change, measured_gain=before_ms / after_ms * at_once)
 
 
 def _median_ms(answer: Answer, apply: Mapping[str, Any]) -> float | str:
@@ -160,7 +179,7 @@ def _median_ms(answer: Answer, apply: Mapping[str, Any]) -> float | str:
     memory, fields = apply.get("memory", "default"), {name: value for name, value in apply.items() if name != "memory"}
     query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
     case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
-                query.compiled)
+                query.compiled, query.runtime, query.threads, query.instances)
     visit = end_to_end.in_a_process([case], "cpu", _BUDGET_S, memory)[0][0]
     return visit.reason or float(np.median(visit.samples_ms))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.config.definitions import load_devices
+from lib.config.definitions import RUNTIMES, load_devices
 from lib.errors import InputError, choices
 from lib.measure.published import labels
 from lib.measure.published.labels import DEFAULT, READERS
@@ -30,7 +30,8 @@ from lib.work import networks
 from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
-_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "alone")  # that ran on GPUs of any number
+# what ran on GPUs of any number
+_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "runtime", "alone")
 _ENDS = ("predicted", "low", "high")
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
@@ -100,7 +101,7 @@ def _errors(table: pd.DataFrame) -> pd.Series:
             (table["dtype"].isin(_TYPES), "no model answers in " + table["dtype"].astype(str)),
             ((gpus == 1) | (gpus.isin(parallel.GPUS) & table["device"].isin(load_devices())),
              f"gpus is no whole number from 1 to {parallel.GPUS[-1]}, or not 1 where the device is no GPU"),
-            (table["runtime"] == "pytorch", "only PyTorch is predicted"),
+            (table["runtime"].isin(RUNTIMES), "runtime is none of: " + choices(RUNTIMES)),
             (table["mode"].isin(_PASSES), "mode is none of: " + choices(_PASSES)),
             ((ms > 0) & (ms < np.inf), "no time in ms above 0"),
             (~learned, "models were trained on these rows, see models --errors")):

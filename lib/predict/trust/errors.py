@@ -32,6 +32,7 @@ from lib.predict.held_out import (
     OPERATORS,
     PROJECT,
     RESIDENT,
+    RUNTIMES,
     STEPS,
     TENSORS,
     frame,
@@ -78,6 +79,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "a kernel on a measured GPU": f"what == '{OPERATORS}' and not on_cpu and device != '{ANY_GPU}'",
     "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
     "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
+    "how much faster another runtime, int8 or threads are on a CPU": f"what == '{RUNTIMES}'",
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},

@@ -1,5 +1,6 @@
 """The figures of the cost model: what to trust, parity, errors by size, learning curve, effects, networks, memory, devices."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 
@@ -64,6 +65,31 @@ def outsiders(table: pd.DataFrame):
     axis.set(xlabel="mean absolute error, %", xlim=(0, None))
     label_rows(axis, list(rows["case"]))
     legend(figure, 4, "upper")
+    return figure
+
+
+@needs("networks in several runtimes")
+def runtimes(table: pd.DataFrame, batch_size: int):
+    """Return the measured gain over eager torch of each network (rows) in each runtime (columns) as a heat map.
+
+    ``table``: ``runtime_choices.rows``. A frame marks the condition that is predicted to be best of those measured.
+    """
+    import seaborn
+
+    part = table[table["batch_size"] == batch_size]
+    measured, predicted = (part.pivot_table(index="case", columns="runs", values=name) for name in ("measured", "predicted"))
+    order = measured.max(axis=1).sort_values(ascending=False).index
+    columns = measured.count().sort_values(ascending=False).index
+    measured, predicted = measured.loc[order, columns], predicted.loc[order, columns]
+    figure, (axis,) = axes(width=9, height=2.2 + 0.26 * len(order))
+    seaborn.heatmap(np.log2(measured), ax=axis, cmap="vlag", center=0, annot=measured, fmt=".1f", annot_kws={"size": 7},
+                    cbar=False)
+    for row, name in enumerate(predicted.max(axis=1).index):
+        if predicted.loc[name].max() > 1:
+            column = columns.get_loc(predicted.loc[name].idxmax())
+            axis.add_patch(matplotlib.patches.Rectangle((column, row), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
+    axis.set(xlabel="", ylabel="")
+    axis.tick_params(axis="x", rotation=40)
     return figure
 
 

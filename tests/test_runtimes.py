@@ -1,0 +1,116 @@
+"""Networks in ONNX Runtime and OpenVINO, compiled, in int8, on fewer threads and side by side: measured, refused, told."""
+
+import builtins
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lib.config.base import build
+from lib.config.definitions import Campaign
+from lib.errors import InputError
+from lib.measure.networks import campaign, end_to_end, runtimes
+from lib.measure.networks.case import Case, program
+from lib.measure.networks.end_to_end import Conditions, in_a_process
+from lib.predict.advice.query import Query
+from lib.predict.advice.snippets import snippet
+from tests import refused
+
+SMALL = ("simple_cnn", "infer", 2, "3x28x28")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Give a folder of exported networks."""
+    return tmp_path_factory.mktemp("prepared")
+
+
+@pytest.mark.parametrize(("runtime", "dtype"), [(runtime, dtype) for runtime in runtimes.TYPES for dtype in ("fp32", "int8")])
+def test_a_runtime_computes_what_torch_does_and_finds_what_was_exported(folder, runtime, dtype):
+    first = program(Case(*SMALL, dtype, runtime=runtime), CPU, folder)
+    files = {path: path.stat().st_mtime_ns for path in folder.glob("*.onnx")}
+    again = program(Case(*SMALL, dtype, runtime=runtime), CPU, folder)
+    assert files == {path: path.stat().st_mtime_ns for path in folder.glob("*.onnx")}, "nothing is exported twice"
+    assert [out.shape for out in first()] == [out.shape for out in again()] == [(2, 1000)]
+    assert first.prepare_s > 0
+
+
+def test_a_pass_that_computes_something_else_has_no_time(folder, monkeypatch):
+    monkeypatch.setattr(runtimes, "_onnxruntime", lambda *_: lambda: [np.zeros((2, 1000), np.float32)])
+    with refused("outputs differ from those of torch in fp32 by 1 of their size, more than 0.01"):
+        program(Case(*SMALL, runtime="onnxruntime"), CPU, folder)
+
+
+@pytest.mark.parametrize(("case", "words"), [
+    (Case(*SMALL, "int8"), "torch has no int8 networks; use the runtime onnxruntime or openvino"),
+    (Case(*SMALL, "bf16", runtime="onnxruntime"), "onnxruntime has no bf16 here; it has fp32, int8"),
+    (Case("simple_cnn", "train", 2, "3x28x28", runtime="openvino"), "openvino only infers"),
+    (Case(*SMALL, compiled=True, runtime="openvino"), "compiles in its own way")])
+def test_what_a_runtime_lacks_is_said(case, words):
+    with refused(words):
+        program(case, CPU)
+
+
+def test_a_package_that_is_missing_is_named(folder, monkeypatch):
+    program(Case(*SMALL, runtime="onnxruntime"), CPU, folder)
+    whole = builtins.__import__
+
+    def without(name, *more):
+        if name == "openvino":
+            raise ModuleNotFoundError("No module named 'openvino'", name="openvino")
+        return whole(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with refused("openvino needs the package openvino: pip install openvino"):
+        program(Case(*SMALL, runtime="openvino"), CPU, folder)
+
+
+def test_an_export_that_takes_too_long_is_stopped(monkeypatch):
+    monkeypatch.setattr(end_to_end, "program", lambda *_: time.sleep(9))
+    begin = time.monotonic()
+    with refused("it was not exported or compiled within 0 s"):
+        end_to_end._prepared(Case(*SMALL, compiled=True), CPU, Conditions(prepare_s=0.1))
+    assert time.monotonic() < begin + 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("home")
+def test_threads_and_processes_side_by_side_are_conditions_and_failures_are_rows(tmp_path):
+    cases = [Case(*SMALL, threads=1), Case(*SMALL, threads=1, instances=2), Case(*SMALL, threads=64, instances=2)]
+    one, two, many = in_a_process(cases, how=Conditions(0.1, folder=tmp_path))[0]
+    assert not one.reason and len(one.samples_ms) >= 5
+    assert "need more cores than the" in many.reason
+    if "need more cores" not in two.reason:  # a machine of one core
+        assert len(two.samples_ms) >= 10 and two.rss_mb > one.rss_mb
+
+
+def test_each_network_of_a_set_has_its_share_of_the_cases_and_all_are_covered():
+    part = {"networks": ["resnet18", "alexnet", "vgg11"], "modes": ["infer"], "batch_sizes": [1, 8], "memory": ["default"],
+            "runtimes": ["onnxruntime", "openvino"], "threads": [0, 1], "every": 3}
+    wanted = campaign.cases(build(Campaign, {"rounds": 1, "case_s": 1.0, "sets": [part]}, "plan"))
+    by_network = {name: {(case.batch_size, case.runtime, case.threads) for case, _ in wanted if case.network == name}
+                  for name in part["networks"]}
+    assert sorted(map(len, by_network.values())) == [2, 3, 3] and len(set.union(*by_network.values())) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [
+    {"runtime": "openvino"}, {"runtime": "onnxruntime", "dtype": "int8"}, {"layout": "channels_last"}])
+def test_the_program_that_is_told_runs_and_prints_its_time(tmp_path, how):
+    text = snippet(Query("squeezenet1_1", 1, "", **how))
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"[0-9.]+ ms", done.stdout.splitlines()[-1])
+
+
+def test_programs_are_told_of_known_libraries_alone():
+    assert "timm.create_model(\"resnet50\")" in snippet(Query("timm:resnet50"))
+    side_by_side = snippet(Query("resnet18", instances=2, threads=1)).splitlines()[0]
+    assert side_by_side == "# side by side: taskset -c 0-0 python run.py & taskset -c 1-1 python run.py"
+    for query in (Query("W1"), Query("resnet18", mode="train")):
+        with pytest.raises(InputError, match="--code is for inference of networks of torchvision and timm"):
+            snippet(query)
