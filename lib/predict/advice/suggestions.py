@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from lib.measure import archive, machine
 from lib.measure.networks import allocator
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
-from lib.predict.advice.query import Answer, CapturedQuery
+from lib.predict.advice.query import INT8, Answer, CapturedQuery
 from lib.predict.cards.whole_networks import gain
 from lib.predict.networks import gains
 from lib.predict.power import limits
 from lib.progress import track
 
+_RUNTIMES = 3  # that are suggested
 _BUDGET_S = 2.0  # of measuring one change
 RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
 _SLOWER, _STEP_W = 1.1, 5.0  # times as long may a step take under a suggested power limit; the distance of limits compared
@@ -52,7 +53,7 @@ def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query = answer.query
     suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
-    runtimes = list(_runtimes(answer))
+    runtimes = _runtimes(answer)
     suggested += runtimes
     if not query.compiled and not runtimes:
         operators = answer.passes.operators
@@ -66,17 +67,25 @@ def changes(answer: Answer) -> list[Change]:
     return [*suggested, *half, *_power_limit(answer)]
 
 
-def _runtimes(answer: Answer) -> Iterator[Change]:
-    """Yield the runtimes, with element types, threads and processes, that networks tell about on a CPU like this one."""
+def _runtimes(answer: Answer) -> list[Change]:
+    """Return the best of the runtimes that networks tell about on a CPU like this one, one that is no int8 among them.
+
+    Of each runtime and element type the best number of threads and processes.
+    """
     query, predictor = answer.query, answer.predictor
     if predictor.device != "cpu" or predictor.model.facts["dtype"] != "fp32":
-        return
-    before = answer.gain().gain * query.instances if answer.uses_gain else 1.0
+        return []
+    before, best = answer.gain().gain * query.instances if answer.uses_gain else 1.0, {}
     for way in gains.conditions(query.mode):
-        if way not in (query.gain_condition, replace(query.gain_condition, dtype=way.dtype)) and not way.is_of_torch:
-            fields = {name: value for name, value in vars(way).items() if name != "mode"}
+        fields = {name: value for name, value in vars(way).items() if name != "mode"}
+        if way != query.gain_condition and not way.is_of_torch:
             learned = answer.gain(**fields)
-            yield Change(way.words, learned.gain * way.instances / before, learned.evidence, fields)
+            change = Change(way.words, learned.gain * way.instances / before, learned.evidence, fields)
+            kind = gains.preparation(way)
+            best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
+    ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
+    exact = [change for change in ranked if change.apply["dtype"] != INT8]
+    return [change for change in ranked if change in (*ranked[:_RUNTIMES], *exact[:1])]
 
 
 def _learned(answer: Answer, change: Change) -> Change:
