@@ -84,8 +84,8 @@ class Boards(Saved):
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
     def of(self, kind: str) -> Spread | None:
-        """Return the spread of a kind; None where nothing like it was measured."""
-        return self.spreads.get(kind) or self.spreads.get(_all(kind))
+        """Return the spread of a kind; of kernels, if nobody measured any, that of networks; None where nobody did."""
+        return self.spreads.get(kind) or self.spreads.get(_all(kind)) or self.spreads.get(f"{NETWORK}s")
 
     def without(self, device: str, family: str = "", source: str = "") -> Rates:
         """Return the rates that did not see a device and a family; all of them, if the ``source`` taught nothing."""
