@@ -75,12 +75,15 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
              *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
-    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}" for change in _worthwhile(suggested)]
+    best = _worthwhile(suggested)
+    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}{f'  ({change.options})' if change.options else ''}"
+             for change in best]
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.apply]
     lines += [*_limited(advice), *_prepared(advice)]
+    lines += ["With these options and --code, advise prints a program that runs it so."] * any(one.options for one in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.config.definitions import load_devices
+from lib.config.definitions import RUNTIMES, load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.networks import allocator
@@ -39,6 +39,15 @@ class Change:
     why: str
     apply: Mapping[str, Any]
     measured_gain: float = math.nan
+
+    @property
+    def options(self) -> str:
+        """Return the options of ``advise`` that ask for another runtime; empty for other changes."""
+        given = {"--runtime": self.apply.get("runtime", RUNTIMES[0]), "--dtype": self.apply.get("dtype", "fp32"),
+                 "--threads": self.apply.get("threads", 0), "--instances": self.apply.get("instances", 1)}
+        usual = (RUNTIMES[0], "fp32", 0, 1)
+        texts = [f"{name} {value}" for (name, value), other in zip(given.items(), usual, strict=True) if value != other]
+        return " ".join(["--compile"] * self.apply.get("compiled", False) + texts) if "runtime" in self.apply else ""
 
 
 def suggestions(advice: Advice) -> list[Change]:
