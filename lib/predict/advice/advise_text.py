@@ -76,8 +76,7 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     best = _worthwhile(suggested)
-    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}{f'  ({change.options})' if change.options else ''}"
-             for change in best]
+    worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}  {change.options}".rstrip() for change in best]
     device = advice.tuned.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
