@@ -17,6 +17,7 @@ from lib.measure import ceilings
 from lib.measure.operators import aggregate
 from lib.missing import Missing, MissingError, needs
 from lib.predict.analytic import roofline
+from lib.predict.evaluation import runtime_choices
 from lib.predict.trust import scoreboard
 from lib.report.notebook import Notebook
 from lib.report.sentences import write
@@ -146,6 +147,10 @@ def board():
     return scoreboard.summary(scoreboard.shipped())
 
 
+def compared(rows):
+    return runtime_choices.choices(rows), runtime_choices.choices(rows, exact=True), rows
+
+
 def one_run(rows):
     return rows.iloc[0] if len(rows) else metered(rows_of(runs)).assign(step_n=0).iloc[0]
 
@@ -228,6 +233,8 @@ CALLS = {
     "complexity.growth": ("totals", lambda rows: (intensity_by_batch(rows),)),
     "cost_model.operators": ("scores", lambda rows: (rows, rows_of("predictions").head(len(rows)))),
     "cost_model.networks": ("predictions", lambda rows: (evaluated_of(rows),)),
+    "cost_model.runtimes": (runtime_choices.rows, lambda rows: (rows, 1)),
+    "cost_model.runtime_numbers": (runtime_choices.rows, compared),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),
     "scheduler_eval.lines": ("results", lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy")),
     "scheduler_eval.waiting": ("results", lambda rows: (rows, rows)),

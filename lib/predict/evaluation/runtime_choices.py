@@ -35,7 +35,7 @@ def choices(table: pd.DataFrame, exact: bool = False) -> pd.DataFrame:
         named = predicted.idxmax()
         lines.append({**dict(zip(_CASE, case, strict=True)), "best": measured.idxmax(), "named": named,
                       "regret_pct": regret[named], **{rule: regret.get(words, np.nan) for rule, words in RULES.items()}})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=[*_CASE, "best", "named", "regret_pct", *RULES])
 
 
 def summary(chosen: pd.DataFrame) -> pd.DataFrame:

@@ -77,6 +77,8 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     import seaborn
 
     part = table[table["batch_size"] == batch_size]
+    if part.empty:
+        raise MissingError(f"networks at batch {batch_size}")
     measured, predicted = (part.pivot_table(index="case", columns="runs", values=name) for name in ("measured", "predicted"))
     order = measured.max(axis=1).sort_values(ascending=False).index
     columns = measured.count().sort_values(ascending=False).index
