@@ -16,7 +16,7 @@ The map of the library, the lowest package first. Each imports only from those l
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
-    schedule   where it runs: problem, state, energy, bounds
+    schedule   where it runs: problem, state, energy, bounds, risk
                  policies/ baselines, policies/hybrid/ simulation/ events, metrics
                  runtime/ real runs, runtime/engine/ slots, workers, priorities
     tensorrt   layers of TensorRT engines (optional)

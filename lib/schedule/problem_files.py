@@ -39,6 +39,11 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
 
 
+def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
+    """Read ``high.csv``, like ``times.csv``: the high ends of 90 % ranges in s (jobs, types), inf where a cell is empty."""
+    return _in_order(_read_times(path, problem.fleet), list(problem.jobs.ids), path, source).to_numpy(float)
+
+
 def _in_order(table: pd.DataFrame, ids: Sequence[str], path: Path, source: Path | str) -> pd.DataFrame:
     """Return the rows of the ids of ``source`` from the table of ``path``; InputError names the ids that are missing there."""
     if missing := [name for name in ids if name not in table.index]:
