@@ -17,7 +17,7 @@ The map of the library, the lowest package first. Each imports only from those l
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
     schedule   where it runs: problem, state, energy, bounds, risk
-                 policies/ baselines, policies/hybrid/ simulation/ events, metrics
+                 policies/ baselines, gangs; policies/hybrid/ simulation/ events, metrics
                  runtime/ real runs, runtime/engine/ slots, workers, priorities
     tensorrt   layers of TensorRT engines (optional)
                  recordings/ raw data to tables        models/ runtime and power of a layer

@@ -76,7 +76,7 @@ def jobs_of(table: pd.DataFrame) -> Jobs:
     """Return the jobs of a table ``jobs``; jobs of one workload or one notebook are of one class."""
     classes = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
     return Jobs(tuple(table["job_id"]), **{name: table[name].to_numpy(float) for name in PER_JOB},
-                job_class=pd.factorize(classes.where(classes != ""))[0])
+                job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int))
 
 
 def read_fleet(path: Path) -> Fleet:
