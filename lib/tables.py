@@ -530,6 +530,7 @@ arrival_s             float = 0.0               when it arrives
 deadline_s            float = inf               when it should have ended; empty: no deadline
 memory_mb             float = 0.0               memory that it needs on its device
 cpu_cores             float = 0.0               host cores needed beside a GPU, or cores of the CPU slot
+devices               int >= 1 = 1              devices of one type that it needs at once; memory and cores are of each
 
 [devices]
 device                text                      a device, or a group of equal ones

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_flag, add_verb, names, new_file, whole
+from lib.cli.options import a_path, add_flag, add_verb, names, new_file, number, whole
 from lib.errors import InputError
 
 
@@ -16,9 +16,10 @@ def _schedule(options: argparse.Namespace) -> None:
     if options.out and options.trace and options.out.resolve() == options.trace.resolve():
         raise InputError(f"--out and --trace are both {options.out}; name two files")
     problem = problem_files.read(options.times, options.devices, options.jobs, options.actual, options.energy)
-    answer = api.schedule(problem, options.policy, options.objective)
+    high_s = problem_files.read_high(options.high, problem, options.times) if options.high else None
+    answer = api.schedule(problem, options.policy, options.objective, high_s, options.time_limit_risk)
     answer.write(options.out, options.trace)
-    print(json.dumps(answer.figures, indent=1) if options.json else api.text(answer))
+    print(json.dumps(answer.figures | answer.risks, indent=1) if options.json else api.text(answer))
 
 
 def _run_jobs(options: argparse.Namespace) -> bool:
@@ -67,6 +68,10 @@ def add(verbs) -> None:
     verb.add_argument("--actual", type=a_path, help="CSV like --times: the actual times; policies see --times")
     verb.add_argument("--energy", type=a_path, help="CSV: job_id, one column of joules per device type, source (measured, "
                       "modelled or assumed; default measured); missing values: the watts of --devices, assumed")
+    verb.add_argument("--high", type=a_path, help="CSV like --times: the high ends of their 90 %% ranges; the answer says "
+                      "how likely each deadline is kept, and proposes time limits")
+    verb.add_argument("--time-limit-risk", type=number(0, 1, above=True), default=0.05, metavar="RISK",
+                      help="with --high: the probability with which a job may overrun its time limit (default 0.05)")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
                       help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")

@@ -1,7 +1,8 @@
 """Scheduling from Python or the command line: a problem, a policy and an objective; a schedule and its figures."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pandas as pd
 
 from lib import files, store
 from lib.errors import InputError, choices
-from lib.schedule import bounds
-from lib.schedule.policies import registry
+from lib.schedule import bounds, risk
+from lib.schedule.policies import gangs, registry
 from lib.schedule.problem import Problem
+from lib.schedule.risk import Risk
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
@@ -30,6 +32,7 @@ class Answer:
     policy: str
     objective: str
     outcome: Outcome
+    risk: Risk | None = None
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -38,6 +41,16 @@ class Answer:
         measured = metrics.metrics(self.outcome, max(bounds.makespan_bound(problem), bounds.whole_jobs_bound(problem)))
         facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
         return {name: {**measured, **facts}[name] for name in FIGURES}
+
+    @property
+    def risks(self) -> dict[str, Any]:
+        """Return what may become of the schedule, by job where it is of jobs; empty where times are certain."""
+        if not self.risk:
+            return {}
+        by_job = {name: pd.Series(values, self.outcome.problem.jobs.ids).dropna().to_dict() for name, values in (
+            ("in_time", self.risk.in_time), ("time_limit_s", self.risk.time_limit_s))}
+        return {"makespan_range_s": self.risk.makespan_s, "all_in_time": self.risk.all_in_time, **by_job,
+                "time_limit_risk": self.risk.limit_risk}
 
     @property
     def schedule(self) -> pd.DataFrame:
@@ -55,10 +68,12 @@ class Answer:
             files.create(trace_path, trace.encoded(self.outcome.schedule, self.policy))
 
 
-def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan") -> Answer:
+def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan", high_s: np.ndarray | None = None,
+             limit_risk: float = 0.05) -> Answer:
     """Schedule a problem by a policy that pursues an objective (``registry.aimed``).
 
-    Raises InputError if the problem has no device for the policy, or no deadline for that objective.
+    With ``high_s`` (jobs, types), the high ends of 90 % ranges, the answer has its ``risk``. Raises InputError if the problem
+    has no device for the policy, or no deadline for that objective, and for wrong high ends or a ``limit_risk`` that is none.
     """
     cpu = problem.fleet.cpu
     wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(policy)
@@ -67,7 +82,16 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
                          f"{choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
-    return Answer(policy, objective, simulate(problem, registry.aimed(policy, objective)))
+    aimed = registry.aimed(policy, objective)
+    if problem.jobs.has_gangs:
+        if not gangs.bears_gangs(aimed):
+            raise InputError(f"the policy {policy} starts each job on one device; jobs on several go with hybrid or "
+                             f"{choices(name for name in registry.POLICIES if gangs.bears_gangs(registry.policy(name)))}")
+        if objective in ("energy", "price"):
+            raise InputError(f"the objective {objective} is not pursued where jobs need several devices at once")
+        aimed = partial(gangs.with_gangs, policy=aimed)
+    outcome = simulate(problem, aimed)
+    return Answer(policy, objective, outcome, None if high_s is None else risk.assess(outcome, aimed, high_s, limit_risk))
 
 
 def text(answer: Answer) -> str:
@@ -84,7 +108,23 @@ def text(answer: Answer) -> str:
         lines.append(f"  energy           {figures['energy_j']:,.6g} J ({figures['energy_source']})")
     if figures["price"] is not None:
         lines.append(f"  price            {figures['price']:,.6g}")
-    return "\n".join([*lines, "", *_placed(answer)])
+    return "\n".join([*lines, *_risky(answer), "", *_placed(answer)])
+
+
+def _risky(answer: Answer) -> list[str]:
+    """Return how sure the schedule is, and the jobs that are most likely late."""
+    if not answer.risk:
+        return []
+    risks, ids = answer.risks, answer.outcome.problem.jobs.ids
+    low, high = risks["makespan_range_s"]
+    lines = [f"  90 % range       makespan {low:,.6g} to {high:,.6g} s"]
+    if risks["in_time"]:
+        doubtful = sorted(risks["in_time"].items(), key=itemgetter(1))[:_JOBS]
+        lines += [f"  in time          all with {risks['all_in_time']:.0%}; least sure: "
+                  + ", ".join(f"{job} {share:.0%}" for job, share in doubtful)]
+    limits = "; ".join(f"{job} {risks['time_limit_s'][job]:,.4g} s" for job in ids[:_JOBS])
+    more = f"; {len(ids) - _JOBS} more with --json" * (len(ids) > _JOBS)
+    return [*lines, f"  time limits      overrun with {risks['time_limit_risk']:.0%}: {limits}{more}"]
 
 
 def _placed(answer: Answer) -> list[str]:

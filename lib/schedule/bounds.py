@@ -45,19 +45,21 @@ class Relaxation:
     price: np.ndarray
 
 
-def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None) -> Relaxation:
+def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None,
+               gang: np.ndarray | None = None) -> Relaxation:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
     ``busy_s`` (types) is the time for which the devices of a type are already taken, in all; with ``host`` the jobs take on
-    average no more cores than there are. No schedule is shorter than this makespan, which is at least that of the longest job
-    on its fastest type. Of many jobs, most have a type that is clearly the cheapest at prices near the optimum's. Only the
-    other jobs enter the programme, until no job is cheaper elsewhere at its prices, which proves the optimum (sifting; Bixby
-    and others, 1992). Raises InputError if a job has no device.
+    average no more cores than there are; ``gang`` (jobs) are the devices that each takes at once. No schedule is shorter than
+    this makespan, which is at least that of the longest job on its fastest type. Of many jobs, most have a type that is clearly
+    the cheapest at prices near the optimum's. Only the other jobs enter the programme, until no job is cheaper elsewhere at its
+    prices, which proves the optimum (sifting; Bixby and others, 1992). Raises InputError if a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
     busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
+    times = times if gang is None else times * gang[:, None]
     if len(times) <= WHOLE or host is not None:
         return _solved(times, counts, busy_s, longest_s, host)
     cost = _cost(times, _prices(times, counts, busy_s))
@@ -150,7 +152,7 @@ def makespan_bound(problem: Problem) -> float:
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few starts give a good bound
         later = arrival >= start
-        relaxed = relaxation(times[later], fleet.counts, host=host_of(problem.jobs, fleet, later))
+        relaxed = relaxation(times[later], fleet.counts, None, host_of(problem.jobs, fleet, later), problem.jobs.gang[later])
         bound = max(bound, float(start) + relaxed.makespan_s)
     return bound
 
@@ -159,8 +161,10 @@ def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
     """Return a lower bound of the makespan in s of jobs that are not cut: each runs on one device, whenever it arrives.
 
     An integer programme over jobs and devices (HiGHS), stopped after ``seconds``; 0 where it has more than _MOST_PLACED
-    variables or found no bound.
+    variables or found no bound, and for gangs.
     """
+    if problem.jobs.has_gangs:
+        return 0.0
     times = able_times(problem)[:, problem.fleet.type_of]  # jobs, devices
     longest_s, places = float(times.min(axis=1).max()), int(np.isfinite(times).sum())
     if places > _MOST_PLACED:

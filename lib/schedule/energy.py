@@ -44,7 +44,7 @@ def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tupl
     stated = ~np.isnan(table)
     setup_s = np.where(stated, np.minimum(fleet.setup_s[of_type], seconds), 0.0)
     shares = (seconds - setup_s) / problem.actual_s[job, of_type]
-    attempts = np.where(stated, table * shares, seconds * fleet.busy_w[of_type])
+    attempts = np.where(stated, table * shares / problem.jobs.gang[job], seconds * fleet.busy_w[of_type])
     idle_s = fleet.counts * span_s - np.bincount(of_type, seconds - setup_s, minlength=len(fleet.types))
     joules = float(attempts.sum() + (idle_s * np.nan_to_num(fleet.idle_w)).sum())
     if np.isnan(joules):

@@ -14,7 +14,10 @@ PER_TYPE = ("memory_mb", "cpu_cores", "idle_w", "busy_w", "setup_s", "price_per_
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs as aligned columns; jobs of one ``job_class`` are alike (the same workload), -1 if unknown."""
+    """Jobs as aligned columns; jobs of one ``job_class`` are alike (the same workload), -1 if unknown.
+
+    Memory and cores are those that a job needs on each of its devices.
+    """
 
     ids: tuple[str, ...]
     arrival_s: np.ndarray
@@ -22,9 +25,20 @@ class Jobs:
     memory_mb: np.ndarray
     cpu_cores: np.ndarray
     job_class: np.ndarray
+    devices: np.ndarray | None = None  # of one type that a job needs at once; None: one each
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def gang(self) -> np.ndarray:
+        """Return how many devices each job needs at once."""
+        return np.ones(len(self), int) if self.devices is None else self.devices.astype(int)
+
+    @cached_property
+    def has_gangs(self) -> bool:
+        """Return whether a job needs several devices at once."""
+        return bool((self.gang > 1).any())
 
     @classmethod
     def plain(cls, count: int, arrival_s: np.ndarray | None = None, job_class: np.ndarray | None = None) -> "Jobs":
@@ -129,10 +143,10 @@ def cores_taken(jobs: Jobs, fleet: Fleet) -> np.ndarray:
 
 
 def able(jobs: Jobs, fleet: Fleet) -> np.ndarray:
-    """Return (jobs, types): whether a job fits the memory of a type, the host has its cores, and there is a device."""
+    """Return (jobs, types): whether a job fits the memory of a type, the host has its cores, and there are devices enough."""
     memory_mb = np.where(np.isnan(fleet.memory_mb), np.inf, fleet.memory_mb)
-    fits = (jobs.memory_mb[:, None] <= memory_mb) & (cores_taken(jobs, fleet) <= fleet.host_cores)
-    return fits & (fleet.counts > 0)
+    fits = (jobs.memory_mb[:, None] <= memory_mb) & (cores_taken(jobs, fleet) * jobs.gang[:, None] <= fleet.host_cores)
+    return fits & (fleet.counts >= jobs.gang[:, None])
 
 
 def feasible(problem: Problem) -> np.ndarray:
@@ -145,7 +159,7 @@ def _check(problem: Problem) -> None:
     count, width = len(jobs), len(fleet.types)
     if not (len(fleet) and count):
         raise InputError(f"there is no {'job' if len(fleet) else 'device: devices need a count of at least 1'}")
-    columns = {name: getattr(jobs, name) for name in (*PER_JOB, "job_class")}
+    columns = {name: getattr(jobs, name) for name in (*PER_JOB, "job_class", "gang")}
     tables = {"predicted times": problem.predicted_s, "actual times": problem.actual_s}
     if energy:
         columns["energy sources"], tables["energy"] = energy.sources, energy.joules
@@ -164,7 +178,10 @@ def _check(problem: Problem) -> None:
     for job in np.flatnonzero(~feasible(problem).any(axis=1)):
         timed = [name for name, time in zip(fleet.types, problem.actual_s[job], strict=True) if np.isfinite(time)]
         raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {choices(timed) or 'none'} and needs "
-                         f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores")
+                         f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores"
+                         + f" on {jobs.gang[job]} devices at once" * int(jobs.gang[job] > 1))
+    for job in np.flatnonzero(~(jobs.gang >= 1)):
+        raise InputError(f"devices of job {jobs.ids[job]!r} is {jobs.gang[job]}: it is a whole number, 1 or more")
     for name in ("arrival_s", "memory_mb", "cpu_cores"):
         for job in np.flatnonzero(~(columns[name] >= 0) | np.isinf(columns[name])):
             raise InputError(f"{name} of job {jobs.ids[job]!r} is {columns[name][job]}: it is a number, 0 or more")

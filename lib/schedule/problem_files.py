@@ -39,6 +39,11 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
     return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
 
 
+def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
+    """Read ``high.csv``, like ``times.csv``: the high ends of 90 % ranges in s (jobs, types), inf where a cell is empty."""
+    return _in_order(_read_times(path, problem.fleet), list(problem.jobs.ids), path, source).to_numpy(float)
+
+
 def _in_order(table: pd.DataFrame, ids: Sequence[str], path: Path, source: Path | str) -> pd.DataFrame:
     """Return the rows of the ids of ``source`` from the table of ``path``; InputError names the ids that are missing there."""
     if missing := [name for name in ids if name not in table.index]:
@@ -71,7 +76,7 @@ def jobs_of(table: pd.DataFrame) -> Jobs:
     """Return the jobs of a table ``jobs``; jobs of one workload or one notebook are of one class."""
     classes = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
     return Jobs(tuple(table["job_id"]), **{name: table[name].to_numpy(float) for name in PER_JOB},
-                job_class=pd.factorize(classes.where(classes != ""))[0])
+                job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int))
 
 
 def read_fleet(path: Path) -> Fleet:

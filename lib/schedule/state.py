@@ -22,10 +22,11 @@ _SLACK = 1e-9  # cores: sums of fractions are rounded
 
 
 class Start(NamedTuple):
-    """Start a waiting job on a free device."""
+    """Start a waiting job on a free device, a gang also on the ``others``, of the same type."""
 
     job: int
     device: int
+    others: tuple[int, ...] = ()
 
 
 class Restart(NamedTuple):
@@ -150,14 +151,15 @@ class State:
                     "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
         return next((reason for reason, holds in possible.items() if not holds), "")
 
-    def start(self, job: int, device: int, attempt: int) -> None:
+    def start(self, job: int, device: int, attempt: int, others: tuple[int, ...] = ()) -> None:
         """Move a job from waiting to running."""
         device_type = self.type_of[device]
         del self.waiting[job]
-        del self.free[device_type][device]
-        self.running[device] = Running(job, device, self.now_s, attempt)
-        self.started.append(device)
-        self.free_cores -= self.cores(job, device_type)
+        for place in (device, *others):
+            del self.free[device_type][place]
+            self.running[place] = Running(job, place, self.now_s, attempt)
+            self.started.append(place)
+            self.free_cores -= self.cores(job, device_type)
 
     def stop(self, device: int) -> Running:
         """Free a device; return what ran there."""

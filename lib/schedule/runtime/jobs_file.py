@@ -89,6 +89,9 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
+        if row.devices > 1:
+            raise InputError(f"{path}: job {row.job_id!r} needs {row.devices} devices at once: run-jobs runs a job on one; "
+                             "schedule plans such jobs")
         name = files.safe_name(row.job_id)
         if row.notebook:
             notebook = table.loc[row.Index, "notebook"] = _notebook(row.notebook, path, row.job_id)

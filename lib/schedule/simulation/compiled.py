@@ -46,7 +46,7 @@ class _Run(NamedTuple):
 
 def covers(problem: Problem, name: str) -> bool:
     """Return whether a policy on a problem can be simulated here."""
-    return name in NAMES and np.isinf(problem.fleet.host_cores)
+    return name in NAMES and np.isinf(problem.fleet.host_cores) and not problem.jobs.has_gangs
 
 
 def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outcome:
@@ -55,8 +55,8 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
     Raises InputError for another policy and where the host's cores are limited.
     """
     if not covers(problem, name):
-        raise InputError(f"the compiled simulator knows {choices(NAMES)}, without a limit of the host's cores: not {name!r}, "
-                         f"with {problem.fleet.host_cores:g} cores")
+        raise InputError(f"the compiled simulator knows {choices(NAMES)}, without a limit of the host's cores and "
+                         f"without gangs: not {name!r}, with {problem.fleet.host_cores:g} cores")
     faults, policy, fleet = faults or Faults(), BASELINES[name], problem.fleet
     jobs, devices, predicted_s = len(problem.jobs), len(fleet), problem.feasible_s
     key, turn, numbers, arrival_s = np.zeros((0, 0)), np.zeros(0), np.arange(jobs), np.array(problem.jobs.arrival_s, float)

@@ -33,7 +33,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The ``schedule`` of a problem, one row per attempt, and the seconds of each decision (empty: not timed).
+    """The ``schedule`` of a problem, one row per attempt and device, and the seconds of each decision (empty: not timed).
 
     ``refine_s`` is the part of each decision in which the policy planned again (``state.refining``).
     """
@@ -46,7 +46,7 @@ class Outcome:
     @property
     def done(self) -> pd.DataFrame:
         """Return the attempts that ended well, one per job."""
-        return self.schedule[self.schedule["status"] == "done"]
+        return self.schedule[self.schedule["status"] == "done"].drop_duplicates("job")
 
 
 def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
@@ -81,6 +81,7 @@ class Simulation:
         self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
         self._fails = [False] * devices
         self._left_s: dict[int, float] = {}  # of work, by device, under contention
+        self._others: dict[int, tuple[int, ...]] = {}  # further devices of a gang, by its first
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
             for device, ran in state.running.items():
@@ -147,13 +148,16 @@ class Simulation:
         else:
             self._push(self.state.now_s + seconds, _END, device)
 
-    def _start(self, job: int, device: int) -> None:
-        state, device_type = self.state, self.state.type_of[device]
-        if obstacle := state.obstacle(job, device, self.predict):
-            raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[device]}: "
-                              f"{obstacle}")
+    def _start(self, job: int, device: int, others: tuple[int, ...] = ()) -> None:
+        state, device_type, gang = self.state, self.state.type_of[device], {device, *others}
+        alike = len(gang) == self.problem.jobs.gang[job] and all(state.type_of[place] == device_type for place in gang)
+        for place in gang:
+            if obstacle := state.obstacle(job, place, self.predict) or "" if alike else "it needs other devices at once":
+                raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[place]}: "
+                                  f"{obstacle}")
         self._attempts[job] += 1
-        state.start(job, device, self._attempts[job])
+        state.start(job, device, self._attempts[job], others)
+        self._others[device] = others
         self._version[device] += 1
         fails = self._fails[device] = self.faults.chance > 0 and self._draw.random() < self.faults.chance
         self._work(device, self._work_s[job][device_type] * (self._draw.random() if fails else 1.0))
@@ -168,10 +172,11 @@ class Simulation:
         self.state.waiting[job] = None
 
     def _log(self, device: int, status: str) -> None:
-        """Free a device; log the attempt that ran there."""
-        ran = self.state.stop(device)
+        """Free the devices of an attempt; log it, with a row a device."""
         self._left_s.pop(device, None)
-        self.rows.append((ran.job, device, ran.start_s, self.state.now_s, ran.attempt, status))
+        for place in (device, *self._others.pop(device, ())):
+            ran = self.state.stop(place)
+            self.rows.append((ran.job, place, ran.start_s, self.state.now_s, ran.attempt, status))
 
     def _end(self, device: int) -> None:
         ran, state = self.state.running[device], self.state

@@ -32,6 +32,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
     without that part.
     """
     problem, table, rows = outcome.problem, job_table(outcome), outcome.schedule
+    attempts = rows.drop_duplicates(["job", "attempt"])
     fleet, jct_s, slowdown = problem.fleet, table["jct_s"].astype(float), table["slowdown"].astype(float)
     makespan, used = float(rows["end_s"].max()), energy.busy_s(fleet, rows)
     joules, source = energy.of_schedule(problem, rows, makespan)
@@ -40,7 +41,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             "mean_slowdown": float(slowdown.mean()), "worst_slowdown": float(slowdown.max()),
             "fairness": float(slowdown.mean() ** 2 / (slowdown ** 2).mean()),
             "late": int(table["late"].sum()),
-            **{status: int((rows["status"] == status).sum()) for status in ("failed", "moved")},
+            **{status: int((attempts["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,
             "price": None if np.isnan(fleet.price_per_hour).any() else float((used * fleet.price_per_hour).sum() / 3600),
             **{f"used_{name}": float(seconds / (count * makespan)) if count else 0.0

@@ -63,7 +63,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
             memory.estimator.renew(sigma)
     if objective in _WEIGHED:
         weights = weights or {objective: 1.0}
-        memory.rough |= set(weights) == {"makespan"} and memory.estimator.sigma > _ROUGH
+        memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and memory.estimator.sigma > _ROUGH)
         actions = _late(state, memory) if memory.rough else _planned(state, memory, weights, steps)
     else:
         actions = _ordered(state, predict, memory, objective)
@@ -214,7 +214,8 @@ def _late(state: State, memory: HybridMemory) -> list[Action]:
 
 def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: str) -> list[Action]:
     """Start jobs by the matching where all are there, else short ones where they are fastest, or by deadline."""
-    if objective == "mean_jct" and memory.batch and not state.expected and len(state.jobs) <= MATCHED:
+    matched = memory.batch and not state.expected and not state.jobs.has_gangs and len(state.jobs) <= MATCHED
+    if objective == "mean_jct" and matched:
         if MatchingPlan not in state.memory or state.arrived:  # it will be solved
             predict = Predict(memory.estimator.rows(np.arange(len(state.jobs))))
         return matching(state, predict)

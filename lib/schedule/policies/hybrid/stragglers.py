@@ -109,7 +109,7 @@ class Stragglers:
         if self._next_s <= state.now_s:
             left_s = (estimator.left_s(state, ran) for ran in state.running.values())
             self._next_s = state.now_s + min(left_s, default=inf)
-        first_s = min(estimator.seconds(job, state.type_of[device]) for job, device in starts)
+        first_s = min(estimator.seconds(start.job, state.type_of[start.device]) for start in starts)
         self._next_s = max(min(self._next_s, state.now_s + first_s), nextafter(state.now_s, inf))
         return [Wait("a job that was started may become a straggler", self._next_s)]
 
