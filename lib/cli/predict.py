@@ -195,7 +195,7 @@ def _shown(table: Any, digits: int = 1, **how: str) -> str:
 
 def _trained(what: str, quick: bool, source: str, folder: Path) -> Iterator[str]:
     """Train models; yield what to print of each."""
-    from lib.predict import gain_training
+    from lib.predict import gain_training, runtime_training
     from lib.predict.cards import learning, unseen_cards
     from lib.predict.evaluation import evaluate, power_limits, profiled_steps
     from lib.predict.power import training
@@ -214,8 +214,8 @@ def _trained(what: str, quick: bool, source: str, folder: Path) -> Iterator[str]
         yield from (f"left out: {name}: {reason}" for name, reason in reasons.items())
     elif what == "power-limits":
         yield _shown(power_limits.ship(folder))
-    elif what == "gains":
-        yield _shown(gain_training.ship())
+    elif what in ("gains", "runtimes"):
+        yield _shown((gain_training if what == "gains" else runtime_training).ship())
     elif what in ("neusight", "aiconfigurator"):
         evaluate.published(what, "bf16" if what == "aiconfigurator" else "fp32", quick)
     else:
@@ -297,7 +297,7 @@ def _add_models(verbs) -> None:
                            "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
                            "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
                            "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
-                           "power: of GEMMs on an H200; power-limits: of GPUs, from --labels")
+                           "runtimes: of a CPU; power: of GEMMs on an H200; power-limits: of GPUs, from --labels")
     verb.add_argument("--labels", type=a_path, default=paths.IMPORTED, metavar="FOLDER",
                       help="of --train power-limits: with summary_power_<device>.csv of Zeus's trace")
     verb.add_argument("--source", choices=("measure", "replay"), default="measure",

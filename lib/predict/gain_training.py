@@ -1,46 +1,37 @@
 """Learning what layouts and element types gain, from the networks that a reference machine ran each way."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from lib import store
-from lib.config.definitions import RUNTIMES
-from lib.errors import InputError, choices
+from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.networks import visits_file
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, network_training, registry
-from lib.predict.network_training import Works
 from lib.predict.networks import composition, gains
-from lib.predict.networks.composition import Composition
 from lib.predict.networks.gains import FOLDER, GainCondition, Gains
 from lib.predict.networks.sums import LEAST_NETWORKS
 from lib.predict.scores import score_gains
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
-_WAY = [field.name for field in fields(GainCondition)]
-_CAMPAIGNS = ("conditions", "runtimes")
-_USUAL = {"dtype": "fp32", "layout": "contiguous", "compiled": False, "runtime": RUNTIMES[0], "threads": 0, "instances": 1}
+_WAY = ["mode", "dtype", "layout"]
+_CAMPAIGN = "networks/conditions/networks.parquet"
 
 
-def campaigns() -> dict[Path, str]:
-    """Return the tables of networks that ran in several conditions, with the names of their machines; InputError without."""
-    tables = {folder / "networks" / name / "networks.parquet": machine for machine, folder in archive.machines().items()
-              for name in _CAMPAIGNS}
-    found = {path: machine for path, machine in tables.items() if path.is_file()}
-    if not found:
-        raise InputError(f"no reference machine ran networks in several conditions; there are: {choices(archive.machines())}")
-    return found
+def campaign() -> Path:
+    """Return the networks of the machine that ran them in several layouts and element types; InputError where there is none."""
+    return archive.machine_with(_CAMPAIGN, "networks in several layouts")[1]
 
 
 def _paired(table: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """Return what ran another way than the usual one (eager fp32, contiguous) with ``ratio``, its time by the usual one's."""
+    """Return what ran another way than the usual one (fp32, contiguous) with ``ratio``, its time by the usual one's."""
     table = table.assign(layout=np.where(table["channels_last"].astype(bool), "channels_last", "contiguous"))
-    usual = np.logical_and.reduce([table[name] == value for name, value in _USUAL.items()])
+    usual = (table["dtype"] == "fp32") & (table["layout"] == "contiguous")
     both = table[~usual].merge(table.loc[usual, [*key, "latency_ms", "usable"]], on=key, suffixes=("", "_usual"))
     return both.assign(ratio=both["latency_ms"] / both["latency_ms_usual"], usable=both["usable"] & both["usable_usual"])
 
@@ -48,35 +39,22 @@ def _paired(table: pd.DataFrame, key: list[str]) -> pd.DataFrame:
 def pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return cases of a table ``networks`` that ran the usual way and another.
 
-    Columns: ``network, mode, batch_size``, fields of GainCondition, ``ratio``, the latter's time by the former's, ``usable``.
+    Columns: ``network, mode, batch_size, dtype, layout, ratio``, the latter's time by the former's, ``usable``.
     """
-    good = table[table["status"] == "ok"]
-    good = good.assign(usable=good["verdict"] != VERDICTS[-1], threads=good["threads"].where(
-        good["threads"] != table["threads"].max(), 0))
-    return _paired(good, _CASE)[[*dict.fromkeys([*_CASE, *_WAY]), "ratio", "usable"]]
+    good = table[(table["status"] == "ok") & ~table["compiled"].astype(bool)].assign(usable=table["verdict"] != VERDICTS[-1])
+    return _paired(good, _CASE)[[*_CASE, "dtype", "layout", "ratio", "usable"]]
 
 
-def with_terms(cases: pd.DataFrame, items: Works) -> pd.DataFrame:
-    """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships; ``items``: their work."""
-    cost_model = registry.shipped_cpu("fp32")
+def with_terms(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return ``pairs`` with ``family`` and TERMS of each network, by the CPU model that ships."""
+    cost_model, items = registry.shipped_cpu("fp32"), network_training.works(cases.assign(input_shape=""))
     terms = {key: gains.terms(item, composition.predicted_operators(item, cost_model)) for key, item in items.items()}
     rows = [terms[key] for key in cases[_CASE].itertuples(index=False, name=None)]
     return cases.assign(family=cases["network"].map(networks.family), **pd.DataFrame(rows, cases.index))
 
 
-def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
-    """Learn the seconds that each kind of export or compilation took, from all that a table ``networks`` has of it."""
-    made = table[table["prepare_s"] > 0].assign(layout="contiguous")
-    made = made.assign(made=[gains.preparation(GainCondition(*row)) for row in made[_WAY].itertuples(index=False, name=None)])
-    made = made.groupby(["made", *_CASE], as_index=False)["prepare_s"].max()  # a second condition finds the first one's files
-    terms = [gains.preparation_terms(items[key]) for key in made[_CASE].itertuples(index=False, name=None)]
-    made = made.assign(family=made["network"].map(networks.family), **pd.DataFrame(terms, made.index))
-    return {name: gains.fit_preparation(rows) for name, rows in made.groupby("made")
-            if rows["network"].nunique() >= LEAST_NETWORKS}
-
-
-def noise(raw: Path) -> dict[tuple, float]:
-    """Return by how many % the ratios of two visits of a network differ in the mean, by fields of GainCondition.
+def noise(raw: Path) -> dict[tuple[str, str, str], float]:
+    """Return by how many % the ratios of two visits of a network differ in the mean, by mode, element type and layout.
 
     Of ``raw``, the file of a campaign's visits. No model is nearer to one visit than the other one is.
     """
@@ -89,37 +67,31 @@ def noise(raw: Path) -> dict[tuple, float]:
 
 
 def table(machine: str, way: GainCondition, predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return the predicted gains of a way in images a second as rows ``held_out``."""
-    facts = {name: predicted[name] for name in ("batch_size", "fold", "usable")}
-    ends = {name: predicted[name] * way.instances for name in ("measured", "predicted", "low", "high")}
-    return held_out.frame(**facts, **ends, device=machine, mode=way.mode,
-                          what=held_out.GAINS if way.is_of_torch else held_out.RUNTIMES,
-                          condition=f"fp32 contiguous to {way.words}", group=predicted["family"],
+    """Return the predictions of a way as rows ``held_out``."""
+    names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
+    return held_out.frame(**{name: predicted[name] for name in names}, device=machine, what=held_out.GAINS, mode=way.mode,
+                          condition=f"fp32 contiguous to {way.dtype} {way.layout}", group=predicted["family"],
                           case=predicted["network"], left_out="families of networks", source=held_out.PROJECT)
 
 
 def ship() -> pd.DataFrame:
-    """Learn from the reference machines' networks, write the files that ship with held-out rows, and return the scores."""
-    lines = []
-    for path, name in campaigns().items():
-        facts, measured = store.read_json(path.with_name("networks.meta.json")), store.read(path, "networks")
-        spread, cases, ways, rows = noise(path.with_name("visits.jsonl")), pairs(measured), {}, []
-        items = network_training.works(cases.assign(input_shape=""))
-        for key, part in with_terms(cases, items).groupby(_WAY):
-            way, networks_of = GainCondition(*key), part.reset_index(drop=True)
-            usable = networks_of[networks_of["usable"]].reset_index(drop=True)
-            if usable["network"].nunique() >= LEAST_NETWORKS:
-                predicted = gains.left_out(networks_of)
-                floor = {"noise": spread[key]} if key in spread else {}
-                ways[way] = replace(gains.fit(usable), scores=score_gains(predicted[predicted["usable"]]) | floor)
-                rows.append(table(name, way, predicted))
-        if not ways:
-            raise InputError(f"{path} has too few networks that ran several ways")
-        instructions = {dtype: tuple(facts[f"{dtype}_instructions"]) for dtype in ("bf16", "int8")
-                        if f"{dtype}_instructions" in facts}
-        prepare = preparations(measured[measured["status"] == "ok"], items)
-        model_path = FOLDER / f"cpu-{name}.json"
-        Gains(name, int(measured["threads"].max()), instructions, ways, prepare).save(model_path)
-        held_out.save(pd.concat(rows, ignore_index=True), model_path)
-        lines += [{"machine": name, **vars(way), "networks": gain.networks, **gain.scores} for way, gain in ways.items()]
-    return pd.DataFrame(lines)
+    """Learn from the reference machine's networks, write the file that ships and its held-out rows, and return the scores."""
+    path = campaign()
+    facts = store.read_json(path.with_name("networks.meta.json"))
+    if "bf16_instructions" not in facts:
+        raise InputError(f"the provenance of {path} does not say by which instructions bf16 was computed; measure it again")
+    spread, name, ways, rows = noise(path.with_name("visits.jsonl")), path.parents[2].name, {}, []
+    for key, part in with_terms(pairs(store.read(path, "networks"))).groupby(_WAY):
+        way, networks_of = GainCondition(*key), part.reset_index(drop=True)
+        usable = networks_of[networks_of["usable"]].reset_index(drop=True)
+        if usable["network"].nunique() >= LEAST_NETWORKS:
+            predicted = gains.left_out(networks_of)
+            floor = {"noise": spread[key]} if key in spread else {}
+            ways[way] = replace(gains.fit(usable), scores=score_gains(predicted[predicted["usable"]]) | floor)
+            rows.append(table(name, way, predicted))
+    if not ways:
+        raise InputError(f"{path} has too few networks that ran several ways")
+    model_path = FOLDER / f"cpu-{name}.json"
+    Gains(name, int(facts["threads"]), tuple(facts["bf16_instructions"]), ways).save(model_path)
+    held_out.save(pd.concat(rows, ignore_index=True), model_path)
+    return pd.DataFrame([{**vars(way), "networks": gain.networks, **gain.scores} for way, gain in ways.items()])

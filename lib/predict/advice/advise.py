@@ -95,11 +95,13 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     if query.layout not in LAYOUTS:
         raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
     results = [Answer(captured, predictor, batch_size) for predictor in predictors]
-    able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain)
+    able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
             and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        condition = " ".join([query.gain_condition.words, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
+        how = [query.layout, *["compiled"] * query.compiled, query.dtype]
+        how = [query.runtime_condition.words] if query.is_for_cpu else how
+        condition = " ".join([*how, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):

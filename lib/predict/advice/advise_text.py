@@ -47,7 +47,7 @@ def heading(advice: Advice) -> str:
     query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
     what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
     how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    how = [query.gain_condition.words] if query.is_for_cpu else how
+    how = [query.runtime_condition.words] if query.is_for_cpu else how
     scheme = parallel.SCHEMES[query.parallel].words.format(advice.table["gradients_mb"].iloc[0]) if query.mode == "train" \
         else query.parallel
     how += [f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)
@@ -91,12 +91,12 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
 def _prepared(advice: Advice) -> list[str]:
     """Say how long the CPU's network is exported or compiled first, and after how many passes that pays."""
     cpu = advice.of("cpu")
-    gain = cpu and cpu.passes.provenance.gain
-    if not gain or not gain.prepare_s:
+    runtime = cpu and cpu.passes.provenance.runtime
+    if not runtime or not runtime.prepare_s:
         return []
-    saved_ms = cpu.passes.predicted_ms * (gain.gain - 1)
-    pays = f": it pays after {gain.prepare_s * 1e3 / saved_ms:,.0f} passes" if saved_ms > 0 else ", and does not pay"
-    return [f"Exporting or compiling takes about {gain.prepare_s:,.0f} s once{pays}. --code prints lines that run it."]
+    saved_ms = cpu.eager["default"].predicted_ms - runtime.predicted_ms
+    pays = f": it pays after {runtime.prepare_s * 1e3 / saved_ms:,.0f} passes" if saved_ms > 0 else ", and does not pay"
+    return [f"Exporting or compiling takes about {runtime.prepare_s:,.0f} s once{pays}. --code prints a program that runs it."]
 
 
 def _limited(advice: Advice) -> list[str]:

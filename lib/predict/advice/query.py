@@ -19,9 +19,9 @@ from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
 from lib.predict.cards.features import Condition
-from lib.predict.networks import composition, gains, resident, work
+from lib.predict.networks import composition, gains, resident, runtimes, work
 from lib.predict.networks.composition import Composition, Estimate
-from lib.predict.networks.gains import GainCondition
+from lib.predict.networks.runtimes import RuntimeCondition
 from lib.predict.networks.step import PARTS, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
@@ -84,8 +84,8 @@ class Query:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether torch runs the network eagerly on all threads, its images in the default layout."""
-        return self.layout == "contiguous" and self.gain_condition.is_of_torch
+        """Return whether torch runs the network eagerly, on all threads, its images in the default layout."""
+        return (self.layout, self.compiled, self.is_for_cpu) == ("contiguous", False, False)
 
     @property
     def is_for_cpu(self) -> bool:
@@ -93,10 +93,10 @@ class Query:
         return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
 
     @property
-    def gain_condition(self) -> GainCondition:
+    def runtime_condition(self) -> RuntimeCondition:
         """Return how its passes run on a CPU."""
         threads = 0 if self.threads == worker.usable_cores() else self.threads
-        return GainCondition(self.mode, self.dtype, self.layout, self.compiled, self.runtime, threads, self.instances)
+        return RuntimeCondition(self.runtime, self.compiled, self.dtype, threads, self.instances)
 
 
 def cached_with_errors(call: Callable) -> Callable:
@@ -221,10 +221,26 @@ class Answer:
         return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
 
     @property
+    def _is_of_fp32_model(self) -> bool:
+        return self.predictor.device == "cpu" and self.predictor.model.facts["dtype"] == "fp32"
+
+    @property
     def uses_gain(self) -> bool:
-        """Return whether this CPU's answer is its time in eager fp32 divided by the gain of another condition."""
-        is_default = self.query.is_plain and self.query.dtype == "fp32"
-        return self.predictor.device == "cpu" and self.predictor.model.facts["dtype"] == "fp32" and not is_default
+        """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
+        query = self.query
+        is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_for_cpu
+        return self._is_of_fp32_model and not is_default
+
+    @property
+    def uses_runtime(self) -> bool:
+        """Return whether this CPU's answer is that of another runtime, int8, torch.compile, threads or instances."""
+        query = self.query
+        return self._is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
+            (query.mode, query.layout) == ("infer", "contiguous")
+
+    @property
+    def _is_of_changed(self) -> bool:
+        return self.uses_gain or self.uses_runtime
 
     @cached_property
     def estimate(self) -> Estimate | Step:
@@ -244,7 +260,8 @@ class Answer:
 
     @cached_property
     def _unlimited(self) -> Estimate | Step:
-        query, passes = self.query, self._by_gain() if self.uses_gain else self._of_whole_networks()
+        query = self.query
+        passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else self._of_whole_networks()
         if query.gpus > 1:
             passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, query.gpus, query.parallel)
         if self.predictor.device_type != "cpu":
@@ -329,18 +346,32 @@ class Answer:
     def _in_fp32(self) -> Work:
         return self.captured.in_fp32().scaled(self.work.batch_size)
 
-    @cached_property
-    def _gain_terms(self) -> dict[str, float]:
-        return gains.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
+    def gain(self, dtype: str, layout: str) -> gains.GainAnswer:
+        """Return the gain of an element type and layout over fp32 in the default layout on this CPU."""
+        return gains.answer(self._in_fp32, self.predictor.model, dtype, layout)
 
-    def gain(self, **changes: Any) -> gains.GainAnswer:
-        """Return the gain of the query with changes over eager fp32 in the default layout on this CPU."""
-        return gains.answer(self._in_fp32, self._gain_terms, replace(self.query, **changes).gain_condition)
+    @cached_property
+    def eager(self) -> dict[str, Estimate]:
+        """Give a pass in eager fp32 on this CPU, by heap: ``kept`` and ``default``."""
+        return {heap: self.predictor.estimate(self._in_fp32, heap) for heap in allocator.HEAPS}
+
+    @cached_property
+    def _runtime_terms(self) -> dict[str, float]:
+        return runtimes.terms(self._in_fp32, composition.predicted_operators(self._in_fp32, self.predictor.model))
+
+    def runtime(self, way: RuntimeCondition) -> runtimes.RuntimeAnswer:
+        """Return the time of a pass under another condition on this CPU."""
+        return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
+
+    def _by_runtime(self) -> Estimate:
+        known, base = self.runtime(self.query.runtime_condition), self.eager["default"]
+        return replace(base, predicted_ms=known.predicted_ms, low_ms=known.low_ms, high_ms=known.high_ms,
+                       provenance=replace(base.provenance, runtime=known))
 
     def _by_gain(self) -> Estimate:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
-        gain = self.gain()
+        gain = self.gain(self.query.dtype, self.query.layout)
         predicted_ms, gain_half = base.predicted_ms / gain.gain, math.log(gain.high / gain.gain)
         below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), gain_half))
                         for end in (base.low_ms, base.high_ms))
@@ -352,20 +383,20 @@ class Answer:
         """Return the answer as a row (COLUMNS)."""
         estimate, passes, predictor, work = self.estimate, self.passes, self.predictor, self.work
         gpus, scheme = self.query.gpus, parallel.SCHEMES[self.query.parallel]
-        gain = passes.provenance.gain
+        runtime = passes.provenance.runtime
         rate = gpus * self.query.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
-                "below_roof": math.nan if self.uses_gain else passes.predicted_ms / predictor.roof_ms(work),
+                "below_roof": math.nan if self._is_of_changed else passes.predicted_ms / predictor.roof_ms(work),
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
-                                     or (gain and gain.is_borrowed and not self.query.gain_condition.is_of_torch)),
+                                     or (runtime and runtime.is_borrowed)),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,
-                "prepare_s": gain.prepare_s if gain else 0.0, **quote.quote(self).columns,
+                "prepare_s": runtime.prepare_s if runtime else 0.0, **quote.quote(self).columns,
                 "price_per_million": price * gpus / rate * 1e6 / 3600 if price else math.nan, **resident_mb,
                 **energy.per_image(None if self.query.power_limit_w else predictor.power, passes, work.batch_size),
                 **self.ratios(self.query.power_limit_w), **getattr(estimate, "columns", {}),
@@ -388,7 +419,7 @@ class Answer:
         parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
         if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
             return _HOST[longest]
-        return self.predictor.bound(self._in_fp32 if self.uses_gain else self.work, self.passes.predicted_ms)
+        return self.predictor.bound(self._in_fp32 if self._is_of_changed else self.work, self.passes.predicted_ms)
 
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""

@@ -16,7 +16,7 @@ from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import INT8, Answer, CapturedQuery
 from lib.predict.cards.whole_networks import gain
-from lib.predict.networks import gains
+from lib.predict.networks import runtimes
 from lib.predict.power import limits
 from lib.progress import track
 
@@ -62,9 +62,9 @@ def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
     query = answer.query
     suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
-    runtimes = _runtimes(answer)
-    suggested += runtimes
-    if not query.compiled and not runtimes:
+    others = _runtimes(answer)
+    suggested += others
+    if not query.compiled and not others:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
         suggested.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
@@ -81,17 +81,15 @@ def _runtimes(answer: Answer) -> list[Change]:
 
     Of each runtime and element type the best number of threads and processes.
     """
-    query, predictor = answer.query, answer.predictor
-    if predictor.device != "cpu" or predictor.model.facts["dtype"] != "fp32":
+    query, best = answer.query, {}
+    if answer.predictor.device != "cpu" or answer.uses_gain or query.mode != "infer" or query.layout != "contiguous":
         return []
-    before, best = answer.gain().gain * query.instances if answer.uses_gain else 1.0, {}
-    for way in gains.conditions(query.mode):
-        fields = {name: value for name, value in vars(way).items() if name != "mode"}
-        if way != query.gain_condition and not way.is_of_torch:
-            learned = answer.gain(**fields)
-            change = Change(way.words, learned.gain * way.instances / before, learned.evidence, fields)
-            kind = gains.preparation(way)
-            best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
+    before_ms = answer.passes.predicted_ms / query.instances
+    for way in runtimes.known():
+        if way != query.runtime_condition:
+            learned = answer.runtime(way)
+            change = Change(way.words, before_ms * way.instances / learned.predicted_ms, learned.evidence, vars(way))
+            best[way.prepared] = max(best.get(way.prepared, change), change, key=attrgetter("predicted_gain"))
     ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
     exact = [change for change in ranked if change.apply["dtype"] != INT8]
     return [change for change in ranked if change in (*ranked[:_RUNTIMES], *exact[:1])]
@@ -107,8 +105,8 @@ def _learned(answer: Answer, change: Change) -> Change:
     if predictor.device != "cpu" or after["compiled"] or predictor.model.facts["dtype"] != "fp32":
         return change  # gains are over fp32
     try:
-        way = answer.gain(**change.apply)
-        usual = answer.gain().gain if answer.uses_gain else 1.0
+        way = answer.gain(after["dtype"], after["layout"])
+        usual = answer.gain(before["dtype"], before["layout"]).gain if answer.uses_gain else 1.0
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     return replace(change, predicted_gain=way.gain / usual, why=way.evidence)
@@ -117,8 +115,7 @@ def _learned(answer: Answer, change: Change) -> Change:
 def retained_memory(answer: Answer) -> Change | None:
     """Return the change to a heap that retains freed memory; None where passes take no fresh memory (a training loop)."""
     fresh_mb, composition = answer.work.fresh_bytes / 1e6, answer.predictor.composition("infer")
-    takes_memory = answer.query.mode == "infer" and answer.query.gain_condition.is_of_torch
-    if not (takes_memory and composition.rates.get("fresh_mb") and fresh_mb):
+    if answer.query.mode == "train" or answer.uses_runtime or not (composition.rates.get("fresh_mb") and fresh_mb):
         return None
     retained_ms = replace(answer, memory="kept").estimate.predicted_ms
     return Change(f"retain freed memory ({RETAINING})", answer.estimate.predicted_ms / retained_ms,

@@ -1,41 +1,44 @@
-"""Which condition a network is advised to run in on a CPU, and what that costs beside the best one that was measured."""
+"""Which runtime a network is advised to run in on a CPU, and what that costs beside the best one that was measured."""
 
-import numpy as np
 import pandas as pd
 
 from lib.predict import held_out
-from lib.predict.networks import gains
+from lib.predict.networks import runtimes
+from lib.predict.networks.runtimes import EAGER
 
-EAGER = "torch eager"
 _CASE = ["device", "case", "group", "batch_size"]
-RULES = {"always torch eager": EAGER, "always openvino fp32": "openvino fp32", "always onnxruntime fp32": "onnxruntime fp32",
-         "always torch.compile fp32": "torch.compile fp32"}
+RULES = {"always torch eager": EAGER.words, "always openvino fp32": "openvino fp32",
+         "always onnxruntime fp32": "onnxruntime fp32", "always torch.compile fp32": "torch.compile fp32"}
 
 
 def rows() -> pd.DataFrame:
-    """Return the committed predictions of gains of runtimes, int8 and threads (rows ``held_out``), with ``runs``: what ran."""
-    parts = [held_out.load(path) for path in sorted(gains.FOLDER.glob("*.json"))]
+    """Return the committed predictions of networks in several runtimes: rows ``held_out``, usable ones, with gains.
+
+    ``gain`` and ``predicted_gain``: how many times as many images a second as in eager torch.
+    """
+    parts = [held_out.load(path) for path in sorted(runtimes.FOLDER.glob("*.json"))]
     table = pd.concat(parts, ignore_index=True)
-    table = table[(table["what"] == held_out.RUNTIMES) & table["usable"]]
-    return table.assign(runs=table["condition"].str.partition(" to ")[2])
+    table = table[table["usable"].astype(bool)].reset_index(drop=True)
+    eager = table.loc[table["condition"] == EAGER.words, [*_CASE, "measured", "predicted"]]
+    both = table.merge(eager, on=_CASE, suffixes=("", "_eager"))
+    return both.assign(gain=both["measured_eager"] / both["measured"],
+                       predicted_gain=both["predicted_eager"] / both["predicted"])
 
 
 def choices(table: pd.DataFrame, exact: bool = False) -> pd.DataFrame:
     """Return for each network and batch of ``rows`` the best condition by prediction and by measurement, and regrets in %.
 
-    Of the conditions that were measured of it, eager torch included; ``exact`` leaves out int8. ``regret_pct`` is the time an
-    image takes in the predicted condition over the least measured one; each of RULES has its regret where it was measured.
+    Of the conditions that were measured of it; ``exact`` leaves out int8. ``regret_pct`` is the time an image takes in the
+    predicted condition over the least measured one; each of RULES has its regret where it was measured.
     """
-    table = table[~table["runs"].str.contains("int8")] if exact else table
+    table = table[~table["condition"].str.contains("int8")] if exact else table
     lines = []
-    for case, part in table.groupby(_CASE, sort=False):
-        measured = pd.Series([1.0, *part["measured"]], [EAGER, *part["runs"]])
-        predicted = pd.Series([1.0, *part["predicted"]], measured.index)
-        regret = (measured.max() / measured - 1) * 100
-        named = predicted.idxmax()
-        lines.append({**dict(zip(_CASE, case, strict=True)), "best": measured.idxmax(), "named": named,
-                      "regret_pct": regret[named], **{rule: regret.get(words, np.nan) for rule, words in RULES.items()}})
-    return pd.DataFrame(lines, columns=[*_CASE, "best", "named", "regret_pct", *RULES])
+    for case, part in table.set_index("condition").groupby(_CASE, sort=False):
+        regret = (part["measured"] / part["measured"].min() - 1) * 100
+        named = part["predicted"].idxmin()
+        lines.append({**dict(zip(_CASE, case, strict=True)), "best": part["measured"].idxmin(), "named": named,
+                      "regret_pct": regret[named], **{rule: regret.get(words) for rule, words in RULES.items()}})
+    return pd.DataFrame(lines, columns=[*_CASE, "best", "named", "regret_pct", *RULES]).astype(dict.fromkeys(RULES, float))
 
 
 def summary(chosen: pd.DataFrame) -> pd.DataFrame:
@@ -43,6 +46,22 @@ def summary(chosen: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for what, regret in {"predicted": chosen["regret_pct"], **{rule: chosen[rule] for rule in RULES}}.items():
         known = {"n": int(regret.count()), "best_named_pct": float((regret.dropna() == 0).mean() * 100),
-                          "regret_pct": float(regret.mean()), "largest_regret_pct": float(regret.max())}
+                 "regret_pct": float(regret.mean()), "largest_regret_pct": float(regret.max())}
         lines.append({"choice": what, **known})
+    return pd.DataFrame(lines)
+
+
+def gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return for each condition of ``rows`` but eager torch: n, gains (mean, least, most), and errors of predicted gains in %.
+
+    ``sign_pct``: how often the prediction is right that it is faster or slower; ``always_pct``: of the commoner of both.
+    """
+    lines = []
+    for condition, part in table[table["condition"] != EAGER.words].groupby("condition", sort=False):
+        faster, error = part["gain"] > 1, (part["predicted_gain"] / part["gain"] - 1).abs() * 100
+        lines.append({"condition": condition, "n": len(part), "mean_gain": part["gain"].mean(),
+                      "least_gain": part["gain"].min(), "most_gain": part["gain"].max(), "mape_pct": error.mean(),
+                      "median_pct": error.median(),
+                      "sign_pct": ((part["predicted_gain"] > 1) == faster).mean() * 100,
+                      "always_pct": max(faster.mean(), 1 - faster.mean()) * 100})
     return pd.DataFrame(lines)

@@ -64,18 +64,20 @@ class Provenance:
     """Where the time of a pass comes from.
 
     ``condition``: of the whole networks that were measured on cards, where the time was learned from them; ``gain``: the gain
-    over fp32 in the default layout that was applied on a CPU. With neither, the time is a sum of operators.
+    over fp32 in the default layout that was applied on a CPU; ``runtime``: that of another runtime there. With none of
+    these, the time is a sum of operators.
     ``origins``: shares of the time that measurements of other devices answered, by device.
     """
 
     origins: Mapping[str, float] = field(default_factory=dict)
     condition: Any = None
     gain: Any = None
+    runtime: Any = None
 
     @property
     def of_networks(self) -> bool:
         """Return whether the time was learned from whole networks that ran so."""
-        return self.condition is not None or self.gain is not None
+        return any(source is not None for source in (self.condition, self.gain, self.runtime))
 
     @property
     def borrowed(self) -> float:

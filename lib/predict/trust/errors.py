@@ -40,6 +40,7 @@ from lib.predict.held_out import (
 )
 from lib.predict.networks import gains as cpu_gains
 from lib.predict.networks import resident, step
+from lib.predict.networks import runtimes as cpu_runtimes
 from lib.predict.operators.cost_model import ANY_GPU, CostModel
 from lib.predict.power import limits
 from lib.predict.power import model as power_model
@@ -79,7 +80,7 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "a kernel on a measured GPU": f"what == '{OPERATORS}' and not on_cpu and device != '{ANY_GPU}'",
     "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
     "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
-    "how much faster another runtime, int8 or threads are on a CPU": f"what == '{RUNTIMES}'",
+    "a network in another runtime, int8 or on other threads, on a measured CPU": f"what == '{RUNTIMES}'",
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},
@@ -101,7 +102,8 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains())
+                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
+                 *(_scored(rows[rows["usable"].astype(bool)].assign(kind=ALL)) for rows in _runtimes()))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
@@ -267,6 +269,10 @@ def _of_gains() -> Iterator[Row]:
         rows = load(path)
         for line in _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), scorer=score_gains):
             yield {**line, "baseline": line["constant_mape"]}
+
+
+def _runtimes() -> Iterator[pd.DataFrame]:
+    return map(load, sorted(cpu_runtimes.FOLDER.glob("*.json")))
 
 
 def _of_steps() -> Iterator[Row]:

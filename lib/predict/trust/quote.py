@@ -37,6 +37,8 @@ def quote(answer) -> Quote:
     gain, of_cpu = answer.passes.provenance.gain, _of_calibration if CALIBRATED in answer.predictor.model.facts else _of_cpu
     quoted = _of_card(answer) if answer.passes.provenance.condition else of_cpu(answer) \
         if answer.predictor.device_type == "cpu" else _of_operators(answer)
+    if runtime := answer.passes.provenance.runtime:
+        return Quote({}, f"eager in fp32: {quoted.words}; {runtime.evidence}")
     if gain:
         return Quote({}, f"in fp32, default layout: {quoted.words}; {gain.evidence}")
     query = answer.query

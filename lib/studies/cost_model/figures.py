@@ -6,6 +6,7 @@ import pandas as pd
 
 from lib.missing import MissingError, needs
 from lib.predict.networks import architectures
+from lib.predict.networks.runtimes import EAGER
 from lib.predict.trust import errors
 from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, points
 from lib.report.style import SERIES
@@ -76,10 +77,11 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     """
     import seaborn
 
-    part = table[table["batch_size"] == batch_size]
+    part = table[(table["batch_size"] == batch_size) & (table["condition"] != EAGER.words)]
     if part.empty:
         raise MissingError(f"networks at batch {batch_size}")
-    measured, predicted = (part.pivot_table(index="case", columns="runs", values=name) for name in ("measured", "predicted"))
+    measured, predicted = (part.pivot_table(index="case", columns="condition", values=name)
+                           for name in ("gain", "predicted_gain"))
     order = measured.max(axis=1).sort_values(ascending=False).index
     columns = measured.count().sort_values(ascending=False).index
     measured, predicted = measured.loc[order, columns], predicted.loc[order, columns]

@@ -68,20 +68,11 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
                baseline_pct="MAPE of a constant %", sign_pct="sign right %", always_pct="right if always %")
 
 
-def runtimes(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return how wrong the predicted gain of each runtime, element type, and number of threads is, beside a constant gain."""
-    return _of(rows, (errors.RUNTIMES,), ("kind", "mode", "source", "left_out"), condition="from and to",
-               mape_pct="MAPE of the gain %", baseline_pct="MAPE of a constant %", sign_pct="sign right %",
-               always_pct="right if always %")
-
-
-def runtime_numbers(chosen: pd.DataFrame, exact: pd.DataFrame, table: pd.DataFrame) -> Numbers:
-    """Return what the choice of a runtime costs (``runtime_choices.choices``, with and without int8), and the mean gains."""
-    gain = table.groupby("runs")["measured"].agg(["mean", "size"]).reset_index()
-    best = exact["best"].value_counts(normalize=True).mul(100).rename_axis("runs").rename("pct").reset_index()
-    return {"chosen": chosen, "exact": exact, "networks": chosen["case"].nunique(), "best": best.head(_NAMED + 1),
-            "hit": float((exact["regret_pct"] == 0).mean() * 100), "openvino": exact["always openvino fp32"],
-            "gains": gain[gain["size"] >= _MANY]}
+def runtime_numbers(chosen: pd.DataFrame, exact: pd.DataFrame) -> Numbers:
+    """Return what the choice of a runtime costs (``runtime_choices.choices``, with and without int8), and what was best."""
+    best = exact["best"].value_counts(normalize=True).mul(100).rename_axis("condition").rename("pct").reset_index()
+    return {"chosen": chosen, "exact": exact, "networks": chosen["case"].nunique(), "best": best.head(_NAMED),
+            "hit": float((exact["regret_pct"] == 0).mean() * 100), "openvino": exact["always openvino fp32"]}
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:

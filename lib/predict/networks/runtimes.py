@@ -1,0 +1,203 @@
+"""How long a network takes on a CPU in another runtime, in int8, compiled, on fewer threads, or in several processes.
+
+The time is a sum of what each kind of operator takes in eager torch, weights, calls and fresh memory, at rates that networks of
+one machine taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
+one calibrated, the ratio of two such sums scales the eager estimate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pandas as pd
+
+from lib import paths
+from lib.config.definitions import RUNTIMES
+from lib.errors import InputError, choices
+from lib.measure import machine, worker
+from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
+from lib.predict.networks import composition
+from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
+from lib.predict.networks.sums import interval, sums
+from lib.predict.networks.work import Work
+
+FOLDER = paths.REFERENCE / "models" / "runtimes"
+RETRAIN = "train it again with: python -m lib models --train runtimes"
+TERMS = (*OPERATOR_KINDS, "weights", "calls", "fresh")
+PREPARED = ("start", "calls", "weights_mb")
+_WEIGHT_MS, _CALL_MS, _FRESH_MS = 0.15, 0.004, 0.3  # what a MB of weights, a call and a MB of fresh memory are expected to cost
+_NO_FRESH = 0.02  # of that, expected of a runtime with memory of its own
+# spreads of logs about the rates of the condition that is alike: of a kind, of all kinds, of weights, calls and fresh memory
+_FIRST, _LATER, _NOISE = (0.5, 1.0, (1.0, 1.0, 1.0)), (0.3, 0.7, (0.5, 0.5, 1.0)), 0.15
+_PREPARED_SUMS = sums(len(PREPARED), (1.0, 2.0), 1.0, (), 0.2, np.array([1.0, 0.02, 0.02]))  # usual: s, s a call, s a MB
+
+
+@dataclass(frozen=True)
+class RuntimeCondition:
+    """How passes run: the runtime, compiled by torch or not, element type; threads (0: all) of each of some processes."""
+
+    runtime: Literal[*RUNTIMES]
+    compiled: bool
+    dtype: Literal["fp32", "bf16", "int8"]
+    threads: int
+    instances: AtLeastOne
+
+    @property
+    def words(self) -> str:
+        """Return it in a line."""
+        runtime = "torch.compile" if self.compiled else self.runtime
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        side_by_side = f"{self.instances} processes of" if self.instances > 1 else "on" if threads else ""
+        return " ".join(filter(None, [runtime, self.dtype, side_by_side, threads or "all threads" * (self.instances > 1)]))
+
+    @property
+    def prepared(self) -> str:
+        """Return what is exported or compiled for it, one name for those that share it."""
+        return f"{'torch.compile' if self.compiled else self.runtime} {self.dtype}"
+
+    @property
+    def alike(self) -> "RuntimeCondition | None":
+        """Return the condition whose rates this one's are expected to be near; None for eager torch and ONNX Runtime."""
+        first = RuntimeCondition(RUNTIMES[1], False, "fp32", 0, 1)
+        if self.instances > 1:
+            return RuntimeCondition(self.runtime, self.compiled, self.dtype, self.threads, 1)
+        if self.threads:
+            return RuntimeCondition(self.runtime, self.compiled, self.dtype, 0, 1)
+        if self.dtype != "fp32":
+            return RuntimeCondition(self.runtime, self.compiled, "fp32", 0, 1)
+        return None if self in (EAGER, first) else first
+
+
+EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
+
+
+def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
+    """Return TERMS of a network in ms; ``operators`` are those of ``work`` as predicted (``predicted_operators``)."""
+    return composition.kinds_ms(operators) | {
+        "weights": work.weight_bytes / 1e6 * _WEIGHT_MS, "calls": work.calls * _CALL_MS,
+        "fresh": work.fresh_bytes / 1e6 * _FRESH_MS}
+
+
+def preparation_terms(work: Work) -> dict[str, float]:
+    """Return PREPARED of a network."""
+    return dict(zip(PREPARED, (1.0, float(work.calls), work.weight_bytes / 1e6), strict=True))
+
+
+def learn(rows: Mapping[RuntimeCondition, pd.DataFrame]) -> dict[RuntimeCondition, dict[str, float]]:
+    """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), those of a condition alike first."""
+    rates: dict[RuntimeCondition, dict[str, float]] = {}
+
+    def learned(way: RuntimeCondition) -> np.ndarray:
+        if way not in rates:
+            first, usual = way.alike is None, np.ones(len(TERMS))
+            if not first:
+                usual = learned(way.alike)
+            elif way != EAGER:
+                usual[-1] = _NO_FRESH
+            part, (kind, common, beside) = rows.get(way), _FIRST if first else _LATER
+            if part is not None and len(part):
+                (model,) = sums(len(OPERATOR_KINDS), (kind,), common, beside, _NOISE, usual)
+                usual = model.rates(model.logs(part[list(TERMS)].to_numpy(float), part["latency_ms"].to_numpy(float)))
+            rates[way] = dict(zip(TERMS, usual.tolist(), strict=True))
+        return np.array([*rates[way].values()])
+
+    for way in rows:
+        learned(way)
+    return {way: rates[way] for way in rows}
+
+
+@dataclass(frozen=True)
+class Runtimes(Saved):
+    """What networks of a machine taught: rates of TERMS by condition, its instructions by element type, and preparations.
+
+    ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``RuntimeCondition.prepared``.
+    """
+
+    machine: str
+    threads: AtLeastOne
+    instructions: dict[str, tuple[str, ...]]
+    conditions: keyed(RuntimeCondition, Composition)
+    prepare: dict[str, Composition] = field(default_factory=dict)
+
+    FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
+
+    def __post_init__(self):
+        """Refuse rates of other terms, and a file without eager torch."""
+        known = all(set(fitted.rates) == set(TERMS) for fitted in self.conditions.values())
+        require(known, f"has rates of other terms than {TERMS}")
+        require(EAGER in self.conditions, f"lacks {EAGER.words}")
+
+    def refusal(self, way: RuntimeCondition) -> str:
+        """Return why nothing is known of a condition on this CPU; empty where something is."""
+        if way not in self.conditions:
+            return (f"no networks were measured on a CPU in {way.words}; there are: "
+                    f"{choices(other.words for other in self.conditions)}")
+        theirs, own = self.instructions.get(way.dtype, ()), machine.instructions(way.dtype)
+        if theirs != own:
+            return (f"networks were measured in {way.dtype} on a CPU with {choices(theirs) or 'no instructions for it'}, and "
+                    f"this one has {choices(own) or 'none'}")
+        if (way.threads or way.instances > 1) and worker.usable_cores() != self.threads:
+            return (f"threads and processes were measured on a CPU with {self.threads} cores, and this one has "
+                    f"{worker.usable_cores()}")
+        return ""
+
+
+@cache
+def shipped() -> Runtimes:
+    """Return what ships, this machine's if there are several; InputError where nothing does."""
+    files = [Runtimes.load(path) for path in sorted(FOLDER.glob("*.json"))]
+    if not files:
+        raise InputError(f"no runtimes ship in {FOLDER}; {RETRAIN}")
+    return min(files, key=lambda known: known.machine != machine.name())
+
+
+def known() -> tuple[RuntimeCondition, ...]:
+    """Return the conditions other than eager torch that networks were measured in on a CPU like this one."""
+    return tuple(way for way in shipped().conditions if way != EAGER and not shipped().refusal(way))
+
+
+@dataclass(frozen=True)
+class RuntimeAnswer:
+    """The time of a pass in ms and its range, the evidence, and seconds of exporting or compiling before.
+
+    ``is_borrowed``: learned on another machine.
+    """
+
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    evidence: str
+    prepare_s: float
+    is_borrowed: bool
+
+
+def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RuntimeCondition) -> RuntimeAnswer:
+    """Predict a pass of a network under a condition on this CPU; ``parts`` are its TERMS.
+
+    ``heaps``: the estimates of eager torch with a retained heap (``kept``) and the default one. Raises InputError for what no
+    networks were measured in on a CPU like this one.
+    """
+    models = shipped()
+    if refused := models.refusal(way):
+        raise InputError(refused)
+    fitted, eager, prepare = models.conditions[way], models.conditions[EAGER], models.prepare.get(way.prepared)
+    computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
+    kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
+    ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
+        fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
+    half = float(np.hypot(fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
+    scores = fitted.scores
+    evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
+                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
+    return RuntimeAnswer(*interval(ms, half), evidence, prepare.total(preparation_terms(work)) if prepare else 0.0,
+                         models.machine != machine.name())
+
+
+def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:
+    """Return the condition of each row of a table ``networks``; the most threads are all."""
+    threads = rows["threads"].where(rows["threads"] != rows["threads"].max(), 0)
+    values: Any = zip(rows["runtime"], rows["compiled"].astype(bool), rows["dtype"], threads, rows["instances"], strict=True)
+    return [RuntimeCondition(str(runtime), bool(compiled), str(dtype), int(count), int(instances))
+            for runtime, compiled, dtype, count, instances in values]
