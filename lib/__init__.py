@@ -11,7 +11,8 @@ The map of the library, the lowest package first. Each imports only from those l
                  training/ profiled runs, run matrix   operators/ sweeps         networks/ whole networks
                  energy/ power meters                  gpus/ NVML                published/ importers, labels
     predict    what it would take, and why: model_file, scores, held_out, boards, transfer, transfer_cpu, registry, steps,
-                 parallel, training, network_training, gain_training, calibrate_networks, calibrate
+                 parallel, training, network_training, gain_training, runtime_training,
+                 calibrate_networks, calibrate
                  analytic/ FLOPs, roofline, counters   operators/ cost model     networks/ sums of operators, gains, memory
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates

@@ -5,19 +5,28 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from lib.config.base import build
 from lib.config.definitions import Campaign
 from lib.errors import InputError
-from lib.measure.networks import campaign, end_to_end, runtimes
+from lib.measure import machine, worker
+from lib.measure.networks import campaign, end_to_end
+from lib.measure.networks import runtimes as engines
 from lib.measure.networks.case import Case, program
 from lib.measure.networks.end_to_end import Conditions, in_a_process
-from lib.predict.advice.query import Query
+from lib.predict import registry
+from lib.predict.advice import advise, suggestions
+from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.snippets import snippet
+from lib.predict.evaluation import runtime_choices
+from lib.predict.networks import runtimes
+from lib.predict.networks.runtimes import TERMS, RuntimeCondition
 from tests import refused
 
 SMALL = ("simple_cnn", "infer", 2, "3x28x28")
@@ -30,7 +39,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("prepared")
 
 
-@pytest.mark.parametrize(("runtime", "dtype"), [(runtime, dtype) for runtime in runtimes.TYPES for dtype in ("fp32", "int8")])
+@pytest.mark.parametrize(("runtime", "dtype"), [(runtime, dtype) for runtime in engines.TYPES for dtype in ("fp32", "int8")])
 def test_a_runtime_computes_what_torch_does_and_finds_what_was_exported(folder, runtime, dtype):
     first = program(Case(*SMALL, dtype, runtime=runtime), CPU, folder)
     files = {path: path.stat().st_mtime_ns for path in folder.glob("*.onnx")}
@@ -41,7 +50,7 @@ def test_a_runtime_computes_what_torch_does_and_finds_what_was_exported(folder, 
 
 
 def test_a_pass_that_computes_something_else_has_no_time(folder, monkeypatch):
-    monkeypatch.setattr(runtimes, "_onnxruntime", lambda *_: lambda: [np.zeros((2, 1000), np.float32)])
+    monkeypatch.setattr(engines, "_onnxruntime", lambda *_: lambda: [np.zeros((2, 1000), np.float32)])
     with refused("outputs differ from those of torch in fp32 by 1 of their size, more than 0.01"):
         program(Case(*SMALL, runtime="onnxruntime"), CPU, folder)
 
@@ -96,6 +105,83 @@ def test_each_network_of_a_set_has_its_share_of_the_cases_and_all_are_covered():
     by_network = {name: {(case.batch_size, case.runtime, case.threads) for case, _ in wanted if case.network == name}
                   for name in part["networks"]}
     assert sorted(map(len, by_network.values())) == [2, 3, 3] and len(set.union(*by_network.values())) == 8
+
+
+def test_rates_of_kinds_are_found_from_sums_and_conditions_alike_lend_theirs():
+    """A condition of few networks has nearly the rates of the one that it is alike, at its own common factor."""
+    draw = np.random.default_rng(0)
+    terms = pd.DataFrame(draw.dirichlet(np.full(len(TERMS), 0.4), 150), columns=list(TERMS))
+    rates, base = np.exp(draw.normal(-0.5, 0.4, len(TERMS))), RuntimeCondition("openvino", False, "fp32", 0, 1)
+    few, first = replace(base, threads=1), base.alike
+    fitted = runtimes.learn({first: terms.assign(latency_ms=terms @ rates), base: terms.assign(latency_ms=terms @ rates),
+                             few: terms.head(3).assign(latency_ms=terms.head(3) @ rates * 1.7)})
+    assert [*fitted[base].values()][:-1] == pytest.approx(rates[:-1], rel=0.15), "fresh memory apart"
+    test = terms.tail(50)
+    assert test @ list(fitted[few].values()) == pytest.approx(test @ rates * 1.7, rel=0.25)
+
+
+def test_each_condition_leads_to_one_that_was_measured_first():
+    for way in runtimes.shipped().conditions:
+        steps = 0
+        while way.alike:
+            way, steps = way.alike, steps + 1
+        assert steps < 5 and way.words in ("torch fp32", "onnxruntime fp32")
+
+
+@pytest.fixture
+def like_the_reference(monkeypatch):
+    """Let this machine compute by the instructions, and on as many cores, as the one whose networks ran in runtimes."""
+    known = runtimes.shipped()
+    monkeypatch.setattr(machine, "instructions", lambda dtype: known.instructions.get(dtype, ()))
+    monkeypatch.setattr(worker, "usable_cores", lambda: known.threads)
+
+
+def cpu_answer(*network, **how):
+    """Return the answer of this CPU."""
+    return Answer(CapturedQuery(Query(*network, **how)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
+
+
+def test_advice_names_the_best_runtimes_and_what_they_take(like_the_reference):
+    usual = cpu_answer("squeezenet1_1", 1)
+    changes = [change for change in suggestions.changes(usual) if change.options]
+    assert 1 <= len(changes) <= 4 and any(change.apply["dtype"] != "int8" for change in changes)
+    best = changes[0]
+    asked = cpu_answer("squeezenet1_1", 1, **{name: best.apply[name] for name in best.apply})
+    assert asked.uses_runtime
+    row = asked.columns
+    assert row["images_per_sec"] == pytest.approx(best.predicted_gain * usual.columns["images_per_sec"], rel=1e-6)
+    assert row["low_ms"] < row["predicted_ms"] < row["high_ms"]
+    assert row["prepare_s"] > 0 and "families left out errs by" in row["held_out"]
+    assert not [change for change in suggestions.changes(asked) if change.what == best.what]
+
+
+def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(like_the_reference, monkeypatch):
+    with refused("no networks were measured in this condition .*openvino fp32 train"):
+        advise.answers(CapturedQuery(Query("squeezenet1_1", 1, mode="train", runtime="openvino")), registry.for_devices(["cpu"], "fp32"),
+                       named=True)
+    with refused("no networks were measured on a CPU in torch int8; there are: "):
+        cpu_answer("squeezenet1_1", 1, dtype="int8").estimate
+    monkeypatch.setattr(worker, "usable_cores", lambda: 64)
+    with refused("threads and processes were measured on a CPU with 2 cores, and this one has 64"):
+        cpu_answer("squeezenet1_1", 1, threads=1, runtime="openvino").estimate
+    monkeypatch.setattr(machine, "instructions", lambda dtype: ("avx512_vnni",) if dtype == "int8" else ())
+    with refused("measured in int8 on a CPU with no instructions for it, and this one has avx512_vnni"):
+        cpu_answer("squeezenet1_1", 1, dtype="int8", runtime="openvino").estimate
+    assert not [change for change in suggestions.changes(cpu_answer("squeezenet1_1", 1)) if "int8" in change.what]
+    with refused("no runtime 'tvm'; there are: torch, onnxruntime, openvino"):
+        CapturedQuery(Query("squeezenet1_1", 1, runtime="tvm"))
+
+
+def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
+    known, ran = runtimes.shipped(), runtime_choices.rows()
+    for way, fitted in known.conditions.items():
+        part = ran[ran["condition"] == way.words]
+        assert len(part) >= 4 and ((part["predicted"] / part["measured"] - 1).abs().mean() * 100) == pytest.approx(
+            fitted.scores["mape"], rel=0.2), way.words  # without networks whose eager time is unusable
+    chosen = runtime_choices.choices(ran)
+    assert (chosen["regret_pct"] >= 0).all()
+    scores = runtime_choices.summary(chosen).set_index("choice")["regret_pct"]
+    assert scores["predicted"] < scores["always torch eager"]
 
 
 @pytest.mark.slow
