@@ -122,10 +122,10 @@ def test_rates_of_kinds_are_found_from_sums_and_conditions_alike_lend_theirs():
 
 def test_each_condition_leads_to_one_that_was_measured_first():
     for way in runtimes.shipped().conditions:
-        steps = 0
-        while way.alike:
-            way, steps = way.alike, steps + 1
-        assert steps < 5 and way.words in ("torch fp32", "onnxruntime fp32")
+        before = [way]
+        while before[-1].alike:
+            before.append(before[-1].alike)
+        assert len(before) < 6 and before[-1].words in ("torch fp32", "onnxruntime fp32")
 
 
 @pytest.fixture
@@ -139,6 +139,10 @@ def like_the_reference(monkeypatch):
 def cpu_answer(*network, **how):
     """Return the answer of this CPU."""
     return Answer(CapturedQuery(Query(*network, **how)), registry.for_devices(["cpu"], "fp32", shipped=True)[0])
+
+
+def estimated(**how):
+    return cpu_answer("squeezenet1_1", 1, **how).estimate
 
 
 def test_advice_names_the_best_runtimes_and_what_they_take(like_the_reference):
@@ -157,16 +161,15 @@ def test_advice_names_the_best_runtimes_and_what_they_take(like_the_reference):
 
 def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(like_the_reference, monkeypatch):
     with refused("no networks were measured in this condition .*openvino fp32 train"):
-        advise.answers(CapturedQuery(Query("squeezenet1_1", 1, mode="train", runtime="openvino")), registry.for_devices(["cpu"], "fp32"),
-                       named=True)
+        advise.advise(Query("squeezenet1_1", 1, mode="train", runtime="openvino"), ["cpu"])
     with refused("no networks were measured on a CPU in torch int8; there are: "):
-        cpu_answer("squeezenet1_1", 1, dtype="int8").estimate
+        estimated(dtype="int8")
     monkeypatch.setattr(worker, "usable_cores", lambda: 64)
     with refused("threads and processes were measured on a CPU with 2 cores, and this one has 64"):
-        cpu_answer("squeezenet1_1", 1, threads=1, runtime="openvino").estimate
+        estimated(threads=1, runtime="openvino")
     monkeypatch.setattr(machine, "instructions", lambda dtype: ("avx512_vnni",) if dtype == "int8" else ())
     with refused("measured in int8 on a CPU with no instructions for it, and this one has avx512_vnni"):
-        cpu_answer("squeezenet1_1", 1, dtype="int8", runtime="openvino").estimate
+        estimated(dtype="int8", runtime="openvino")
     assert not [change for change in suggestions.changes(cpu_answer("squeezenet1_1", 1)) if "int8" in change.what]
     with refused("no runtime 'tvm'; there are: torch, onnxruntime, openvino"):
         CapturedQuery(Query("squeezenet1_1", 1, runtime="tvm"))

@@ -5,9 +5,9 @@ The files, from the ground up; each imports only from those before it. ``model_f
 ``learners`` (trees, perceptrons), ``operators`` (the time of one kernel), ``networks`` (operators of a network and their
 sum, gains, memory), ``cards`` (whole networks on GPUs), ``power`` (watts, joules), ``transfer`` and ``transfer_cpu``
 (devices that were not measured), ``registry`` (the models at hand), ``steps`` (a training step), ``training``,
-``network_training``, ``gain_training``, ``runtime_training`` (what is trained), ``trust`` (held-out errors of an answer), ``advice`` (answers to
-one question or a table), ``calibrate_networks`` and ``calibrate`` (a model of the user's device), ``evaluation`` (how good
-it all is).
+``network_training``, ``gain_training``, ``runtime_training`` (what is trained), ``trust`` (held-out errors of an answer),
+``advice`` (answers to one question or a table), ``calibrate_networks`` and ``calibrate`` (a model of the user's device),
+``evaluation`` (how good it all is).
 
 How a prediction comes about: ``advice.query`` captures a network, ``registry`` gives each device's models, and
 ``Answer.estimate`` takes a learned gain, a sum of a card's kernels (``cards``), or a sum of operators
