@@ -19,7 +19,7 @@ from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
-from lib.measure.networks.end_to_end import LEAST, PREPARE_S, Conditions, in_a_process
+from lib.measure.networks.end_to_end import LATE, LEAST, PREPARE_S, Conditions, in_a_process
 from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import VERDICTS, Timing, judged
@@ -80,7 +80,8 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
             results, identity = in_a_process(groups[key[1:]], device_id, how, key[2])
             visits[key] = Visit(round=key[0], network=key[1], memory=key[2], device=device_id, results=results,
                                 identity=identity)
-            if file and identity:  # a lost process is measured again by a second call
+            is_cut = how.prepare_s < PREPARE_S and any(LATE in result.reason for result in results)
+            if file and identity and not is_cut:  # lost processes, and the budget's end, are for a second call
                 file.write(visits[key].line)
         if raw and len(visits) == len(order):
             shutil.rmtree(raw.with_name(_PREPARED), ignore_errors=True)

@@ -37,6 +37,7 @@ _WARMUP = 2
 LEAST = 5  # passes of a case
 _PATIENCE = 3  # times its budget, while fewer passes than that found the processor as fast as usual
 PREPARE_S = 300.0  # most seconds of an export or a compilation
+LATE = "it was not exported or compiled within"
 _IMPORTED = ("torchvision.models", "timm")  # what networks are built of, and takes longer to import than many to run
 
 
@@ -95,7 +96,7 @@ def _on_threads(threads: int) -> Iterator[None]:
 def _within(seconds: float) -> Iterator[None]:
     """Raise InputError if what runs meanwhile takes longer, and is Python or waits for other processes (as compilers do)."""
     def late(*_) -> None:
-        raise InputError(f"it was not exported or compiled within {seconds:.0f} s")
+        raise InputError(f"{LATE} {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
