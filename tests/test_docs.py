@@ -9,7 +9,7 @@ import pytest
 from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
-from lib.predict.evaluation import gpu_kernels
+from lib.predict.evaluation import gpu_kernels, runtime_choices
 from lib.predict.evaluation.baselines import network_line
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
@@ -75,6 +75,16 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
     scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
     assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
                                      for row in gains.itertuples()]
+
+
+def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
+    ran = runtime_choices.rows()
+    lines = runtime_choices.gains(ran).drop(columns=["condition", "n"]).map("{:.1f}".format)
+    assert rows(ERRORS, "Runtimes on a CPU")[:len(lines)] == [
+        [row.condition, str(row.n), *lines.loc[row.Index]] for row in runtime_choices.gains(ran).itertuples()]
+    assert [row for row in rows(ERRORS, "Runtimes on a CPU") if len(row) == 5][2:] == [
+        [row.choice, str(row.n), f"{row.best_named_pct:.0f}", f"{row.regret_pct:.1f}", f"{row.largest_regret_pct:.0f}"]
+        for row in runtime_choices.summary(runtime_choices.choices(ran, exact=True)).itertuples()]
 
 
 def test_research_has_the_simple_rule_that_is_nearer_on_workloads():

@@ -89,7 +89,8 @@ def _runtimes(answer: Answer) -> list[Change]:
         if way != query.runtime_condition:
             learned = answer.runtime(way)
             change = Change(way.words, before_ms * way.instances / learned.predicted_ms, learned.evidence, vars(way))
-            best[way.prepared] = max(best.get(way.prepared, change), change, key=attrgetter("predicted_gain"))
+            kind = way.runtime, way.compiled, way.dtype
+            best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
     ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
     exact = [change for change in ranked if change.apply["dtype"] != INT8]
     return [change for change in ranked if change in (*ranked[:_RUNTIMES], *exact[:1])]

@@ -6,7 +6,7 @@ one calibrated, the ratio of two such sums scales the eager estimate.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -54,8 +54,8 @@ class RuntimeCondition:
 
     @property
     def prepared(self) -> str:
-        """Return what is exported or compiled for it, one name for those that share it."""
-        return f"{'torch.compile' if self.compiled else self.runtime} {self.dtype}"
+        """Return what is compiled, or exported and loaded, for it: one name for those that share it; empty for eager torch."""
+        return f"torch.compile {self.dtype}" if self.compiled else f"exported {self.dtype}" * (self.runtime != RUNTIMES[0])
 
     @property
     def alike(self) -> "RuntimeCondition | None":
@@ -182,7 +182,9 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     models = shipped()
     if refused := models.refusal(way):
         raise InputError(refused)
-    fitted, eager, prepare = models.conditions[way], models.conditions[EAGER], models.prepare.get(way.prepared)
+    fitted, eager = models.conditions[way], models.conditions[EAGER]
+    steps = {way.prepared, replace(way, dtype="fp32").prepared}  # what is quantised was exported first
+    prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
     ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
@@ -191,8 +193,7 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     scores = fitted.scores
     evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
                 f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
-    return RuntimeAnswer(*interval(ms, half), evidence, prepare.total(preparation_terms(work)) if prepare else 0.0,
-                         models.machine != machine.name())
+    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, models.machine != machine.name())
 
 
 def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:
