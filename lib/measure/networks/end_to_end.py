@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -99,11 +100,13 @@ def _within(seconds: float) -> Iterator[None]:
         raise InputError(f"{LATE} {seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGALRM))
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        timer.cancel()
+        timer.join()
         signal.signal(signal.SIGALRM, before)
 
 
