@@ -93,7 +93,8 @@ def runtimes(table: pd.DataFrame, batch_size: int):
             column = columns.get_loc(predicted.loc[name].idxmax())
             axis.add_patch(matplotlib.patches.Rectangle((column, row), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
     axis.set(xlabel="", ylabel="")
-    axis.tick_params(axis="x", rotation=40)
+    for label in axis.get_xticklabels():
+        label.set(rotation=40, ha="right")
     return figure
 
 
