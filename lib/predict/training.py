@@ -38,7 +38,7 @@ _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 def reference_machine() -> Path:
     """Return the folder of the reference machine that has sweeps and networks; InputError where there is none."""
-    return archive.machine_with("networks", "measured networks")[1].parent
+    return archive.machine_with("sweeps", "sweeps and measured networks")[1].parent
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside f
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": "torch", "threads": "0", "instances": "1", "gpus": "1", "parallel": "ddp",
+         "compile": "false", "runtime": "torch", "threads": "", "instances": "1", "gpus": "1", "parallel": "ddp",
          "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
