@@ -8,7 +8,7 @@ from lib.predict.advice.query import INT8, Query
 from lib.work import dtypes
 from lib.work.building import timm_models
 
-_EXPORT = """torch.onnx.export(model, (batch,), "model.onnx", dynamo=True)"""
+_EXPORT = """torch.onnx.export(model, (batch,), "model.onnx", dynamo=True, external_data=False)"""
 _QUANTISATION = """from onnxruntime import InferenceSession, quantization
 from onnxruntime.quantization import shape_inference"""
 _QUANTISE = """class Batches(quantization.CalibrationDataReader):
