@@ -252,7 +252,8 @@ def test_what_a_network_prints_goes_to_stderr_and_breaks_no_json(zoo, capfd):
 
 def test_a_measured_network_that_exits_is_a_reason(zoo, capfd, monkeypatch):
     monkeypatch.setenv("LIB_LOCKS", str(zoo))
-    results, _ = end_to_end._measure([Case(f"zoo:{name}", "infer", 1, "3x8x8") for name in ("Exits", "Prints")], "cpu", 0.001)
+    cases = [Case(f"zoo:{name}", "infer", 1, "3x8x8") for name in ("Exits", "Prints")]
+    results, _ = end_to_end._measure(cases, "cpu", end_to_end.Conditions(0.001))
     assert results[0].reason == "model 'zoo:Exits' does not run: it ends the program, by sys.exit(0) (zoo.py, line 29)"
     assert results[1].reason == "" and len(results[1].samples_ms) >= end_to_end.LEAST
     assert capfd.readouterr().out == ""
