@@ -216,3 +216,8 @@ def test_programs_are_told_of_known_libraries_alone():
     for query in (Query("W1"), Query("resnet18", mode="train")):
         with pytest.raises(InputError, match="--code is for inference of networks of torchvision and timm"):
             snippet(query)
+    for how in ({"dtype": "bf16"}, {"compiled": True}, {"layout": "channels_last"}):
+        with refused("onnxruntime runs networks in fp32, int8; --layout and --compile are of torch"):
+            snippet(Query("resnet18", runtime="onnxruntime", **how))
+    with refused("torch runs networks in fp32, bf16, fp16"):
+        snippet(Query("resnet18", dtype="int8"))

@@ -2,12 +2,14 @@
 
 from lib.config import definitions
 from lib.config.definitions import RUNTIMES
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure import worker
+from lib.measure.networks import runtimes
 from lib.predict.advice.query import INT8, Query
 from lib.work import dtypes
 from lib.work.building import timm_models
 
+_FOLDER = "os.chdir(tempfile.mkdtemp())  # for exported files, of this process alone"
 _EXPORT = """torch.onnx.export(model, (batch,), "model.onnx", dynamo=True, external_data=False)"""
 _QUANTISATION = """from onnxruntime import InferenceSession, quantization
 from onnxruntime.quantization import shape_inference"""
@@ -44,11 +46,16 @@ def snippet(query: Query) -> str:
     library, at, name = query.model.rpartition(":")
     if query.mode != "infer" or query.model in definitions.workloads() or library not in ("", timm_models.PREFIX):
         raise InputError("--code is for inference of networks of torchvision and timm")
-    runtime, shape, is_int8 = query.runtime, ", ".join(map(str, query.network().shape)), query.dtype == INT8
+    runtime = query.runtime
+    types, of_torch = runtimes.TYPES.get(runtime, ("fp32", *dtypes.AUTOCAST)), query.compiled or query.layout != "contiguous"
+    if query.dtype not in types or (of_torch and runtime != RUNTIMES[0]):
+        raise InputError(f"{runtime} runs networks in {choices(types)}; --layout and --compile are of torch")
+    shape, is_int8 = ", ".join(map(str, query.network().shape)), query.dtype == INT8
     build = f'timm.create_model("{name}")' if at else f'torchvision.models.get_model("{name}")'
     threads = query.threads or max(1, worker.usable_cores() // query.instances)
     modules = [library or "torchvision", "torch", *[runtime] * (runtime != RUNTIMES[0])]
-    lines = ["import time", "", *(f"import {module}" for module in sorted(modules)), *[_QUANTISATION] * is_int8, "",
+    exports = ["import os", "import tempfile"] * (runtime != RUNTIMES[0])
+    lines = [*exports, "import time", "", *(f"import {module}" for module in sorted(modules)), *[_QUANTISATION] * is_int8, "",
              f"torch.set_num_threads({threads})", "torch.set_grad_enabled(False)",
              f"model = {build}.eval()  # your weights here", f"batch = torch.randn({shape})"]
     if query.instances > 1:
@@ -59,7 +66,7 @@ def snippet(query: Query) -> str:
         placed = "model, batch = (value.to(memory_format=torch.channels_last) for value in (model, batch))"
         lines += [*[placed] * (query.layout == "channels_last"), *["model = torch.compile(model)"] * query.compiled]
     else:
-        lines += [_EXPORT, *[_QUANTISE] * is_int8]
+        lines += [_FOLDER, _EXPORT, *[_QUANTISE] * is_int8]
     precision = "bf16" if query.dtype == "bf16" else "f32"
     run = _RUN[runtime].format(threads=threads, file="int8.onnx" if is_int8 else "model.onnx", precision=precision)
     if runtime == RUNTIMES[0] and query.dtype != "fp32":
