@@ -95,6 +95,11 @@ def own_table(path, *rows, header="model,device,batch_size,measured_ms"):
     return path
 
 
+def test_a_table_may_call_torch_by_its_earlier_name(tmp_path):
+    path = own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,pytorch,1.0", header="model,device,runtime,measured_ms")
+    assert outsiders.read(path)[["runtime", "error"]].to_numpy().tolist() == [["torch", ""]]
+
+
 def test_rows_that_cannot_be_judged_are_named_and_counted(tmp_path):
     own_table(tmp_path / "own.csv", f"{GEMM},v100-sxm2-16gb,,1.0", f"{GEMM},v100-sxm2-16gb,,0", f"{GEMM},v100-sxm2-16gb,,1e-5",
               f"{GEMM},abacus,,1.0", "matmul gemm_m=2,v100-sxm2-16gb,,1.0", "no_network,v100-sxm2-16gb,8,1.0")

@@ -82,7 +82,8 @@ def _runtimes(answer: Answer) -> list[Change]:
     Of each runtime and element type the best number of threads and processes.
     """
     query, best = answer.query, {}
-    if answer.predictor.device != "cpu" or answer.uses_gain or query.mode != "infer" or query.layout != "contiguous":
+    of_fp32 = answer.predictor.device == "cpu" and answer.predictor.model.facts["dtype"] == "fp32"
+    if not of_fp32 or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
         return []
     before_ms = answer.passes.predicted_ms / query.instances
     for way in runtimes.known():
