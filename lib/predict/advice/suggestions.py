@@ -197,7 +197,7 @@ def _median_ms(answer: Answer, apply: Mapping[str, Any]) -> float | str:
     query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
     case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
                 query.compiled, query.runtime, query.threads, query.instances)
-    visit = end_to_end.in_a_process([case], "cpu", _BUDGET_S, memory)[0][0]
+    visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
     return visit.reason or float(np.median(visit.samples_ms))
 
 

@@ -117,4 +117,4 @@ def key_numbers(results: Study, table: pd.DataFrame, dtype: str) -> KeyNumbers:
 def _judged(points: pd.DataFrame, candidates: Sequence[Roof]) -> pd.Series:
     """Return ``percent`` of points, NaN where the peak or the bandwidth of their roof was measured on a busy machine only."""
     judges = [roof_of(candidates, row) for row in points.itertuples(index=False)]
-    return percent(points).mask([bool({roof.dtype, roof.last} & set(roof.doubtful)) for roof in judges])
+    return percent(points).mask(np.array([bool({roof.dtype, roof.last} & set(roof.doubtful)) for roof in judges], bool))
