@@ -105,7 +105,7 @@ def _networks(options: argparse.Namespace) -> bool:
         return False
     folder = paths.NETWORKS / options.name
     table, facts = campaign.measure(wanted, device, rounds, options.case_s or plan.case_s, options.budget_s,
-                                    folder / "visits.jsonl")
+                                    folder / "visits.jsonl", plan.energy_s if options.energy_s is None else options.energy_s)
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
     print(f"{path}: {len(table)} of {len(wanted)} cases; {verdicts(table)}")
     failed = table[table["status"] != "ok"]
@@ -155,6 +155,8 @@ def _add_networks(verbs) -> None:
     verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits per case (default: as in the file)")
     verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
                       help="seconds per case and round (default: as in the file)")
+    verb.add_argument("--energy-s", type=number(0, 1e5),
+                      help="seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)")
     verb.add_argument("--budget-s", type=number(), default=0.0,
                       help="start no process after so many seconds (default: no limit)")
     verb.add_argument("--name", type=folder_name, default="networks",

@@ -213,10 +213,14 @@ class NetworkSet(Strict):
 
 
 class Campaign(Strict):
-    """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them."""
+    """``params/networks.yaml``: the networks that are measured end to end, rounds, and seconds a case in each of them.
+
+    ``energy_s``: seconds of repeated passes from which energy is read; 0 measures none.
+    """
 
     rounds: whole(1, 1000)
     case_s: number(above=0, most=1e5)
+    energy_s: number(0, 1e5) = 2.0
     sets: some(NetworkSet)
 
 

@@ -17,6 +17,7 @@ from lib.errors import InputError, choices
 from lib.measure import machine, speed_history
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
+from lib.measure.energy.windows import LEAST_S
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LATE, LEAST, PREPARE_S, Conditions, in_a_process
@@ -54,14 +55,14 @@ def on_device(wanted: Sequence[tuple[Case, str]], device_id: str) -> list[tuple[
 
 
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
-            budget_s: float = 0.0, raw: Path | None = None) -> tuple[pd.DataFrame, dict[str, Any]]:
+            budget_s: float = 0.0, raw: Path | None = None, energy_s: float = LEAST_S) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
-    A case has ``case_s`` seconds a round, and five passes at least; no process starts after ``budget_s`` (0: no limit).
-    ``raw``, a file of JSON lines, keeps each visit whose process survived; a second call resumes after them, and a concurrent
-    call waits first. Beside it, ``prepared/`` keeps exported and compiled networks until all rounds are done; none takes longer
-    to prepare than 300 s, or than is left of the budget. Passes while the processor was slower than usual do not count where
-    five others exist.
+    A case has ``case_s`` seconds a round, and five passes at least, then ``energy_s`` where there is a meter; no process starts
+    after ``budget_s`` (0: no limit). ``raw``, a file of JSON lines, keeps each visit whose process survived; a second call
+    resumes after them, and a concurrent call waits first. Beside it, ``prepared/`` keeps exported and compiled networks until
+    all rounds are done; none takes longer to prepare than 300 s, or than is left of the budget. Passes while the processor was
+    slower than usual do not count where five others exist.
     """
     device_id = str(machine.device(device_id))
     groups: dict[tuple[str, str], list[Case]] = {}
@@ -76,7 +77,8 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
                 break
             if device_id == "cpu":
                 speed_history.look()
-            how = Conditions(case_s, min(PREPARE_S, budget.left_s), raw.with_name(_PREPARED).absolute() if raw else None)
+            how = Conditions(case_s, min(PREPARE_S, budget.left_s), raw.with_name(_PREPARED).absolute() if raw else None,
+                             energy_s)
             results, identity = in_a_process(groups[key[1:]], device_id, how, key[2])
             visits[key] = Visit(round=key[0], network=key[1], memory=key[2], device=device_id, results=results,
                                 identity=identity)

@@ -23,7 +23,7 @@ from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
-from lib.measure.energy.meters import Meter, open_meter
+from lib.measure.energy.meters import Meter, absent, open_meter
 from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
@@ -73,11 +73,15 @@ def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Conditions:
-    """How cases are measured: seconds of each, seconds in which one must be prepared, and where exported files are kept."""
+    """How cases are measured: seconds of each, seconds in which one must be prepared, and where exported files are kept.
+
+    ``energy_s``: how long a pass is repeated where there is a meter; 0: no energy is measured.
+    """
 
     case_s: float = 1.0
     prepare_s: float = PREPARE_S
     folder: Path | None = None
+    energy_s: float = LEAST_S
 
 
 @contextmanager
@@ -199,7 +203,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
         run()
         synchronize(device)
 
-    energy, calls = windows.of_calls(synchronized, 1, LEAST_S, meter, idle_w)
+    energy, calls = windows.of_calls(synchronized, 1, how.energy_s, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
@@ -214,7 +218,7 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
     with locks.device(str(device)):
         kernel = ReferenceKernel(device)
         kernel.settle()
-        meter = open_meter(str(device))
+        meter = open_meter(str(device)) if how.energy_s else absent("energy_s is 0")
         idle_w = windows.idle_w(meter)
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))  # the libraries are there before we count
         results = []
@@ -237,8 +241,8 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions 
     """Measure cases in a new process, each for ``case_s`` and five passes at least; return results and the identity.
 
     ``how``: Conditions, or ``case_s`` alone. What torch compiles is kept beside exported files. On a disturbed processor a case
-    takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop of LEAST_S
-    follows. A process that dies, or whose GPU breaks, fails all of its cases and has no identity.
+    takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop follows.
+    A process that dies, or whose GPU breaks, fails all of its cases and has no identity.
     """
     heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
     how = how if isinstance(how, Conditions) else Conditions(how)

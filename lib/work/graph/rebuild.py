@@ -114,6 +114,8 @@ def arguments(op: Op, device: torch.device,
     made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
     if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
+    if op.short == "native_batch_norm_backward" and device.type == "cuda":  # a GPU keeps statistics of 16 bits in fp32
+        made[5:7] = [kept if kept is None else kept.float() for kept in made[5:7]]
     return made, {name: argument(value, "normal") for name, value in op.kwargs}
 
 
