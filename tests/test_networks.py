@@ -90,10 +90,11 @@ def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_
 
 
 @pytest.mark.slow
-def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, networks_here, monkeypatch):
-    monkeypatch.setattr(end_to_end, "LEAST_S", 0.7)
+def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, networks_here):
     raw = tmp_path / "visits.jsonl"
-    (first, _), (again, _) = (campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=raw) for _ in range(2))
+    (first, _), (again, _) = (campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=raw, energy_s=0.7) for _ in range(2))
+    (none, _) = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, energy_s=0)
+    assert none["energy_j"].isna().all() and none["energy_reason"].tolist() == ["energy_s is 0"]
     (row,) = first.to_dict("records")
     assert row["power_w"] == row["idle_w"] == pytest.approx(metered)
     assert row["energy_n"] >= 10 and row["energy_reason"] == "" and row["energy_j"] > 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpyxl import Workbook
 
+from lib import paths
 from lib.measure.published import labels
 from lib.predict import boards, registry, training
 from lib.predict.advice import advise_operator
@@ -206,12 +207,18 @@ def test_boards_and_the_rest_are_told_apart():
     assert boards.learn(rows).of("network infer, fp32") is None and boards.learn(rows.head(0)).spreads == {}
 
 
-def test_rates_are_learned_without_the_slowness_of_a_host_and_without_what_is_left_out():
-    rng, hosts = np.random.default_rng(0), {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0}
-    rows = [{"device": device, "group": f"family {n % 5}", "beside": 0.0, "parts": Parts(
+def of_networks(devices):
+    """Return twenty networks of five families on each device, with their parts and without times."""
+    rng = np.random.default_rng(0)
+    rows = [{"device": device, "group": f"family {n % 5}", "beside": 0.0, "model": f"network {n}", "parts": Parts(
         {"fp32 conv forward": rng.uniform(1, 9), "fp32 conv_grouped backward": rng.uniform(0, 9)}, {"forward": n * 9}, 0.1)}
-        for device in hosts for n in range(20)]
-    table = pd.DataFrame(rows).assign(source="cards", mode="train", dtype="fp32", error="")
+        for device in devices for n in range(20)]
+    return pd.DataFrame(rows).assign(source="cards", mode="train", dtype="fp32", error="")
+
+
+def test_rates_are_learned_without_the_slowness_of_a_host_and_without_what_is_left_out():
+    hosts = {"a": 1.0, "b": 2.0, "c": 0.5, "d": 1.0}
+    table = of_networks(hosts)
     table["measured_ms"] = [launched(sum(ms * (2 if "grouped" in kind else 1) for kind, ms in parts.kernels_ms.items()), 0.1,
                                      [parts.launches["forward"] * 0.025 * hosts[device]] * 3)[0]
                             for device, parts in zip(table["device"], table["parts"], strict=True)]
@@ -222,6 +229,33 @@ def test_rates_are_learned_without_the_slowness_of_a_host_and_without_what_is_le
     other = labelled_rates.with_networks(Boards({}), table.assign(measured_ms=table["measured_ms"].where(~unseen, 1.0)))
     assert other.without("a", "family 1", "cards") == learned.without("a", "family 1", "cards") != other.rates
     assert other.without("a", "family 1", "a user's") == other.rates
+
+
+def test_a_device_that_this_project_measured_has_rates_of_its_own_as_families_left_out_show():
+    """Its kernels take twice as long, its host half as long as on other devices."""
+    table = of_networks([*"abcd"])
+    slow = (table["device"] == "d").to_numpy()
+    table["source"] = table["source"].where(~slow, labels.PROJECT)
+    table["measured_ms"] = [launched(sum(parts.kernels_ms.values()) * (2 if own else 1), 0.1,
+                                     [parts.launches["forward"] * 0.025 * (0.5 if own else 1)] * 3)[0]
+                            for parts, own in zip(table["parts"], slow, strict=True)]
+    learned = labelled_rates.with_networks(Boards({}), table)
+    assert set(learned.own) == {"d"} and learned.own["d"].after_pct < 6 < 30 < learned.own["d"].before_pct
+    ratios = [learned.own["d"].rates.kernels[kind] / learned.rates.kernels[kind] for kind in learned.rates.kernels]
+    assert ratios == pytest.approx([2.0] * len(ratios), rel=0.15)
+    with boards.scoring(learned):
+        assert boards.rates("d") == learned.without("d"), "scored by the rates of others"
+
+
+def test_networks_of_a_gpu_that_this_project_measured_are_labels_and_those_of_a_cpu_are_not():
+    folder = paths.REFERENCE / "intel-xeon-8c-nvidia-h100-80gb-hbm3-f275c75e"
+    table = outsiders.read(folder)
+    assert set(table["device"]) == {"h100-sxm"} and (table["error"] == "").all() and set(table["source"]) == {labels.PROJECT}
+    assert set(table["dtype"]) == {"fp32", "bf16"} and table["model"].nunique() == 18
+    with refused("no usable network of a GPU; those of CPUs are scored by models --errors"):
+        labels.networks(next(paths.REFERENCE.glob("amd*/networks/runtimes/networks.parquet")))
+    both = outsiders.read(folder / "networks", paths.REFERENCE / "intel-xeon-2c-397e4cfa" / "networks")
+    assert both["error"].str.contains("no usable network of a GPU").sum() == 1
 
 
 @given(halves, halves, halves)

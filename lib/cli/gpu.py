@@ -26,12 +26,15 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
         failure = command_list.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
+            if not (machine / "runs").is_dir():
+                return target, "no training step was profiled yet; call it again"
             words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
                      device.partition(":")[0]]  # as runs name their backend
             failure = command_list.call(words, log, _CHECK_S, output=scratch)
     except (InputError, OSError) as error:
         failure = str(error)
-    shutil.rmtree(scratch, ignore_errors=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return target, failure and f"{failure} (see {log})"
 
 

@@ -176,7 +176,7 @@ def _outsiders(options: argparse.Namespace) -> bool:
     from lib.predict.evaluation import outsiders
     from lib.predict.trust import scoreboard
 
-    rows = outsiders.predicted(options.outsiders, alone=options.ship)
+    rows = outsiders.predicted(*options.outsiders, alone=options.ship)
     if len(rows):
         board = scoreboard.scoreboard(rows) if options.all else scoreboard.summary(rows)
         print(_shown(board, na_rep="-") if len(board) else f"only kernels under {scoreboard.SMALL_MS} ms: see --all")
@@ -307,7 +307,7 @@ def _add_models(verbs) -> None:
     add_flag(verb, "--errors",
              "show instead how wrong they were on what was held out: a graded line for each question that people "
              "ask")
-    verb.add_argument("--outsiders", type=a_path, metavar="FOLDER",
+    verb.add_argument("--outsiders", type=a_path, nargs="+", metavar="FOLDER",
                       help="show instead how wrong they are on what others measured: tables of DeepBench, "
                            "pytorch-gpu-benchmark, timm, NeuSight, Gavel or Zeus, or a CSV of yours with the columns model (a "
                            "network, or an operator: \"matmul gemm_m=64 ...\"), device and measured_ms, and any others of "

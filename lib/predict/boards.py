@@ -70,15 +70,32 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class OwnRates:
+    """Rates of one device, learned from its own networks, with all that these share.
+
+    ``before_pct, after_pct``: mean errors of families left out by the rates of other devices, and by these.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    rates: Rates
+    networks: AtLeastOne
+    before_pct: NotNegative
+    after_pct: NotNegative
+
+
+@dataclass(frozen=True)
 class Boards(Saved):
     """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks.
 
-    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family.
+    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family; ``own``:
+    rates of devices whose networks this project measured.
     """
 
     spreads: dict[str, Spread] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     left_out: dict[str, Rates] = field(default_factory=dict)
+    own: dict[str, OwnRates] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
@@ -156,9 +173,11 @@ def shipped() -> Boards:
 
 
 def rates(device: str) -> Rates:
-    """Return the rates of answers for a device."""
-    scored = _scored.get()
-    return scored.without(device) if scored else shipped().rates
+    """Return the rates of answers for a device: its own, or those that all devices teach."""
+    if scored := _scored.get():
+        return scored.without(device)
+    known = shipped()
+    return known.own[device].rates if device in known.own else known.rates
 
 
 @cache

@@ -1,6 +1,6 @@
 """Learning how long networks take in each runtime, from a reference machine's networks; families left out score it."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,10 @@ _CASE = ["network", "mode", "batch_size"]
 _CAMPAIGN = "networks/runtimes/networks.parquet"
 
 
-def campaign() -> tuple[str, Path]:
-    """Return the machine whose networks ran in several runtimes, and their table; InputError where there is none."""
-    return archive.machine_with(_CAMPAIGN, "networks in several runtimes")
+def campaigns() -> dict[str, Path]:
+    """Return the tables of networks in several runtimes by machine, the largest first; InputError where there is none."""
+    archive.machine_with(_CAMPAIGN, "networks in several runtimes")
+    return dict(sorted(archive.machines_with(_CAMPAIGN).items(), key=lambda item: -len(store.read(item[1], "networks"))))
 
 
 def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
@@ -38,18 +39,28 @@ def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
                         usable=table["verdict"] != VERDICTS[-1], **rows)
 
 
-def _by_way(rows: pd.DataFrame) -> dict[RuntimeCondition, pd.DataFrame]:
-    return {way: part for way, part in rows.groupby("way", sort=False) if part["network"].nunique() >= LEAST_NETWORKS}
+def _by_way(rows: pd.DataFrame, known: Collection[RuntimeCondition] = ()) -> dict[RuntimeCondition, pd.DataFrame]:
+    """Return usable rows by condition, of those that enough networks ran in or that are ``known`` otherwise."""
+    return {way: part for way, part in rows[rows["usable"]].groupby("way", sort=False)
+            if way in known or part["network"].nunique() >= LEAST_NETWORKS}
 
 
-def left_out(rows: pd.DataFrame) -> pd.DataFrame:
+def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RuntimeCondition, dict[str, float]]:
+    """Learn rates from usable rows; of another machine's rows ``elsewhere`` first, where there are some."""
+    before = _learned(elsewhere, None) if elsewhere is not None else {}
+    return runtimes.learn(_by_way(rows, before), before)
+
+
+def left_out(rows: pd.DataFrame, elsewhere: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return rows ``with_terms`` of conditions that enough networks ran in, with ``fold`` and ``predicted``.
 
-    Each is predicted by the families of other folds. Only usable rows teach.
+    Each is predicted by the families of other folds, of this machine and of another one (``elsewhere``). Only usable rows
+    teach.
     """
     parts = []
     for number, test in enumerate(folds(rows)):
-        rates = runtimes.learn(_by_way(rows[~test & rows["usable"]]))
+        others = elsewhere if elsewhere is None else elsewhere[~elsewhere["family"].isin(rows.loc[test, "family"])]
+        rates = _learned(rows[~test], others)
         part = rows[test & rows["way"].isin(list(rates))]
         ms = [sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
         parts.append(part.assign(fold=number, predicted=ms))
@@ -88,26 +99,38 @@ def held_out_rows(machine: str, predicted: pd.DataFrame) -> pd.DataFrame:
                           usable=predicted["usable"], left_out="families of networks", source=held_out.PROJECT)
 
 
-def _fitted(rates: Mapping[str, float], rows: pd.DataFrame) -> Composition:
-    usable = rows[rows["usable"]]
+def _fitted(rates: Mapping[str, float], usable: pd.DataFrame) -> Composition:
     times = usable["latency_ms"].to_numpy(), usable["predicted"].to_numpy()
     return Composition(dict(rates), half_interval(np.log(times[0] / times[1])), int(usable["network"].nunique()), score(*times))
 
 
 def ship() -> pd.DataFrame:
-    """Learn from the reference machine's networks, write the file that ships and its held-out rows, and return the scores."""
-    name, path = campaign()
+    """Learn from each reference machine's networks, write the files that ship and held-out rows, and return the scores.
+
+    The machine with the most networks is learned first; rates of the others are expected near its own.
+    """
+    scores, first = [], None
+    for name, path in campaigns().items():
+        rows, table = _ship(name, path, first)
+        first = rows if first is None else first
+        scores.append(table)
+    return pd.concat(scores, ignore_index=True)
+
+
+def _ship(name: str, path: Path, elsewhere: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Learn from one machine's networks and write its file; return its rows ``with_terms``, and the scores."""
     facts, table = store.read_json(path.with_name("networks.meta.json")), store.read(path, "networks")
     table = table[table["status"] == "ok"].reset_index(drop=True)
     items = network_training.works(table.assign(input_shape=""))
     rows = with_terms(table, items)
-    predicted, rates = left_out(rows), runtimes.learn(_by_way(rows[rows["usable"]]))
-    conditions = {way: _fitted(rates[way], part) for way, part in predicted.groupby("way", sort=False) if way in rates}
+    predicted, rates = left_out(rows, elsewhere), _learned(rows, elsewhere)
+    conditions = {way: _fitted(rates[way], part) for way, part in _by_way(predicted).items() if way in rates}
+    predicted = predicted[predicted["way"].isin(list(conditions))]
     if EAGER not in conditions:
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
     model_path = FOLDER / f"cpu-{name}.json"
     Runtimes(name, int(table["threads"].max()), instructions, conditions, preparations(table, items)).save(model_path)
     held_out.save(held_out_rows(name, predicted), model_path)
-    return pd.DataFrame([{"condition": way.words, "networks": fitted.networks, **fitted.scores}
-                         for way, fitted in conditions.items()])
+    return rows, pd.DataFrame([{"machine": name, "condition": way.words, "networks": fitted.networks, **fitted.scores}
+                               for way, fitted in conditions.items()])

@@ -19,9 +19,12 @@ from lib.config.base import mapping
 from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 from lib.measure import importers
+from lib.measure.gpus.card import number_of
 from lib.measure.published import whole_networks
+from lib.measure.statistics import VERDICTS
 from lib.tables import PARAMETERS
 
+PROJECT = "this project"  # the source of networks that were measured with it
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
@@ -194,6 +197,23 @@ def zeus(path: Path) -> pd.DataFrame:
                    measured_ms=table["time_s"] * 1e3 / (_EPOCH / table["batch_size"]), device=table["device"])
 
 
+def networks(path: Path) -> pd.DataFrame:
+    """Read a table ``networks`` that this project measured on GPUs, without unusable rows; its provenance names the GPUs.
+
+    A pass includes neither copies nor an optimizer. Raises InputError for a table without a GPU's networks.
+    """
+    table = store.read(path, "networks")
+    table = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & table["device"].str.startswith("cuda")]
+    if table.empty:
+        raise InputError(f"{path} has no usable network of a GPU; those of CPUs are scored by models --errors")
+    gpus = store.read_json(path.with_name("networks.meta.json"))["hardware"]["gpus"]
+    dtype = table["dtype"].mask(table["tf32"].astype(bool) & (table["dtype"] == "fp32"), "tf32")
+    return _labels(model=table["network"], input=table["input_shape"], measured_ms=table["latency_ms"], dtype=dtype,
+                   device=table["device"].map(lambda device: gpus[number_of(device)]["name"]),
+                   layout=table["channels_last"].map({True: "channels_last", False: "contiguous"}),
+                   compile=table["compiled"].astype(bool).astype(str).str.lower(), **table[["mode", "batch_size"]])
+
+
 def plain(path: Path) -> pd.DataFrame:
     """Read a CSV with the columns ``model`` and ``measured_ms``, and any others of COLUMNS; a cell may be empty.
 
@@ -214,7 +234,8 @@ READERS = (
     Source("timm", "Apache-2.0, huggingface/pytorch-image-models", r".*/benchmark-[^/]*\.csv", timm),
     Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
     Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),
-    Source("Zeus", ZEUS, r".*/summary_power_[^/]+\.csv", zeus))
+    Source("Zeus", ZEUS, r".*/summary_power_[^/]+\.csv", zeus),
+    Source(PROJECT, "MIT, this project", r".*/networks/([^/]+/)?networks\.parquet", networks))
 _OWN = Source("plain CSV", "not stated", "", plain)
 
 

@@ -40,15 +40,16 @@ _ANSWERED = ("device", "what", "kind", "mode", "condition", "group", "case", "ba
              "low", "high", "out_of_range", "source", "licence")
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """Return all labels below a folder or in a file, with ``source``, ``licence`` and, of those left out, the ``error``.
+def read(*folders: Path) -> pd.DataFrame:
+    """Return all labels below folders or in files, with ``source``, ``licence`` and, of those left out, the ``error``.
 
     A file that cannot be read is a row with its error. Raises InputError where nothing is a label.
     """
-    if not folder.exists():
-        raise InputError(f"{folder} is missing")
+    if missing := [str(folder) for folder in folders if not folder.exists()]:
+        raise InputError(f"{choices(missing)} is missing")
     parts = []
-    for path in [folder] if folder.is_file() else sorted(filter(Path.is_file, folder.rglob("*"))):
+    for path in (path for folder in folders for path in ([folder] if folder.is_file() else sorted(folder.rglob("*")))
+                 if path.is_file()):
         if source := labels.source_of(path):
             try:
                 part = source.read(path).assign(error="")
@@ -56,8 +57,9 @@ def read(folder: Path) -> pd.DataFrame:
                 part = pd.DataFrame([{"error": str(error)}])
             parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
-        raise InputError(f"{folder} has no labels: no file of {choices(source.name for source in READERS)}, and no CSV with "
-                         f"the columns model, device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
+        known = choices(source.name for source in READERS)
+        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {known}, and no CSV with the columns model, "
+                         f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
     table["device"] = table["device"].map(ids).fillna(table["device"])
@@ -122,14 +124,14 @@ def _copies(table: pd.DataFrame) -> pd.Series:
     return wrong
 
 
-def predicted(folder: Path, alone: bool = False) -> pd.DataFrame:
-    """Return rows ``held_out`` of all labels below a folder that can be predicted; ``attrs["left_out"]`` counts the others.
+def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
+    """Return rows ``held_out`` of all labels below folders that can be predicted; ``attrs["left_out"]`` counts the others.
 
-    Each label is there twice: its range rests on labels of other devices, then of other sources alone, of the folder and (but
+    Each label is there twice: its range rests on labels of other devices, then of other sources alone, of the folders and (but
     ``alone``) of the scoreboard that ships. Rates that labels teach saw neither the device nor the family; they are what ships
-    or, ``alone``, learned from the folder (``attrs["boards"]``).
+    or, ``alone``, learned from the folders (``attrs["boards"]``).
     """
-    table = read(folder)
+    table = read(*folders)
     good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
     good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
                        gbps=good["device"].map(links),

@@ -42,24 +42,29 @@ def choices(table: pd.DataFrame, exact: bool = False) -> pd.DataFrame:
 
 
 def summary(chosen: pd.DataFrame) -> pd.DataFrame:
-    """Return of the prediction and each rule: n, how often it names the best condition, mean and largest regret in %."""
+    """Return of the prediction and each rule: n, how often it names the best condition, mean and largest regret in %.
+
+    A row for each machine (``device``).
+    """
     lines = []
-    for what, regret in {"predicted": chosen["regret_pct"], **{rule: chosen[rule] for rule in RULES}}.items():
-        known = {"n": int(regret.count()), "best_named_pct": float((regret.dropna() == 0).mean() * 100),
-                 "regret_pct": float(regret.mean()), "largest_regret_pct": float(regret.max())}
-        lines.append({"choice": what, **known})
+    for device, part in chosen.groupby("device", sort=False):
+        for what, regret in {"predicted": part["regret_pct"], **{rule: part[rule] for rule in RULES}}.items():
+            if regret.notna().any():
+                known = {"n": int(regret.count()), "best_named_pct": float((regret.dropna() == 0).mean() * 100),
+                         "regret_pct": float(regret.mean()), "largest_regret_pct": float(regret.max())}
+                lines.append({"machine": device, "choice": what, **known})
     return pd.DataFrame(lines)
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Return for each condition of ``rows`` but eager torch: n, gains (mean, least, most), and errors of predicted gains in %.
+    """Return for each machine and condition of ``rows`` but eager torch: n, gains, and errors of predicted gains in %.
 
     ``sign_pct``: how often the prediction is right that it is faster or slower; ``always_pct``: of the commoner of both.
     """
     lines = []
-    for condition, part in table[table["condition"] != EAGER.words].groupby("condition", sort=False):
+    for (device, condition), part in table[table["condition"] != EAGER.words].groupby(["device", "condition"], sort=False):
         faster, error = part["gain"] > 1, (part["predicted_gain"] / part["gain"] - 1).abs() * 100
-        lines.append({"condition": condition, "n": len(part), "mean_gain": part["gain"].mean(),
+        lines.append({"machine": device, "condition": condition, "n": len(part), "mean_gain": part["gain"].mean(),
                       "least_gain": part["gain"].min(), "most_gain": part["gain"].max(), "mape_pct": error.mean(),
                       "median_pct": error.median(),
                       "sign_pct": ((part["predicted_gain"] > 1) == faster).mean() * 100,

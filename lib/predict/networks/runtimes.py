@@ -85,14 +85,20 @@ def preparation_terms(work: Work) -> dict[str, float]:
     return dict(zip(PREPARED, (1.0, float(work.calls), work.weight_bytes / 1e6), strict=True))
 
 
-def learn(rows: Mapping[RuntimeCondition, pd.DataFrame]) -> dict[RuntimeCondition, dict[str, float]]:
-    """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), those of a condition alike first."""
+def learn(rows: Mapping[RuntimeCondition, pd.DataFrame], elsewhere: Mapping[RuntimeCondition, Mapping[str, float]] = {},
+          ) -> dict[RuntimeCondition, dict[str, float]]:
+    """Learn the rates of TERMS of each condition from networks (TERMS and ``latency_ms``), those of a condition alike first.
+
+    Rates are expected near those of the same condition ``elsewhere``, on another machine, where it was measured there.
+    """
     rates: dict[RuntimeCondition, dict[str, float]] = {}
 
     def learned(way: RuntimeCondition) -> np.ndarray:
         if way not in rates:
-            first, usual = way.alike is None, np.ones(len(TERMS))
-            if not first:
+            first, usual = way.alike is None and way not in elsewhere, np.ones(len(TERMS))
+            if way in elsewhere:
+                usual = np.array([*elsewhere[way].values()])
+            elif not first:
                 usual = learned(way.alike)
             elif way != EAGER:
                 usual[-1] = _NO_FRESH
@@ -146,11 +152,12 @@ class Runtimes(Saved):
 
 @cache
 def shipped() -> Runtimes:
-    """Return what ships, this machine's if there are several; InputError where nothing does."""
+    """Return what ships: this machine's, or that of the CPU most like it by instructions; InputError where nothing does."""
     files = [Runtimes.load(path) for path in sorted(FOLDER.glob("*.json"))]
     if not files:
         raise InputError(f"no runtimes ship in {FOLDER}; {RETRAIN}")
-    return min(files, key=lambda known: known.machine != machine.name())
+    return min(files, key=lambda known: (known.machine != machine.name(), sum(
+        theirs != machine.instructions(dtype) for dtype, theirs in known.instructions.items())))
 
 
 def known() -> tuple[RuntimeCondition, ...]:
