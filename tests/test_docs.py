@@ -8,6 +8,7 @@ import pytest
 
 from lib import paths, store
 from lib.config import definitions, notebooks
+from lib.predict import boards
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels, runtime_choices
 from lib.predict.evaluation.baselines import network_line
@@ -133,9 +134,14 @@ def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
     networks = scoreboard.summary(alone).query("question.str.startswith('networks')")
     (devices, *numbers) = re.search(r"on (\w+) cards are (\d+) to (\d+) % off, and\s+the ranges hold for (\d+) to (\d+) %",
                                     README).groups()
-    assert devices == "eight" and networks["device"].nunique() == 8
+    assert devices == "nine" and networks["device"].nunique() == 9
     assert [int(number) for number in numbers] == [round(networks[name].agg(end)) for name in ("mape_pct", "inside_pct")
                                                    for end in ("min", "max")]
+
+
+def test_research_has_what_rates_of_its_own_give_the_measured_gpu():
+    own = boards.shipped().own["h100-sxm"]
+    assert f"the mean error falls from {own.before_pct:.0f} to {own.after_pct:.0f} %" in ERRORS
 
 
 def test_each_notebook_is_in_the_report_and_in_the_readme():

@@ -105,8 +105,13 @@ class Boards(Saved):
         return self.spreads.get(kind) or self.spreads.get(_all(kind)) or self.spreads.get(f"{NETWORK}s")
 
     def without(self, device: str, family: str = "", source: str = "") -> Rates:
-        """Return the rates that did not see a device and a family; all of them, if the ``source`` taught nothing."""
-        return self.left_out.get(f"{device} {family}", self.rates) if not source or source in self.sources else self.rates
+        """Return the rates that did not see a device and a family; those of answers, if the ``source`` taught nothing."""
+        known = not source or source in self.sources
+        return self.left_out.get(f"{device} {family}", self.rates) if known else self.of_device(device)
+
+    def of_device(self, device: str) -> Rates:
+        """Return a device's own rates, or those that all devices teach."""
+        return self.own[device].rates if device in self.own else self.rates
 
     def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
         """Return the ends of ranges that hold on boards of others; an open end stays open."""
@@ -174,10 +179,8 @@ def shipped() -> Boards:
 
 def rates(device: str) -> Rates:
     """Return the rates of answers for a device: its own, or those that all devices teach."""
-    if scored := _scored.get():
-        return scored.without(device)
-    known = shipped()
-    return known.own[device].rates if device in known.own else known.rates
+    scored = _scored.get()
+    return scored.without(device) if scored else shipped().of_device(device)
 
 
 @cache
