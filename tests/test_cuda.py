@@ -176,6 +176,12 @@ def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
     assert names(captured("cuda:0", mode)) == [name for name in names(recorder) if name not in ("randn", "_to_copy")]
 
 
+def test_statistics_of_16_bits_alone_are_kept_in_fp32():
+    kept = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float32) | {torch.float64: torch.float64}
+    assert {dtype: rebuild.statistics(torch.ones(2, dtype=dtype)).dtype for dtype in kept} == kept
+    assert rebuild.statistics(None) is None
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_swept_operator_runs_on_this_card(dtype):

@@ -231,29 +231,13 @@ def test_rates_are_learned_without_the_slowness_of_a_host_and_without_what_is_le
     assert other.without("a", "family 1", "a user's") == other.rates
 
 
-def test_a_device_that_this_project_measured_has_rates_of_its_own_as_families_left_out_show():
-    """Its kernels take twice as long, its host half as long as on other devices."""
-    table = of_networks([*"abcd"])
-    slow = (table["device"] == "d").to_numpy()
-    table["source"] = table["source"].where(~slow, labels.PROJECT)
-    table["measured_ms"] = [launched(sum(parts.kernels_ms.values()) * (2 if own else 1), 0.1,
-                                     [parts.launches["forward"] * 0.025 * (0.5 if own else 1)] * 3)[0]
-                            for parts, own in zip(table["parts"], slow, strict=True)]
-    learned = labelled_rates.with_networks(Boards({}), table)
-    assert set(learned.own) == {"d"} and learned.own["d"].after_pct < 6 < 30 < learned.own["d"].before_pct
-    ratios = [learned.own["d"].rates.kernels[kind] / learned.rates.kernels[kind] for kind in learned.rates.kernels]
-    assert ratios == pytest.approx([2.0] * len(ratios), rel=0.15)
-    with boards.scoring(learned):
-        assert boards.rates("d") == learned.without("d"), "scored by the rates of others"
-
-
 def test_networks_of_a_gpu_that_this_project_measured_are_labels_and_those_of_a_cpu_are_not():
     folder = paths.REFERENCE / "intel-xeon-8c-nvidia-h100-80gb-hbm3-f275c75e"
     table = outsiders.read(folder)
-    assert set(table["device"]) == {"h100-sxm"} and (table["error"] == "").all() and set(table["source"]) == {labels.PROJECT}
+    assert set(table["device"]) == {"h100-sxm"} and (table["error"] == "").all() and set(table["source"]) == {"this project"}
     assert set(table["dtype"]) == {"fp32", "bf16"} and table["model"].nunique() == 18
     with refused("no usable network of a GPU; those of CPUs are scored by models --errors"):
-        labels.networks(next(paths.REFERENCE.glob("amd*/networks/runtimes/networks.parquet")))
+        labels.measured_networks(next(paths.REFERENCE.glob("amd*/networks/runtimes/networks.parquet")))
     both = outsiders.read(folder / "networks", paths.REFERENCE / "intel-xeon-2c-397e4cfa" / "networks")
     assert both["error"].str.contains("no usable network of a GPU").sum() == 1
 

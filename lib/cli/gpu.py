@@ -27,7 +27,7 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
             if not (machine / "runs").is_dir():
-                return target, "no training step was profiled yet; call it again"
+                return target, "no training step was profiled yet (step profiles); a later call adds it"
             words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
                      device.partition(":")[0]]  # as runs name their backend
             failure = command_list.call(words, log, _CHECK_S, output=scratch)

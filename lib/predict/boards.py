@@ -70,32 +70,15 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class OwnRates:
-    """Rates of one device, learned from its own networks, with all that these share.
-
-    ``before_pct, after_pct``: mean errors of families left out by the rates of other devices, and by these.
-    """
-
-    __pydantic_config__: ClassVar = {"extra": "forbid"}
-
-    rates: Rates
-    networks: AtLeastOne
-    before_pct: NotNegative
-    after_pct: NotNegative
-
-
-@dataclass(frozen=True)
 class Boards(Saved):
     """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks.
 
-    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family; ``own``:
-    rates of devices whose networks this project measured.
+    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family.
     """
 
     spreads: dict[str, Spread] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     left_out: dict[str, Rates] = field(default_factory=dict)
-    own: dict[str, OwnRates] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
 
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
@@ -105,13 +88,8 @@ class Boards(Saved):
         return self.spreads.get(kind) or self.spreads.get(_all(kind)) or self.spreads.get(f"{NETWORK}s")
 
     def without(self, device: str, family: str = "", source: str = "") -> Rates:
-        """Return the rates that did not see a device and a family; those of answers, if the ``source`` taught nothing."""
-        known = not source or source in self.sources
-        return self.left_out.get(f"{device} {family}", self.rates) if known else self.of_device(device)
-
-    def of_device(self, device: str) -> Rates:
-        """Return a device's own rates, or those that all devices teach."""
-        return self.own[device].rates if device in self.own else self.rates
+        """Return the rates that did not see a device and a family; all of them, if the ``source`` taught nothing."""
+        return self.left_out.get(f"{device} {family}", self.rates) if not source or source in self.sources else self.rates
 
     def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
         """Return the ends of ranges that hold on boards of others; an open end stays open."""
@@ -178,9 +156,9 @@ def shipped() -> Boards:
 
 
 def rates(device: str) -> Rates:
-    """Return the rates of answers for a device: its own, or those that all devices teach."""
+    """Return the rates of answers for a device."""
     scored = _scored.get()
-    return scored.without(device) if scored else shipped().of_device(device)
+    return scored.without(device) if scored else shipped().rates
 
 
 @cache

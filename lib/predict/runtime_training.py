@@ -81,6 +81,7 @@ def preparations(table: pd.DataFrame, items: Works) -> dict[str, Composition]:
     """Learn the seconds that each kind of export or compilation took, from all that a table ``networks`` has of it."""
     made = table[table["prepare_s"] > 0]
     made = made.assign(made=[way.prepared for way in runtimes.words_of(made)])
+    made = made[made["made"] != ""]
     made = made.groupby(["made", *_CASE], as_index=False)["prepare_s"].max()  # a second condition finds the first one's files
     terms = [runtimes.preparation_terms(items[key]) for key in made[_CASE].itertuples(index=False, name=None)]
     made = made.assign(family=made["network"].map(networks.family), **pd.DataFrame(terms, made.index))

@@ -24,7 +24,6 @@ from lib.measure.published import whole_networks
 from lib.measure.statistics import VERDICTS
 from lib.tables import PARAMETERS
 
-PROJECT = "this project"  # the source of networks that were measured with it
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
@@ -52,6 +51,7 @@ _CARD = re.compile(r"(?P<card>.+?)(_(?P<gpus>\d+)_gpus_)?_(?P<dtype>single|float
 _DTYPES = {"single": DEFAULT, "float": DEFAULT, "half": "fp16", "double": "fp64"}
 _BATCH = 12  # images a GPU
 _AMP = {"fp32": "fp32", "amp_fp16": "fp16", "amp_bf16": "bf16", "bf16": "bf16"}
+_MEASURED = r"/networks/([^/]+/)?networks\.parquet"
 _LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 
@@ -197,7 +197,7 @@ def zeus(path: Path) -> pd.DataFrame:
                    measured_ms=table["time_s"] * 1e3 / (_EPOCH / table["batch_size"]), device=table["device"])
 
 
-def networks(path: Path) -> pd.DataFrame:
+def measured_networks(path: Path) -> pd.DataFrame:
     """Read a table ``networks`` that this project measured on GPUs, without unusable rows; its provenance names the GPUs.
 
     A pass includes neither copies nor an optimizer. Raises InputError for a table without a GPU's networks.
@@ -235,7 +235,8 @@ READERS = (
     Source("NeuSight", "MIT, sitar-lab/NeuSight", rf".*/({'|'.join(importers.NEUSIGHT)})/(p2\.1\.0/)?[^/]+\.csv", neusight),
     Source("Gavel", "MIT, stanford-futuredata/gavel", r".*/simulation_throughputs\.json", gavel),
     Source("Zeus", ZEUS, r".*/summary_power_[^/]+\.csv", zeus),
-    Source(PROJECT, "MIT, this project", r".*/networks/([^/]+/)?networks\.parquet", networks))
+    Source("this project", "MIT, this project", rf".*/data/reference/[^/]+{_MEASURED}", measured_networks),
+    Source("measured here", "not stated", rf".*{_MEASURED}", measured_networks))
 _OWN = Source("plain CSV", "not stated", "", plain)
 
 

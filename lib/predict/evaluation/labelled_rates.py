@@ -10,16 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib.measure.published.labels import PROJECT
-from lib.predict.boards import Boards, OwnRates, Rates
-from lib.predict.networks.sums import HOST_MS, OVERLAP
+from lib.predict.boards import Boards, Rates
+from lib.predict.networks.sums import OVERLAP
 from lib.predict.trust.scoreboard import SMALL_MS
 
 GRADIENTS = ("input", "weights")
 _LAUNCH_MS = {"forward": 0.025, "backward": 0.025, "sums": 0.008, "zeroing": 0.05}  # usual: autograd's own sums; two launches
 _SPREADS = {"depthwise": 0.5, "grouped": 0.3, "memory": 0.15}  # of logs about the usual; of other kernels, launches, boards:
 _SPREAD, _OF_LAUNCHES, _OF_BOARD, _OF_HOST = 0.1, 0.2, 0.2, 0.5
-_OF_OWN = 0.2, 0.5  # of a device's own kinds about those of all, and of what all of its kinds share
 _OF_GRADIENTS, _NOISE = 0.33, 0.1
 _LEAST = 10  # labels of a board that tell its rates from those of kernels
 _LEAST_PASS = 0.3  # share of a measured time that its passes take at least, whatever else it includes
@@ -99,56 +97,7 @@ def with_networks(before: Boards, table: pd.DataFrame) -> Boards:
     if not left_out:
         return before
     rates = replace(_of_networks(table), gradients=before.rates.gradients)
-    every = replace(before, rates=rates, left_out=before.left_out | left_out, sources=(*before.sources, *_sources(table)))
-    measured = table[(table["source"] == PROJECT) & (table.groupby("device")["group"].transform("nunique") > 1)]
-    own = {device: _own(part, every) for device, part in measured.groupby("device")}
-    return replace(every, own={device: known for device, known in own.items() if known.after_pct < known.before_pct})
-
-
-def _own(table: pd.DataFrame, every: Boards) -> OwnRates:
-    """Learn the rates of one device from networks that this project measured on it; families left out in turn score them."""
-    ms = (table["measured_ms"] - table["beside"]).to_numpy()
-    before, after = np.empty(len(table)), np.empty(len(table))
-    for family in table["group"].unique():
-        test = (table["group"] == family).to_numpy()
-        others = [every.without(row.device, row.group, row.source) for row in table[test].itertuples()]
-        own = _of_device(table[~test], others[0])
-        for predicted, rates in ((before, others), (after, [own] * len(others))):
-            predicted[test] = [parts.predict(*known.of_passes)[0]
-                               for parts, known in zip(table.loc[test, "parts"], rates, strict=True)]
-    before_pct, after_pct = (float(np.abs(predicted / ms - 1).mean() * 100) for predicted in (before, after))
-    return OwnRates(_of_device(table, every.rates), int(table["model"].nunique()), before_pct, after_pct)
-
-
-def _of_device(table: pd.DataFrame, usual: Rates) -> Rates:
-    """Return the rates of one device, near the ``usual`` ones up to a factor that kinds of an element type share."""
-    names = sorted({kind for parts in table["parts"] for kind in parts.kernels_ms})
-    types = [kind.partition(" ")[0] for kind in names]
-    shared = np.array([[of == name for of in sorted(set(types))] for name in types], float)
-    kernels = np.array([[parts.kernels_ms.get(kind, 0.0) * usual.kernels.get(kind, 1.0) for kind in names]
-                        for parts in table["parts"]])
-    launches = np.array([sum(count * usual.launches_ms.get(kind, HOST_MS[0]) for kind, count in parts.launches.items())
-                         for parts in table["parts"]])
-
-    def factors(logs: np.ndarray) -> tuple[np.ndarray, float]:
-        own, common, host = np.split(logs, [len(names), len(names) + shared.shape[1]])
-        return np.exp(own + shared @ common), float(np.exp(host[0]))
-
-    def predicted(logs: np.ndarray) -> np.ndarray:
-        of_kernels, host = factors(logs)
-        return ((kernels @ of_kernels) ** OVERLAP + (launches * host) ** OVERLAP) ** (1 / OVERLAP)
-
-    ms = table["measured_ms"].astype(float)
-    kind, common = _OF_OWN
-    spreads = np.array([kind] * len(names) + [common] * (shared.shape[1] + 1))
-    votes = table.groupby(["mode", "dtype", "group"])["device"].transform("size").to_numpy() ** 0.5
-    logs = _logs(predicted, np.maximum(ms - table["beside"], _LEAST_PASS * ms).to_numpy(), spreads,
-                 _NOISE * votes * (1 / votes).mean())
-    of_kernels, host = factors(logs)
-    kernels_by_kind = {kind: usual.kernels.get(kind, 1.0) * float(rate) for kind, rate in zip(names, of_kernels, strict=True)}
-    launches_ms = {kind: usual.launches_ms.get(kind, HOST_MS[0]) * host
-                   for kind in {kind for parts in table["parts"] for kind in parts.launches}}
-    return Rates(usual.kernels | kernels_by_kind, usual.launches_ms | launches_ms, usual.gradients)
+    return replace(before, rates=rates, left_out=before.left_out | left_out, sources=(*before.sources, *_sources(table)))
 
 
 def _sources(table: pd.DataFrame) -> tuple[str, ...]:

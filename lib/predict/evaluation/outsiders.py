@@ -48,8 +48,8 @@ def read(*folders: Path) -> pd.DataFrame:
     if missing := [str(folder) for folder in folders if not folder.exists()]:
         raise InputError(f"{choices(missing)} is missing")
     parts = []
-    for path in (path for folder in folders for path in ([folder] if folder.is_file() else sorted(folder.rglob("*")))
-                 if path.is_file()):
+    for path in dict.fromkeys(path.resolve() for folder in folders
+                              for path in ([folder] if folder.is_file() else sorted(folder.rglob("*"))) if path.is_file()):
         if source := labels.source_of(path):
             try:
                 part = source.read(path).assign(error="")

@@ -17,6 +17,10 @@ _POSITIVE = {"native_batch_norm": (4,), "native_batch_norm_backward": (4, 6), "c
              "sqrt": (0,), "div": (1,), "log": (0,), "rsqrt": (0,), "reciprocal": (0,), "addcdiv_": (2,)}
 
 
+# the mean and the inverse deviation that a forward pass keeps for its backward pass
+_STATISTICS = {"native_batch_norm_backward": (5, 6), "native_layer_norm_backward": (3, 4)}
+
+
 @cache
 def _pool() -> torch.Tensor:
     """Return a million normally distributed numbers, from which every tensor is filled: far cheaper than drawing anew."""
@@ -96,6 +100,11 @@ def _from_forward(op: Op, made: list[Any]) -> None:
     made[7] = forward(made[1], *made[2:7])[1]
 
 
+def statistics(kept: torch.Tensor | None) -> torch.Tensor | None:
+    """Return statistics of a normalisation as a GPU keeps them: those of 16 bits in fp32."""
+    return kept.float() if kept is not None and kept.dtype in (torch.bfloat16, torch.float16) else kept
+
+
 def arguments(op: Op, device: torch.device,
               maker: Callable[[TensorSpec, torch.device, str, int], torch.Tensor] = make) -> tuple[list[Any], dict[str, Any]]:
     """Make the arguments of ``op`` on ``device``, each tensor by ``maker``; the same tensor given twice is made once."""
@@ -114,8 +123,9 @@ def arguments(op: Op, device: torch.device,
     made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
     if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
-    if op.short == "native_batch_norm_backward" and device.type == "cuda":  # a GPU keeps statistics of 16 bits in fp32
-        made[5:7] = [kept if kept is None else kept.float() for kept in made[5:7]]
+    if device.type == "cuda":
+        for number in _STATISTICS.get(op.short, ()):
+            made[number] = statistics(made[number])
     return made, {name: argument(value, "normal") for name, value in op.kwargs}
 
 
