@@ -308,10 +308,10 @@ def _add_models(verbs) -> None:
              "show instead how wrong they were on what was held out: a graded line for each question that people "
              "ask")
     verb.add_argument("--outsiders", type=a_path, nargs="+", metavar="FOLDER",
-                      help="show instead how wrong they are on what others measured: tables of DeepBench, timm, NeuSight, Gavel, "
-                           "Zeus or pytorch-gpu-benchmark, networks.parquet of this project, or a CSV of yours with the columns "
-                           "model (a network, or an operator: \"matmul gemm_m=64 ...\"), device and measured_ms, and any others "
-                           "of --questions")
+                      help="show instead how wrong they are on what others measured: tables of DeepBench, timm, NeuSight, "
+                           "Gavel, Zeus or pytorch-gpu-benchmark, networks.parquet of this project, or a CSV of yours with "
+                           "the columns model (a network, or an operator: \"matmul gemm_m=64 ...\"), device and "
+                           "measured_ms, and any others of --questions")
     add_flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them")
     add_flag(verb, "--all",
              "of --errors: by device, kind of network or operator, mode and condition, the weakest first; of --outsiders: by "
