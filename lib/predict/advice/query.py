@@ -38,6 +38,7 @@ COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_
            "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 INT8 = "int8"  # of a quantised network, captured in fp32
+_LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
 _DTYPES = ("fp32", *dtypes.AUTOCAST, INT8)
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
@@ -324,11 +325,16 @@ class Answer:
                        predict_operators=lambda: self._operator_sum.operators)
 
     def _widened(self, passes: Estimate) -> Estimate:
-        """Return passes with the range that holds on boards of others, unless this board was calibrated."""
+        """Return passes with the range that holds on boards of others, unless this board was calibrated.
+
+        No board is faster than _LEAST_OF_ROOF, wherever the range was not beyond that before.
+        """
         if not self._is_uncalibrated(passes):
             return passes
         kind = boards.network_kind(self.query.mode, self.query.dtype)
-        return replace(passes, **boards.widened(passes.times, kind, registry.is_of_measured_architecture(self.predictor.kind)))
+        times = boards.widened(passes.times, kind, registry.is_of_measured_architecture(self.predictor.kind))
+        least_ms = min(passes.low_ms, _LEAST_OF_ROOF * self.predictor.roof_ms(self.work))
+        return replace(passes, **times | {"low_ms": max(times["low_ms"], least_ms)})
 
     def _is_uncalibrated(self, passes: Estimate) -> bool:
         """Return whether nothing that passes were learned from, kernels or whole networks, was measured on this board."""
