@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 from lib import command_list, paths
+from lib.cli import gpu
 from lib.config import definitions
 from tests import output_of, refused
 
@@ -101,3 +102,16 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
     printed = output_of("gpu", "--device", "cpu", status=1)
     assert "not done: bad: failed: it ended with status 1" in printed
     assert "bundle.zip: would not replay: nothing to pack" in printed
+
+
+def test_a_bundle_without_profiles_is_packed_and_says_what_is_missing(tmp_path, monkeypatch):
+    def imported(words, log, most_s, output):
+        assert words[:3] == ["lib", "import", "bundle"], "nothing is replayed"
+        (output / "data" / "imported" / "box").mkdir(parents=True)
+        return ""
+
+    monkeypatch.setattr(gpu, "pack", lambda target, with_host_name: target.touch())
+    monkeypatch.setattr(command_list, "call", imported)
+    bundle, failure = gpu._packed(tmp_path, "cuda:0")
+    assert bundle.is_file() and failure == "no training step was profiled yet (step profiles); a later call adds it"
+    assert not (tmp_path / "check").exists()

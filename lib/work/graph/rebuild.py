@@ -15,8 +15,6 @@ _NAMED = ("dtype", "layout", "memory_format")  # what a frozen argument may name
 _POSITIVE = {"native_batch_norm": (4,), "native_batch_norm_backward": (4, 6), "cudnn_batch_norm": (4,),
              "cudnn_batch_norm_backward": (4, 6), "native_layer_norm_backward": (4,),
              "sqrt": (0,), "div": (1,), "log": (0,), "rsqrt": (0,), "reciprocal": (0,), "addcdiv_": (2,)}
-
-
 # the mean and the inverse deviation that a forward pass keeps for its backward pass
 _STATISTICS = {"native_batch_norm_backward": (5, 6), "native_layer_norm_backward": (3, 4)}
 
