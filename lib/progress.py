@@ -24,6 +24,14 @@ def doing(what: str) -> Iterator[None]:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def say(line: str) -> None:
+    """Print a line above the progress bar where somebody watches; nothing elsewhere."""
+    if watched():
+        from tqdm.auto import tqdm
+
+        tqdm.write(line, file=sys.stderr)
+
+
 def track(items: Iterable, what: str = "") -> Iterable:
     """Return ``items`` with a progress bar named ``what`` where somebody watches, plain elsewhere."""
     if not watched():

@@ -66,6 +66,24 @@ def marked(job, path, value, fault=None):
     return result
 
 
+def gang(job, path, seconds=0.05, fault=None):
+    """Wait until all members are there, and then misbehave the first time, in the last one. ``path`` begins file names."""
+    rank, count, rendezvous = job.member
+    there = f"{path}.{os.path.basename(rendezvous)}"
+    with open(there, "a", encoding="utf-8") as file:
+        file.write("x")
+    while os.path.getsize(there) < count:
+        job.check()
+        time.sleep(0.005)
+    if fault and rank == count - 1:
+        once(job, f"{path}.{fault}", fault)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        job.check()
+        time.sleep(0.005)
+    return {"rank": rank, "count": count}
+
+
 def kill(job):
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -61,7 +61,7 @@ def calling_back(spawn, callback):
 def check(attempts, ends, specs):
     assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)  # each ends exactly once
     done = attempts[attempts["status"] == "done"]
-    assert not done["job_id"].duplicated().any()
+    assert not done[["job_id", "device"]].duplicated().any() and done.groupby("job_id")["attempt"].nunique().eq(1).all()
     for _, rows in attempts.dropna(subset=["end_s"]).sort_values("start_s").groupby("device"):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-6).all()
 
@@ -112,6 +112,47 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
         run(specs, tmp_path, slots=(Slot("cpu[0]", warm_up="tests.light:no"),))
     attempts, ends, _ = run(specs, tmp_path)
     check(attempts, ends, specs)  # what could not begin goes on when it can
+
+
+def gangs_of(folder, **faults):
+    """Return gangs of two by name, of which some misbehave once, and a job on one slot."""
+    named = {name: {"path": str(folder / name), "fault": fault} for name, fault in faults.items()}
+    return [*(Spec(name, "tests.light:gang", arguments, 2) for name, arguments in named.items()), *sleeping(1)]
+
+
+def run_gangs(specs, folder, **options):
+    devices = np.array([spec.devices for spec in specs])
+    return run(specs, folder, registry.aimed("hybrid", gangs=True), devices=devices, **options)
+
+
+@pytest.mark.slow
+def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
+    """When a member dies, hangs or fails, all stop, and the job is tried again; its result is that of the first member."""
+    specs = gangs_of(tmp_path, plain=None, dies="kill", fails="fail", freezes="freeze", hangs="hang")
+    attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, late=1))
+    check(attempts, ends, specs)
+    assert set(ends["status"]) == {"done"}
+    assert {row.job_id: row.result for row in ends.itertuples() if row.job_id != "j0"} == dict.fromkeys(
+        ("plain", "dies", "fails", "freezes", "hangs"), {"rank": 0, "count": 2})
+    for (name, _), rows in attempts[attempts["job_id"] != "j0"].groupby(["job_id", "attempt"]):
+        assert sorted(rows["device"]) == ["cpu[0]", "cpu[1]"], name
+        assert rows["start_s"].nunique() == rows["end_s"].nunique() == 1
+    tries = attempts.groupby("job_id")["attempt"].max().to_dict()
+    assert tries == {"plain": 1, "j0": 1, **dict.fromkeys(("dies", "fails", "freezes", "hangs"), 2)}
+    reasons = attempts.set_index("job_id")["reason"]
+    assert "the worker was killed (signal 9)" in reasons["dies"].iloc[0]
+    assert not list((tmp_path / "run" / "gangs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_gang_that_always_fails_ends_once_and_a_killed_run_resumes_it(tmp_path):
+    specs = [Spec("bad", "tests.light:fail", {}, 2), Spec("wide", "tests.light:sleep", {}, 3)]
+    with refused("no device can run job 'wide'.* on 3 devices at once"):
+        run_gangs(specs, tmp_path / "run")
+    attempts, ends, _ = run_gangs(specs[:1], tmp_path / "run")
+    assert ends["status"].tolist() == ["failed"] and attempts["attempt"].max() == 3 and len(attempts) == 6
+    assert "cpu[0]: this job is wrong; cpu[1]: this job is wrong (attempt 3 of 3)" in ends["reason"].iloc[0] or \
+        "this job is wrong (attempt 3 of 3)" in ends["reason"].iloc[0]
 
 
 def mover(state, predict, begun=lambda: True):

@@ -95,7 +95,7 @@ def test_what_no_fleet_has_and_what_no_policy_does_is_refused(tmp_path):
     with refused("no device can run job '0'.* on 3 devices at once"):
         gang_problem([3], [[1.0]], {"gpu": 2})
     problem = gang_problem([2], [[1.0]], {"gpu": 2})
-    with refused("the policy longest-first starts each job on one device; jobs on several go with hybrid or .*first-come"):
+    with refused("the policy longest-first starts each job on one device; jobs on several go with .*first-come, .*hybrid"):
         api.schedule(problem, "longest-first")
     with refused("the objective price is not pursued where jobs need several devices"):
         api.schedule(problem, "hybrid", "price")
@@ -106,5 +106,7 @@ def test_what_no_fleet_has_and_what_no_policy_does_is_refused(tmp_path):
     text = output_of("schedule", *files, "--jobs", str(tmp_path / "jobs.csv"))
     assert "g[0]  a 0 to 10\n" in text and "g[1]  a 0 to 10; b 10 to 20" in text
     assert "devices of 'a' is '0'" in refusal("schedule", *files, "--jobs", str(tmp_path / "wrong.csv"))
-    (tmp_path / "real.csv").write_text("job_id,workload_id,steps,devices\na,W1,2,2\n")
-    assert "run-jobs runs a job on one; schedule plans such jobs" in refusal("run-jobs", str(tmp_path / "real.csv"))
+    (tmp_path / "real.csv").write_text("job_id,workload_id,steps,devices\na,W1,2,64\n")
+    assert "job 'a' needs 64 devices of one type at once; there are" in refusal("run-jobs", str(tmp_path / "real.csv"))
+    (tmp_path / "real.csv").write_text("job_id,notebook,devices\na,notebooks/01_machine.ipynb,2\n")
+    assert "job 'a' needs 2 devices at once: a notebook runs on one" in refusal("run-jobs", str(tmp_path / "real.csv"))

@@ -26,7 +26,7 @@ from lib.dashboard.predictions import Predictions
 from lib.dashboard.run_records import RunRecords
 from lib.errors import InputError
 from lib.schedule.policies import registry
-from lib.schedule.runtime.journal import Spec, UnwritableError
+from lib.schedule.runtime.journal import TOGETHER, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, device_type_of
 from lib.schedule.state import Policy
@@ -44,7 +44,7 @@ def spec_of(run: db.Run) -> Spec:
         out = folder / Path(config["notebook"]).name
         return Spec(run.id, "lib.schedule.runtime.tasks:notebook",
                     {"path": config["notebook"], "parameters": config["parameters"], "out": str(out)})
-    return Spec(run.id, "lib.finetune.task:finetune", {"config": config, "folder": str(folder)})
+    return Spec(run.id, "lib.finetune.task:finetune", {"config": config, "folder": str(folder)}, config.get("devices", 1))
 
 
 class Dispatcher:
@@ -53,7 +53,7 @@ class Dispatcher:
     def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
-        self._limits, self._policy = limits or Limits(), policy or registry.policy("hybrid")
+        self._limits, self._policy = limits or Limits(), policy or registry.aimed("hybrid")
         self._predictions = Predictions()
         self._records = RunRecords(database, self.cancel)
         self._fleet = Fleet(database, self._limits, self._records)
@@ -225,8 +225,9 @@ class Dispatcher:
         """Note that an attempt starts, on which device, and why there."""
         if attempt == 1:
             self._begun[job_id] = slot, at_s
-        place = self._fleet.slots.get(slot)
-        facts = {"agent_id": place.agent_id, "device": place.device.name} if place else {}
+        places = [self._fleet.slots.get(name) for name in slot.split(TOGETHER)]
+        facts = {"agent_id": places[0].agent_id, "device": TOGETHER.join(place.device.name for place in places)} \
+            if all(places) else {}
         self._records.state(job_id, db.RUNNING, attempt=attempt, **facts,
                             **self._predictions.placement(job_id, device_type_of(slot)))
 

@@ -63,7 +63,7 @@ class Predictions:
         if run and place:
             self._keep(run, place.device, seconds)
             advised_s = self._advised.get(run.config.config_hash, {}).get(place.device.model, (inf, ""))[0]
-            if advised_s < inf:
+            if advised_s < inf and _devices(run) == 1:
                 self._corrections(place.device).append((advised_s, seconds))
 
     def _of(self, what: str, device: Device) -> deque[float]:
@@ -134,6 +134,8 @@ class Predictions:
         ratio = median([(s - _START_S) / advised for advised, s in pairs if advised >= _LONG * _START_S] or [1.0])
         start_s = max(0.0, median([s - ratio * advised for advised, s in pairs] or [_START_S]))
         words = f"{source}, {ratio:,.3g} times as long" if ratio != 1 else source
+        if (devices := _devices(run)) > 1:
+            advised_s, words = advised_s / devices, f"{words}, shared by {devices} devices as if that cost nothing"
         by = f"by {len(pairs)} other fine-tune{'s' * (len(pairs) > 1)} there" if pairs else "assumed"
         return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}"
 
@@ -144,6 +146,10 @@ class Predictions:
         compared = ", ".join([f"{name} {other_s:,.3g} s" for name, other_s in elsewhere.items() if other_s < inf][:5])
         text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {compared}" if compared else "")
         return {"predicted_s": seconds, "placement": text}
+
+
+def _devices(run: db.Run) -> int:
+    return run.config.config_json.get("devices", 1)
 
 
 def _alike(run: db.Run) -> dict[str, str]:

@@ -13,8 +13,8 @@ import torch
 from lib import store
 from lib.errors import InputError
 from lib.finetune.config import TrainConfig
-from lib.finetune.devices import Processes
 from lib.work import weights
+from lib.work.processes import Processes
 from lib.work.training import Trainer
 
 LAST, BEST, BEST_META = "last.pt", "best.pt", "_best_meta.json"

@@ -102,6 +102,7 @@ class TrainConfig(Strict):
 
     image_size: whole(0, 2048) = 0  # 0: the model's own
     device: str = "auto"
+    devices: whole(1, 64) = 1  # of one type that train it together: they share each batch
     threads: Threads = 0
     channels_last: bool = False
     deterministic: bool = False

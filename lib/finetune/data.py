@@ -13,9 +13,9 @@ from lib import files
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
-from lib.finetune.devices import ALONE, Processes
 from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, medmnist_files
+from lib.work.processes import ALONE, Processes
 
 Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on nothing else
 

@@ -3,60 +3,12 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed, nn
 
 from lib.measure import machine
-
-
-@dataclass(frozen=True)
-class Processes:
-    """The processes of a run, of which this is number ``rank``; a single process is 0 of 1. Only the first process writes."""
-
-    rank: int = 0
-    count: int = 1
-    local_rank: int = 0
-
-    @property
-    def first(self) -> bool:
-        """Return whether this process writes."""
-        return self.rank == 0
-
-    def shared(self, value: Any) -> Any:
-        """Return the first process's value in all of them; each has to call this."""
-        if self.count == 1:
-            return value
-        box = [value]
-        distributed.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def gathered(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in order; each has to call this."""
-        if self.count == 1:
-            return [value]
-        values = [None] * self.count
-        distributed.all_gather_object(values, value)
-        return values
-
-    def share_statistics(self, model: nn.Module) -> None:
-        """Give all processes the running statistics of the first, which are saved; each has to call this."""
-        if self.count > 1:
-            for buffer in model.buffers():
-                if buffer.is_floating_point():
-                    distributed.broadcast(buffer, src=0)
-
-    def parallel(self, model: nn.Module) -> nn.Module:
-        """Return the model as all processes train it: gradients are means over them, and so are norms of a batch on GPUs."""
-        device = next(model.parameters()).device
-        if device.type == "cuda":
-            return nn.parallel.DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(model), [device])
-        return nn.parallel.DistributedDataParallel(model)
-
-
-ALONE = Processes()
+from lib.work.processes import ALONE, Processes, joined
 
 
 @contextmanager
@@ -73,11 +25,8 @@ def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
     device = machine.device(wanted)
     device = machine.device(f"cuda:{local}") if device.type == "cuda" else device
     machine.use(device)
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Processes(int(os.environ["RANK"]), count, local), device
-    finally:
-        distributed.destroy_process_group()
+    with joined(Processes(int(os.environ["RANK"]), count, local), device) as together:
+        yield together, device
 
 
 class Prefetched:

@@ -31,6 +31,9 @@ def ending(summary: Mapping[str, Any]) -> str:
 
 def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
     with processes(config.device) as (together, device):
+        if together.count != config.devices > 1:
+            raise InputError(f"devices is {config.devices}, and this is one of {together.count} processes: start it with "
+                             f"torchrun --nproc-per-node {config.devices} -m lib finetune, or queue it in the dashboard")
         networks.network(config, names_and_facts(config)[1])  # before there is a folder
         folder = together.shared((resume and folders.newest(config)) or folders.new_folder(config) if together.first else None)
         if together.first:

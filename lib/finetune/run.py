@@ -18,7 +18,7 @@ from lib.finetune import data as run_data
 from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
 from lib.finetune.config import TrainConfig
-from lib.finetune.devices import ALONE, Prefetched, Processes
+from lib.finetune.devices import Prefetched
 from lib.finetune.folders import stored_config
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
 from lib.finetune.tensorboard import Log, resumed
@@ -30,6 +30,7 @@ from lib.measure.training.profile_run import settings
 from lib.measure.training.profiled import PASSES
 from lib.measure.training.profiler import BatchProfiler, constants
 from lib.work import losses, weights
+from lib.work.processes import ALONE, Processes
 from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_everything
 from lib.work.workloads import Task
 

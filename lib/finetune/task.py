@@ -11,12 +11,14 @@ from lib.schedule.runtime.worker_process import Job
 def finetune(job: Job, config: dict[str, Any], folder: str) -> dict[str, Any]:
     """Train ``config`` in ``folder`` on the job's device, from its last checkpoint if there is one; return the summary.
 
+    The members of a gang share each batch.
+
     Reports ``{"metrics": {...}}`` twice a second at most, and after each evaluation with its ``split``.
     """
     from lib.finetune import run
-    from lib.measure import machine
+    from lib.schedule.runtime.tasks import together
 
     checked = build(TrainConfig, config, "config")
-    device = machine.device("cpu" if job.device.startswith("cpu") else job.device)
-    return run.train(checked, Path(folder), device, job.threads, check=job.check,
-                     report=lambda values: job.report({"metrics": values}))
+    with together(job) as (processes, device):
+        return run.train(checked, Path(folder), device, job.threads, processes, check=job.check,
+                         report=lambda values: job.report({"metrics": values}))

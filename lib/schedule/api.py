@@ -1,7 +1,7 @@
 """Scheduling from Python or the command line: a problem, a policy and an objective; a schedule and its figures."""
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 from lib import files, store
 from lib.errors import InputError, choices
 from lib.schedule import bounds, risk
-from lib.schedule.policies import gangs, registry
+from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.risk import Risk
 from lib.schedule.simulation import metrics, trace
@@ -82,14 +82,7 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
                          f"{choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
-    aimed = registry.aimed(policy, objective)
-    if problem.jobs.has_gangs:
-        if not gangs.bears_gangs(aimed):
-            raise InputError(f"the policy {policy} starts each job on one device; jobs on several go with hybrid or "
-                             f"{choices(name for name in registry.POLICIES if gangs.bears_gangs(registry.policy(name)))}")
-        if objective in ("energy", "price"):
-            raise InputError(f"the objective {objective} is not pursued where jobs need several devices at once")
-        aimed = partial(gangs.with_gangs, policy=aimed)
+    aimed = registry.aimed(policy, objective, problem.jobs.has_gangs)
     outcome = simulate(problem, aimed)
     return Answer(policy, objective, outcome, None if high_s is None else risk.assess(outcome, aimed, high_s, limit_risk))
 

@@ -254,17 +254,19 @@ class Agent:
         elif command == "shut_down":
             self._workers.pop(number).shut_down()
             self._post(number, ("ended",))
-        elif content[0] == "run" and (refusal := self._refusal(*content[2:])):
+        elif content[0] == "run" and (refusal := self._refusal(*content[2:4], *content[6:])):
             self._post(number, ("refused", content[1], refusal))
         else:
             self._workers[number].send(*content)
 
-    def _refusal(self, call: str, arguments: Mapping[str, Any]) -> str:
-        """Return why a task is not run here; empty if it is."""
+    def _refusal(self, call: str, arguments: Mapping[str, Any], rendezvous: str = "") -> str:
+        """Return why a task is not run here; empty if it is. A gang meets at the file ``rendezvous``."""
         if call not in self._allowed:
             return f"agents run no task {call!r}; they run: {', '.join(self._allowed)}"
         try:
             self._allowed[call](arguments)
+            if rendezvous:
+                _check_inside(paths.DATA, rendezvous, "rendezvous")
         except InputError as error:
             return str(error)
         return ""

@@ -48,6 +48,8 @@ def bears_gangs(policy: Policy) -> bool:
 
 def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
     """Start gangs, then let ``policy`` start other jobs on what is left, then fill in before a gang that waits."""
+    if not state.jobs.has_gangs:
+        return policy(state, predict)
     plan, budget = _Plan(), CoreBudget(state)
     ends_s = _ends(state, predict)
     for job in [job for job in state.waiting if state.jobs.gang[job] > 1]:

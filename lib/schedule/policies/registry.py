@@ -4,9 +4,11 @@ from functools import partial
 
 from lib.errors import InputError, choices
 from lib.schedule.policies.baselines import BASELINES
+from lib.schedule.policies.gangs import bears_gangs, with_gangs
 from lib.schedule.policies.hybrid.policy import OBJECTIVES, hybrid
 from lib.schedule.state import Policy
 
+_WITHOUT_GANGS = ("energy", "price")
 POLICIES: dict[str, Policy] = {**BASELINES, "hybrid": hybrid}
 
 
@@ -17,12 +19,21 @@ def policy(name: str, **options: object) -> Policy:
     return partial(POLICIES[name], **options) if options else POLICIES[name]
 
 
-def aimed(name: str, objective: str = "makespan") -> Policy:
-    """Return a policy that pursues an objective; InputError for one that is not there, or a policy that takes none."""
+def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:
+    """Return a policy that pursues an objective, and places gangs if it can; ``gangs``: it must.
+
+    Raises InputError for one that is not there, a policy that takes no objective, and one that places no gangs.
+    """
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
-    if name == "hybrid":
-        return policy(name, objective=objective)
-    if name in POLICIES and objective != "makespan":
+    if name in POLICIES and name != "hybrid" and objective != "makespan":
         raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
-    return policy(name)
+    chosen = policy(name, objective=objective) if name == "hybrid" else policy(name)
+    by_watts = objective in _WITHOUT_GANGS
+    if bears_gangs(chosen) and not by_watts:
+        return partial(with_gangs, policy=chosen)
+    if gangs:
+        able = [other for other in POLICIES if bears_gangs(policy(other))]
+        raise InputError(f"the objective {objective} is not pursued where jobs need several devices at once" if by_watts else
+                         f"the policy {name} starts each job on one device; jobs on several go with {choices(able)}")
+    return chosen

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib import locks
 from lib.errors import InputError, choices, is_no_space
-from lib.progress import track
+from lib.progress import say, track
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Jobs, Problem
 from lib.schedule.runtime.engine.engine import Engine, Observer
@@ -57,6 +57,10 @@ class _Progress(Observer):
     def ended(self, *_: object) -> None:
         """Count a job."""
         next(self._steps)
+
+    def stopped(self, job_id: str, attempt: int, status: str, reason: str, at_s: float) -> None:
+        """Print why a job is tried again."""
+        say(f"{at_s:,.1f} s: attempt {attempt} of {job_id} was {status}{f': {reason}' if reason else ''}")
 
 
 def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,

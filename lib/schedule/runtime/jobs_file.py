@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +33,32 @@ _GUESS_S = 10.0
 _BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what a run's folder holds before its journal
 
 
-Probes = dict[tuple[str, str], dict[str, float] | str]  # (workload, device type) -> setup_s and step_s, or why there are none
+Probes = dict[tuple[str, int, str], dict[str, float] | str]
+"""(workload, devices at once, device type) -> setup_s and step_s, or why there are none."""
 
 
-def _probe(workloads: Sequence[str], site: Site, folder: Path, alone: bool) -> Probes:
-    """Return the set-up and the step, in s, of each workload on each device type, or why there are none.
+def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path, alone: bool) -> Probes:
+    """Return the set-up and the step, in s, of each workload on so many devices of each type, or why there are none.
 
-    ``alone``: one slot at a time, because contention is known and added later; else all slots of a type work at once, as in
+    ``alone``: one job at a time, because contention is known and added later; else all slots of a type work at once, as in
     the run. Results stay in ``folder``; a failed probe is tried again by the next call.
     """
-    names, probes, fleet = tuple(dict.fromkeys(workloads)), {}, fleet_of(site.slots)
-    specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}) for name in names]
-    for number, device_type in enumerate(fleet.types if names else ()):
-        slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:1 if alone else None])
-        part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{'-alone' if alone else ''}"
-        jobs, guess_s = replace(Jobs.plain(len(names)), ids=names), np.full((len(names), 1), _GUESS_S)
-        prepared = PreparedJobs(specs, jobs, slots, guess_s, registry.policy("first-come"), spawn=site.spawn)
+    probes, fleet = {}, fleet_of(site.slots)
+    for gang, (number, device_type) in product(sorted({devices for _, devices in workloads}), enumerate(fleet.types)):
+        names = tuple(dict.fromkeys(name for name, devices in workloads if devices == gang))
+        slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:gang if alone else None])
+        if len(slots) < gang:
+            probes |= {(name, gang, device_type): f"{name} needs {gang} devices at once, and of {device_type} there are "
+                                                  f"{len(slots)}" for name in names}
+            continue
+        together = f"-{gang}" if gang > 1 else ""
+        part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{together}{'-alone' if alone else ''}"
+        specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}, gang) for name in names]
+        jobs = replace(Jobs.plain(len(names)), ids=names, devices=np.full(len(names), gang))
+        prepared = PreparedJobs(specs, jobs, slots, np.full((len(names), 1), _GUESS_S), registry.aimed("first-come"),
+                                spawn=site.spawn)
         _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
-        probes |= {(row.job_id, device_type): row.result if row.status == "done" else
+        probes |= {(row.job_id, gang, device_type): row.result if row.status == "done" else
                    f"{row.job_id} could not be probed on {device_type}: {row.reason}" for row in ends.itertuples()}
     return probes
 
@@ -58,7 +67,7 @@ def duration(spec: Spec, device_type: str, probes: Probes, durations: Durations)
     """Return how long a job should take on a device type, inf with the reason if its workload could not be probed there."""
     if "path" in spec.arguments:
         return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
-    times = probes[spec.arguments["workload_id"], device_type]
+    times = probes[spec.arguments["workload_id"], spec.devices, device_type]
     if isinstance(times, str):
         return Duration(np.inf, times)
     return Duration(times["setup_s"] + times["step_s"] * spec.arguments["steps"], "a probe")
@@ -89,11 +98,10 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
     for row in table.itertuples():
         if bool(row.workload_id) == bool(row.notebook):
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
-        if row.devices > 1:
-            raise InputError(f"{path}: job {row.job_id!r} needs {row.devices} devices at once: run-jobs runs a job on one; "
-                             "schedule plans such jobs")
         name = files.safe_name(row.job_id)
         if row.notebook:
+            if row.devices > 1:
+                raise InputError(f"{path}: job {row.job_id!r} needs {row.devices} devices at once: a notebook runs on one")
             notebook = table.loc[row.Index, "notebook"] = _notebook(row.notebook, path, row.job_id)
             parameters = parsed(notebook, row.parameters, f"{path}: parameters of {row.job_id!r}")
             call, arguments = "notebook", {"path": notebook, "parameters": parameters,
@@ -105,7 +113,7 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
         else:
             call, arguments = "workload", {"workload_id": workload(row.workload_id).id, "steps": int(row.steps),
                                            "folder": str(out / "weights" / name)}
-        specs.append(Spec(row.job_id, f"{_TASKS}:{call}", arguments))
+        specs.append(Spec(row.job_id, f"{_TASKS}:{call}", arguments, int(row.devices)))
     return tuple(specs), problem_files.jobs_of(table)
 
 
@@ -130,7 +138,8 @@ def _class_of(spec: Spec) -> str:
     return spec.arguments.get("workload_id") or spec.arguments["path"]
 
 
-def _probed(classes: Sequence[str], workloads: Sequence[str], site: Site, out: Path) -> tuple[Contention | None, Probes]:
+def _probed(classes: Sequence[str], workloads: Sequence[tuple[str, int]], site: Site,
+            out: Path) -> tuple[Contention | None, Probes]:
     """Return how jobs slow each other down here, if it was measured, and the probes of workloads.
 
     ``classes`` are the jobs' classes in the order of their numbers. On a cluster contention is unknown.
@@ -149,11 +158,22 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
 
     Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is probed.
     """
-    policy, (specs, jobs) = registry.aimed(name, objective), read(path, out)
-    site, workloads = site_of(jobs, count), [spec.arguments["workload_id"] for spec in specs if "workload_id" in spec.arguments]
+    registry.aimed(name, objective)
+    specs, jobs = read(path, out)
+    policy, site = registry.aimed(name, objective, jobs.has_gangs), site_of(jobs, count)
+    _check_gangs(jobs, site)
+    workloads = [(spec.arguments["workload_id"], spec.devices) for spec in specs if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
     predicted_s, notes = predicted(specs, probes, site, Durations())
     return PreparedJobs(specs, jobs, site.slots, predicted_s, policy, name, site.spawn, contention, notes)
+
+
+def _check_gangs(jobs: Jobs, site: Site) -> None:
+    """Refuse a job that needs more devices at once than there are of any type that can run it."""
+    fleet = fleet_of(site.slots)
+    for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):
+        there = choices(f"{count} of {name}" for name, count in zip(fleet.types, fleet.counts, strict=True))
+        raise InputError(f"job {jobs.ids[job]!r} needs {jobs.gang[job]} devices of one type at once; there are {there}")
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -> Path:
@@ -163,10 +183,10 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
     run here.
     """
     names = [workload(workloads[number % len(workloads)]).id for number in range(count)]
-    _, probes = _probed(names, names, site := local_site(Jobs.plain(count)), out)
+    _, probes = _probed(names, [(name, 1) for name in names], site := local_site(Jobs.plain(count)), out)
     device_type, long_s, rows = fleet_of(site.slots).types[0], np.random.default_rng(0).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
-        times = probes[name, device_type]
+        times = probes[name, 1, device_type]
         if isinstance(times, str):
             raise InputError(times)
         steps = max(1, round((long_s[number] - times["setup_s"]) / times["step_s"]))

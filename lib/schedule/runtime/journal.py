@@ -17,6 +17,7 @@ from lib import files
 from lib.errors import InputError, is_no_space
 from lib.schedule.problem import PER_JOB, Jobs
 
+TOGETHER = " + "  # between the devices of a gang, in the order of its members
 _VERSION = 2
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
             sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)  # refused by the system: the journal is sound
@@ -41,15 +42,20 @@ class UnwritableError(InputError):
 
 @dataclass(frozen=True)
 class Spec:
-    """What a job runs: ``call`` is ``module:function``, which gets the worker's job and ``arguments``."""
+    """What a job runs: ``call`` is ``module:function``, which gets the worker's job and ``arguments``.
+
+    A gang runs on several ``devices`` at once: each of their workers makes the call.
+    """
 
     job_id: str
     call: str
     arguments: dict[str, Any]
+    devices: int = 1
 
     def as_text(self) -> str:
-        """Return call and arguments as JSON."""
-        return json.dumps({"call": self.call, "arguments": self.arguments}, sort_keys=True)
+        """Return all but the name as JSON."""
+        gang = {"devices": self.devices} if self.devices > 1 else {}
+        return json.dumps({"call": self.call, "arguments": self.arguments, **gang}, sort_keys=True)
 
     @classmethod
     def from_text(cls, job_id: str, text: str) -> "Spec":
@@ -256,8 +262,9 @@ class Journal:
         return pd.DataFrame(self._rows(f"SELECT {', '.join(columns)} FROM {name} ORDER BY {order}"), columns=columns)
 
     def attempts(self) -> pd.DataFrame:
-        """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        return self._table("attempts", "start_s", "job_id", "device", "start_s", "end_s", "attempt", "status", "reason")
+        """Return every attempt, with one row per device: ``job_id, device, start_s, end_s, attempt, status, reason``."""
+        table = self._table("attempts", "start_s", "job_id", "device", "start_s", "end_s", "attempt", "status", "reason")
+        return table.assign(device=table["device"].str.split(TOGETHER, regex=False)).explode("device", ignore_index=True)
 
     def results(self) -> pd.DataFrame:
         """Return every end: ``job_id, status, reason, result, attempt, end_s``."""

@@ -80,8 +80,12 @@ class RunRecord:
                 f"measured: {self.makespan_s:,.1f} s": measured}
 
     def jobs(self) -> pd.DataFrame:
-        """Return one row per done job: ``job_id, job_class, device, predicted_s, actual_s`` (of the attempt that counted)."""
-        actual, predicted = (table[table["status"] == "done"].set_index("job_id") for table in (self.schedule, self.simulated))
+        """Return one row per done job: ``job_id, job_class, device, predicted_s, actual_s`` (of the attempt that counted).
+
+        The ``device`` of a gang is that of its first member.
+        """
+        actual, predicted = (table[table["status"] == "done"].drop_duplicates("job_id").set_index("job_id")
+                             for table in (self.schedule, self.simulated))
         table = pd.DataFrame({"device": actual["device"],
                               "predicted_s": (predicted["end_s"] - predicted["start_s"]).reindex(actual.index),
                               "actual_s": actual["end_s"] - actual["start_s"]}).reset_index()

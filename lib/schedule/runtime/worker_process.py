@@ -1,6 +1,7 @@
 """A worker: one long-lived process per device or CPU slot, which runs one task after another. Imports nothing heavy.
 
-Messages are tuples. To the worker: ``("run", token, call, arguments)``, ``("stop", token)``, ``("end",)``. From it:
+Messages are tuples. To the worker: ``("run", token, call, arguments, *member)``, with the fields of a Member where a gang
+runs the task; ``("stop", token)``, ``("end",)``. From it:
 ``("ready", pid)``, ``("heartbeat",)``, ``("done", token, result)``, ``("failed", token, reason)``, ``("stopped", token)``,
 ``("refused", token, reason)``: wrong input, as it would be at every attempt; ``("report", token, content)`` meanwhile.
 """
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure.worker import pin
@@ -37,11 +38,23 @@ class Stopped(Exception):  # noqa: N818 - no error
     """Raised in a task by ``Job.check`` when it must stop."""
 
 
-class Job:
-    """The first argument of a task: its device and cores, a request to stop, and a way to report."""
+class Member(NamedTuple):
+    """A worker's place in a gang of ``count``, the first of which leads; they meet at the file ``rendezvous``."""
 
-    def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len):
-        self.device, self.cores, self.threads, self._send = device, cores, threads, send
+    rank: int = 0
+    count: int = 1
+    rendezvous: str = ""
+
+
+ALONE = Member()
+
+
+class Job:
+    """The first argument of a task: its device and cores, its place in a gang, a request to stop, and a way to report."""
+
+    def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len,
+                 member: Member = ALONE):
+        self.device, self.cores, self.threads, self._send, self.member = device, cores, threads, send, member
         self._stop = threading.Event()
 
     def report(self, content: dict[str, Any]) -> None:
@@ -122,8 +135,8 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
         function(warm_up)()
     leader.send("ready", os.getpid())
     while (message := leader.requests.get())[0] != "end":
-        _, token, call, arguments = message
-        job = Job(device, cores, threads, partial(leader.send, "report", token))
+        _, token, call, arguments, *member = message
+        job = Job(device, cores, threads, partial(leader.send, "report", token), Member(*member))
         leader.begin(token, job)
         outcome = _outcome(token, call, arguments, job)
         _free()

@@ -125,7 +125,7 @@ class ProcessWorker:
 
     def send(self, *message: Any) -> None:
         """Send a message; a dead worker is noticed by its messages."""
-        if self._output and message[0] == "run":
+        if self._output and message[0] == "run" and not any(message[4:5]):  # of a gang, the lines of its leader
             self._output.begin(message[1])
         self.process.send(message)
 

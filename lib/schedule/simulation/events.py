@@ -84,7 +84,11 @@ class Simulation:
         self._others: dict[int, tuple[int, ...]] = {}  # further devices of a gang, by its first
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
+            gangs: dict[int, list[int]] = {}
             for device, ran in state.running.items():
+                gangs.setdefault(ran.job, []).append(device)
+            for device, *others in gangs.values():
+                ran, self._others[device] = state.running[device], tuple(others)
                 self._attempts[ran.job] = ran.attempt
                 self._work(device, max(0.0, ran.start_s + self._work_s[ran.job][state.type_of[device]] - state.now_s))
 

@@ -9,16 +9,18 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lib import files
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
 from lib.schedule.runtime.engine.plan import plan, ranked
-from lib.schedule.runtime.engine.slots import Slots, SlotState
+from lib.schedule.runtime.engine.slots import Attempt, Slots, SlotState
 from lib.schedule.runtime.engine.view import View, view_of
 from lib.schedule.runtime.journal import Entry, Journal, Spec
 from lib.schedule.runtime.local_site import fleet_of
@@ -28,13 +30,14 @@ from lib.schedule.state import Policy, Restart, Wait
 TICK_S = 0.2
 _WITHOUT_PIPE_S = 0.05  # how often workers without a pipe are visited
 _LEAST_S = 1e-3
+_GANGS = "gangs"  # in the journal's folder: files at which the members of a gang meet
 
 
 class Observer:
     """Hears of the jobs of an engine, in its thread; an end is in the journal before. By default it does nothing."""
 
     def started(self, job_id: str, attempt: int, slot: str, at_s: float) -> None:
-        """Hear that an attempt starts."""
+        """Hear that an attempt starts; ``slot`` names all slots of a gang, with TOGETHER between them."""
 
     def ended(self, job_id: str, attempt: int, status: str, reason: str, result: Any, at_s: float) -> None:
         """Hear of the end of a job: done, failed or cancelled; attempt 0 if it never started."""
@@ -111,7 +114,12 @@ class Engine:
         """Return how many jobs have not ended."""
         self.settle()
         with self.lock:
-            return len(self.waiting) + len(self.upcoming) + sum(slot.runs is not None for slot in self.slots)
+            return len(self.waiting) + len(self.upcoming) + len(self._attempts)
+
+    @property
+    def _attempts(self) -> list[Attempt]:
+        """Return what runs."""
+        return list(dict.fromkeys(slot.attempt for slot in self.slots if slot.attempt))
 
     def add_slot(self, slot: Slot) -> None:
         """Add a slot, in the place of one of that name."""
@@ -147,14 +155,14 @@ class Engine:
         if job_id in self.waiting:
             self.view = None
             self._end(self.waiting[job_id], 0, "cancelled")
-        for slot in self.slots:
-            if slot.runs and slot.runs.job_id == job_id and not slot.cancelled:
-                slot.cancelled = True
-                slot.stop(self.now() + self.limits.grace_s)
+        for attempt in self._attempts:
+            if attempt.entry.job_id == job_id and not attempt.cancelled:
+                attempt.cancelled = True
+                attempt.stop(self.now() + self.limits.grace_s)
 
     def _reorder(self, job_id: str, priority: int) -> None:
-        for entry in (*self.waiting.values(), *(slot.runs for slot in self.slots)):
-            if entry and entry.job_id == job_id:
+        for entry in (*self.waiting.values(), *(attempt.entry for attempt in self._attempts)):
+            if entry.job_id == job_id:
                 entry.priority = priority
         self.view = None
 
@@ -164,8 +172,8 @@ class Engine:
 
     def _leave(self, name: str) -> None:
         self.view, slot = None, self.slots.by_name.get(name)
-        if slot and slot.runs:
-            self._stopped(slot, "lost", "its slot was removed")
+        if slot and slot.attempt:
+            self._ended(slot, "lost", "its slot was removed")
         self.slots.remove(name)
 
     def _forget_times(self) -> None:
@@ -198,20 +206,19 @@ class Engine:
         finally:
             with self.lock:
                 self._thread, self.view = None, None
-                for slot in self.slots:
-                    if slot.runs:
-                        self._put_back(slot)
+                for attempt in self._attempts:
+                    self._put_back(attempt)
                 self.slots.shut_down()
 
-    def _put_back(self, slot: SlotState) -> None:
+    def _put_back(self, attempt: Attempt) -> None:
         """Let a job wait for the next run; what the journal refuses now it notes when the job starts again."""
-        entry, cancelled = slot.runs, slot.cancelled
+        entry = attempt.entry
         with suppress(Exception):  # the error that ended the run is the one to raise
-            self._stopped(slot, "lost", "the run was ended")
-        if slot.runs:
-            slot.clear()
+            self._stopped(attempt, "lost", "the run was ended")
+        if attempt in self._attempts:
+            self._release(attempt)
             self.waiting[entry.job_id] = entry
-            if cancelled:
+            if attempt.cancelled:
                 self.post(partial(self._cancel, entry.job_id))
 
     def _round(self, until: Callable[[], bool]) -> bool:
@@ -223,9 +230,8 @@ class Engine:
                     self._changed = False
                     self._decide()
                 return True
-            for slot in self.slots:
-                if slot.runs:
-                    self._stopped(slot, "lost", "the run was ended")
+            for attempt in self._attempts:
+                self._stopped(attempt, "lost", "the run was ended")
             return False
 
     def _wait(self) -> None:
@@ -248,7 +254,8 @@ class Engine:
             news = True
         for event, slot, content in self.slots.events():
             if event == "report":
-                self.observer.reported(slot.runs.job_id, slot.runs.attempt, content)
+                if slot is slot.attempt.slots[0]:
+                    self.observer.reported(slot.runs.job_id, slot.runs.attempt, content)
             else:
                 self._handle(event, slot, content)
                 news = True
@@ -264,51 +271,90 @@ class Engine:
         if event == "lost":
             self.view = None
         elif event == "ready":
-            if self.view:
+            if self.view and not slot.attempt:
                 self.view.state.enable(slot.device)
         elif event == "broken":
-            if slot.runs:
-                self._stopped(slot, "moved") if slot.moving_to else self._fail(slot, content)
+            if slot.attempt:
+                self._ended(slot, "moved" if slot.attempt.moving_to else "retried", content)
             if self.view:
                 self.view.state.disable(slot.device)
         elif event == "done":
-            self._finish(slot, content)
-        elif event == "stopped":
-            self._stopped(slot, "moved")
+            if slot is slot.attempt.slots[0]:
+                slot.attempt.result = content
+            self._ended(slot)
         else:
-            self._fail(slot, content, final=event == "refused")
+            self._ended(slot, "moved" if event == "stopped" else "retried", content or "", final=event == "refused")
 
     # ------------------------------------------------------------------------------------------ ends of attempts
 
-    def _release(self, slot: SlotState, seconds: float | None = None) -> None:
-        """Free a slot, once the journal knows; ``seconds`` are those of a job that ended well."""
+    def _ended(self, slot: SlotState, status: str = "", reason: str = "", final: bool = False) -> None:
+        """Note that a worker's part in an attempt has ended; a ``status`` says that it went wrong, and stops the other parts.
+
+        With its last part the attempt ends.
+        """
+        attempt = slot.attempt
+        attempt.busy.discard(slot)
+        slot.stop_by_s = np.inf
+        if status:
+            first = not attempt.troubles
+            attempt.troubles.append((status, f"{slot.name}: {reason}" if len(attempt.slots) > 1 else reason, final))
+            if first:
+                attempt.stop(self.now() + self.limits.grace_s)
+        if not attempt.busy:
+            self._conclude(attempt)
+
+    def _conclude(self, attempt: Attempt) -> None:
+        if not attempt.troubles:
+            self._finish(attempt)
+            return
+        status = attempt.troubles[0][0]
+        reason = "; ".join(reason for other, reason, _ in attempt.troubles if other != "moved")
+        if status == "retried":
+            self._fail(attempt, reason, any(final for *_, final in attempt.troubles))
+        else:
+            self._stopped(attempt, status, reason)
+
+    def _release(self, attempt: Attempt, seconds: float | None = None) -> None:
+        """Free the slots of an attempt, once the journal knows; ``seconds`` are those of a job that ended well."""
         if self.view:
             state = self.view.state
-            state.now_s, ran = self.now(), state.stop(slot.device)
+            state.now_s = self.now()
+            for slot in attempt.slots:
+                ran = state.stop(slot.device)
+                if not slot.ready:
+                    state.disable(slot.device)
             if seconds is not None:
                 state.finish(ran, seconds)
-        slot.clear()
+        for slot in attempt.slots:
+            slot.clear()
+        if len(attempt.slots) > 1:
+            self._meeting(attempt).unlink(missing_ok=True)
 
-    def _finish(self, slot: SlotState, result: Any) -> None:
-        entry = slot.runs
+    def _meeting(self, attempt: Attempt) -> Path:
+        """Return the file at which the members of a gang meet: another one for each attempt."""
+        name = f"{files.safe_name(attempt.entry.job_id)}-{attempt.entry.attempt}"
+        return self.journal.path.parent.resolve() / _GANGS / name
+
+    def _finish(self, attempt: Attempt) -> None:
+        entry = attempt.entry
 
         def free() -> None:
-            self._release(slot, max(_LEAST_S, self.now() - slot.start_s))
+            self._release(attempt, max(_LEAST_S, self.now() - attempt.start_s))
             self.done += 1
             for other in self.waiting.values():
                 if other.job_class == entry.job_class:
                     other.seconds.clear()  # better predictions may be known now
 
-        self._end(entry, entry.attempt, "done", "", result, free)
+        self._end(entry, entry.attempt, "done", "", attempt.result, free)
 
-    def _stopped(self, slot: SlotState, status: str, reason: str = "") -> None:
+    def _stopped(self, attempt: Attempt, status: str, reason: str = "") -> None:
         """End an attempt that is not the job's end, unless the job is cancelled; start it again on the slot it moves to."""
-        entry, target, at_s = slot.runs, slot.moving_to, self.now()
-        if slot.cancelled:
-            self._end(entry, entry.attempt, "cancelled", reason, free=partial(self._release, slot))
+        entry, target, at_s = attempt.entry, attempt.moving_to, self.now()
+        if attempt.cancelled:
+            self._end(entry, entry.attempt, "cancelled", reason, free=partial(self._release, attempt))
             return
         self.journal.stop(entry.job_id, entry.attempt, at_s, status, reason)
-        self._release(slot)
+        self._release(attempt)
         if status == "retried":
             self._tried[entry.job_id] = self._tried.get(entry.job_id, 0) + 1
         self.waiting[entry.job_id] = entry
@@ -319,15 +365,15 @@ class Engine:
                 state.arrived.remove(number)  # no news to the policy, which moved it
                 self._start(entry, target)
 
-    def _fail(self, slot: SlotState, reason: str, final: bool = False) -> None:
+    def _fail(self, attempt: Attempt, reason: str, final: bool = False) -> None:
         """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
-        entry = slot.runs
+        entry = attempt.entry
         tried = self._tried.get(entry.job_id, 0) + 1
-        if slot.cancelled or not (final or tried >= self.limits.attempts):
-            self._stopped(slot, "retried", reason)
+        if attempt.cancelled or not (final or tried >= self.limits.attempts):
+            self._stopped(attempt, "retried", reason)
             return
         times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
-        self._end(entry, entry.attempt, "failed", f"{reason}{times}", free=partial(self._release, slot))
+        self._end(entry, entry.attempt, "failed", f"{reason}{times}", free=partial(self._release, attempt))
 
     def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
              free: Callable[[], Any] = lambda: None) -> None:
@@ -349,8 +395,8 @@ class Engine:
         """
         slots = list(self.slots)
         fleet = fleet_of(tuple(slot.slot for slot in slots))
-        for entry in filter(None, [slot.runs for slot in slots]):
-            self._predict(entry, fleet)
+        for attempt in self._attempts:
+            self._predict(attempt.entry, fleet)
         for entry in [*self.waiting.values(), *self.upcoming]:
             entry.refusal = self._predict(entry, fleet) or entry.refusal
             if entry.refusal:
@@ -390,32 +436,39 @@ class Engine:
                 self.wake_s = min(self.wake_s, action.until_s)
             else:
                 act = self._move if isinstance(action, Restart) else self._start
-                act(view.entries[action.job], slots[action.device])
+                act(view.entries[action.job], *(slots[device] for device in (action.device, *getattr(action, "others", ()))))
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
             waiting = ", ".join(view.entries[job].job_id for job in list(state.waiting)[:3])
             raise InputError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {waiting}")
 
-    def _start(self, entry: Entry, slot: SlotState) -> None:
+    def _start(self, entry: Entry, *slots: SlotState) -> None:
         """Start a job, unless it was cancelled a moment ago: that change is still to come."""
         view, at_s = self.view, self.now()
         if not view:
             return
-        number = view.numbers[entry.job_id]
-        if obstacle := view.state.obstacle(number, slot.device, view.predict):
-            raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: {obstacle}")
-        attempt = self.journal.start(entry.job_id, slot.name, at_s)
-        if not attempt:
+        number, device_type = view.numbers[entry.job_id], view.state.type_of[slots[0].device]
+        for slot in slots:
+            obstacle = view.state.obstacle(number, slot.device, view.predict)
+            if obstacle or len(slots) != entry.spec.devices or view.state.type_of[slot.device] != device_type:
+                raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: "
+                                 f"{obstacle or f'it needs {entry.spec.devices} devices of one type at once'}")
+        attempt = Attempt(entry, slots, at_s, view.predict(number, device_type))
+        begun = self.journal.start(entry.job_id, attempt.names, at_s)
+        if not begun:
             self.view = None
             return
-        entry.attempt = attempt
-        self.observer.started(entry.job_id, attempt, slot.name, at_s)
-        slot.start(entry, at_s, view.predict(number, view.state.type_of[slot.device]))
+        entry.attempt = begun
+        self.observer.started(entry.job_id, begun, attempt.names, at_s)
+        if len(slots) > 1:
+            files.folder(self._meeting(attempt).parent)
+        attempt.start(str(self._meeting(attempt)))
         del self.waiting[entry.job_id]
-        view.state.start(number, slot.device, attempt)
+        first, *others = (slot.device for slot in slots)
+        view.state.start(number, first, begun, tuple(others))
 
     def _move(self, entry: Entry, target: SlotState) -> None:
-        slot = next(slot for slot in self.slots if slot.runs is entry)
-        if not (slot.moving_to or slot.cancelled):
-            slot.moving_to = target
-            slot.stop(self.now() + self.limits.grace_s)
+        attempt = next(attempt for attempt in self._attempts if attempt.entry is entry)
+        if not (attempt.moving_to or attempt.cancelled):
+            attempt.moving_to = target
+            attempt.stop(self.now() + self.limits.grace_s)

@@ -3,22 +3,61 @@
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from lib.errors import InputError
-from lib.schedule.runtime.journal import Entry
+from lib.schedule.runtime.journal import TOGETHER, Entry
+from lib.schedule.runtime.worker_process import Member
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, Spawn, Worker
 
 _NOTES = 1000
 
 
 @dataclass(eq=False)
+class Attempt:
+    """An attempt of a job on one slot, or on those of a gang, the first of which leads: its result counts.
+
+    ``busy`` are the slots whose workers are still at it. ``troubles``: how the parts went wrong, the first of which stops the
+    others: the status, the reason, and whether every attempt would go wrong like that.
+    """
+
+    entry: Entry
+    slots: "tuple[SlotState, ...]"
+    start_s: float
+    expected_s: float
+    busy: "set[SlotState]" = field(default_factory=set)
+    result: Any = None
+    troubles: list[tuple[str, str, bool]] = field(default_factory=list)
+    cancelled: bool = False
+    moving_to: "SlotState | None" = None  # where to start the job once it has stopped here
+
+    @property
+    def names(self) -> str:
+        """Return the names of its slots."""
+        return TOGETHER.join(slot.name for slot in self.slots)
+
+    def start(self, rendezvous: str) -> None:
+        """Let the workers run the job."""
+        entry, self.busy = self.entry, set(self.slots)
+        for rank, slot in enumerate(self.slots):
+            slot.attempt = self
+            member = Member(rank, len(self.slots), rendezvous) if len(self.slots) > 1 else ()
+            slot.worker.send("run", slot.token, entry.spec.call, entry.spec.arguments, *member)
+
+    def stop(self, by_s: float) -> None:
+        """Tell the workers that are still at it to stop; one that has not stopped ``by_s`` is replaced."""
+        for slot in self.busy:
+            slot.stop_by_s = min(slot.stop_by_s, by_s)
+            slot.worker.send("stop", slot.token)
+
+
+@dataclass(eq=False)
 class SlotState:
-    """A slot, its worker (none before the first), and what runs on it."""
+    """A slot, its worker (none before the first), and the attempt that runs on it."""
 
     slot: Slot
     worker: Worker | None = None
@@ -28,11 +67,7 @@ class SlotState:
     ready: bool = False
     failed_starts: int = 0  # workers in a row that never became ready
     trouble: str = ""  # of the last worker
-    runs: Entry | None = None
-    start_s: float = 0.0
-    expected_s: float = 0.0  # of the job that runs
-    cancelled: bool = False
-    moving_to: "SlotState | None" = None  # where to start the job once it has stopped here
+    attempt: Attempt | None = None
     stop_by_s: float = np.inf
 
     @property
@@ -41,28 +76,23 @@ class SlotState:
         return self.slot.name
 
     @property
+    def runs(self) -> Entry | None:
+        """Return the job that runs here."""
+        return self.attempt.entry if self.attempt else None
+
+    @property
     def idle(self) -> bool:
         """Return whether a job could start here."""
-        return self.ready and self.runs is None
+        return self.ready and self.attempt is None
 
     @property
     def token(self) -> str:
         """Return the name of the attempt that runs here."""
         return f"{self.runs.job_id}#{self.runs.attempt}" if self.runs else ""
 
-    def start(self, entry: Entry, at_s: float, expected_s: float) -> None:
-        """Let the worker run a job."""
-        self.runs, self.start_s, self.expected_s = entry, at_s, expected_s
-        self.worker.send("run", self.token, entry.spec.call, entry.spec.arguments)
-
-    def stop(self, by_s: float) -> None:
-        """Tell the worker to stop its job; a worker that has not stopped ``by_s`` is replaced."""
-        self.stop_by_s = min(self.stop_by_s, by_s)
-        self.worker.send("stop", self.token)
-
     def clear(self) -> None:
         """Note that nothing runs here."""
-        self.runs, self.cancelled, self.moving_to, self.stop_by_s = None, False, None, np.inf
+        self.attempt, self.stop_by_s = None, np.inf
 
 
 def attempt_of(token: str) -> tuple[str, int]:
@@ -135,13 +165,14 @@ class Slots:
 
     def _overdue(self, slot: SlotState) -> str:
         """Return why a worker must be replaced that is silent, late, or did not stop; empty if it need not."""
-        now, limits, ran_s = self._now(), self.limits, self._now() - slot.start_s
+        now, limits, attempt = self._now(), self.limits, slot.attempt if slot.attempt and slot in slot.attempt.busy else None
+        ran_s, expected_s = (now - attempt.start_s, attempt.expected_s) if attempt else (0.0, np.inf)
         troubles = {
             f"the worker did not start within {limits.ready_s:g} s": not slot.ready and now - slot.spawned_s > limits.ready_s,
             f"no sign of life for {limits.silent_s:g} s": slot.ready and now - slot.seen_s > limits.silent_s,
             f"it did not stop within {limits.grace_s:g} s": now > slot.stop_by_s,
-            f"not done after {ran_s:,.0f} s, predicted were {slot.expected_s:,.3g} s":
-                slot.runs and ran_s > max(limits.least_s, limits.late * slot.expected_s)}
+            f"not done after {ran_s:,.0f} s, predicted were {expected_s:,.3g} s":
+                ran_s > max(limits.least_s, limits.late * expected_s)}
         return next((trouble for trouble, holds in troubles.items() if holds), "")
 
     def _spawned(self, slot: SlotState) -> Iterator[Event]:

@@ -29,13 +29,14 @@ class View:
 def _jobs_of(entries: Sequence[Entry]) -> Jobs:
     columns = {name: np.array([getattr(entry, name) for entry in entries], float) for name in PER_JOB}
     return Jobs(tuple(entry.job_id for entry in entries), **columns,
-                job_class=np.array([entry.job_class for entry in entries], int))
+                job_class=np.array([entry.job_class for entry in entries], int),
+                devices=np.array([entry.spec.devices for entry in entries], int))
 
 
 def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequence[SlotState], idle: Sequence[SlotState],
             fleet: Fleet, contention: Contention | None, now_s: float, done: int) -> View:
     """Return the view; ``slots`` are the devices of the fleet, of which ``idle`` can start a job."""
-    runs = [slot.runs for slot in slots if slot.runs]
+    runs = list(dict.fromkeys(slot.runs for slot in slots if slot.runs))
     entries = [*runs, *waiting, *upcoming]
     seconds = np.array([[entry.seconds[name] for name in fleet.types] for entry in entries])
     able_s = np.where(fits := able(_jobs_of(entries), fleet), seconds.reshape(fits.shape), np.inf)
@@ -52,7 +53,7 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
             state.disable(device)
         if slot.runs:
             number = numbers[slot.runs.job_id]
-            state.running[device] = Running(number, device, slot.start_s, slot.runs.attempt)
+            state.running[device] = Running(number, device, slot.attempt.start_s, slot.runs.attempt)
             state.free_cores -= state.cores(number, state.type_of[device])
     predict = Predict(np.where(nowhere[:, None], 1.0, able_s)[shown])  # a job may run where it could not start now
     stranded = [entries[place] for place in np.flatnonzero(nowhere & ~running)]
