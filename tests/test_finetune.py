@@ -32,7 +32,7 @@ from lib.finetune.config import TrainConfig
 from lib.finetune.devices import Prefetched, Processes
 from lib.finetune.transforms import Inputs, Prepare
 from lib.measure.worker import call
-from lib.schedule.runtime.worker_process import Stopped
+from lib.schedule.runtime.worker_process import Member, Stopped
 from lib.work import datasets, losses, models, weights
 from lib.work.training import Options, Recipe, Trainer
 from tests import called, cut_training, nightly, python, refusal, refused
@@ -406,7 +406,7 @@ def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home,
 
 def job(checks=None):
     """Return what a worker gives a task, which is stopped after so many checks."""
-    return Mock(device="cpu[0-1]", threads=1, check=Mock(side_effect=checks and [None] * checks + [Stopped]))
+    return Mock(device="cpu[0-1]", threads=1, member=Member(), check=Mock(side_effect=checks and [None] * checks + [Stopped]))
 
 
 def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_that_was_not_stopped(home, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Estimates of job times: predictions, drawn towards what is common to a job class, corrected by what finished."""
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
@@ -15,6 +16,7 @@ _LEAST = 12  # errors from which their size is judged
 _PRIOR_JOBS = 20
 _WRONG = 0.5  # errors in log time from which the trust in predictions is estimated again as jobs finish
 _EXACT = 0.01  # errors in log time up to this count as none
+_USUAL_REST = 0.3  # spread of the rest, in log time, that jobs of a class have by themselves
 _MOVED = 0.05  # a change of an estimate, in log time, that is worth planning again
 
 
@@ -34,8 +36,30 @@ class Estimator:
         self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
         self._errors: deque[float] = deque(maxlen=_WINDOW)
         self._finished: list[tuple[int, int, float]] = []  # job, device type and log time
+        self._overdue: dict[tuple[int, int], float] = {}  # of jobs that run: their log time will be more than this
         self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
-        self._estimate(predict.sigma)
+        self._known = jobs.job_class >= 0
+        self._implied_sigma = self._implied()
+        self._estimate(max(predict.sigma, self._implied_sigma))
+
+    def _implied(self) -> float:
+        """Return the spread of the predictions that their rest implies, beyond what is usual within known classes."""
+        if not self._known.any() or self._predict.table.shape[1] < 2:
+            return 0.0
+        *_, rest = self._parts()
+        excess = float(np.nanmean(rest[self._known] ** 2)) - _USUAL_REST**2
+        return (excess / (1 - 1 / rest.shape[1]))**0.5 if excess > 0 else 0.0
+
+    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the predicted log times (jobs, types), what size and preference say, and the rest; NaN where none is."""
+        predicted = portable.log(self._predict.table / self._unit_s)
+        values = np.where(np.isfinite(predicted), predicted, np.nan)
+        size = np.nanmean(values, axis=1)
+        for _ in range(3):  # sizes and preferences by turns: some times are missing
+            preference = self._preference(values - size[:, None])
+            size = np.nanmean(values - preference[self._class], axis=1)
+        base = size[:, None] + preference[self._class]
+        return predicted, base, values - base
 
     def _estimate(self, sigma: float) -> None:
         """Estimate anew, with predictions that err by ``sigma`` and corrections from all that finished."""
@@ -43,7 +67,7 @@ class Estimator:
         self._logs = self._shrunk()
         self._table_s = self._predict.table if sigma <= 0 else portable.exp(self._logs) * self._unit_s
         self._sum, self._count = np.zeros((2, int(self._class.max(initial=0)) + 1, self._logs.shape[1]))
-        if self._finished:
+        if self._finished or self._overdue:
             jobs, on, took = self._columns()
             np.add.at(self._sum, (self._class[jobs], on), took - self._logs[jobs, on])
             np.add.at(self._count, (self._class[jobs], on), 1)
@@ -51,24 +75,18 @@ class Estimator:
         self._factor = portable.exp(self._shift)
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        jobs, types, took = zip(*self._finished, strict=True)
+        jobs, types, took = zip(*self._finished, *((*key, took) for key, took in self._overdue.items()), strict=True)
         return np.array(jobs), np.array(types), np.array(took)
 
     def _shrunk(self) -> np.ndarray:
         """Return the estimated log times (jobs, types) before corrections."""
-        predicted = portable.log(self._predict.table / self._unit_s)
-        if self.sigma <= 0 or predicted.shape[1] < 2:
-            return predicted
-        values = np.where(np.isfinite(predicted), predicted, np.nan)
-        size = np.nanmean(values, axis=1)
-        for _ in range(3):  # sizes and preferences by turns: some times are missing
-            preference = self._preference(values - size[:, None])
-            size = np.nanmean(values - preference[self._class], axis=1)
-        base = size[:, None] + preference[self._class]
-        rest = values - size[:, None] - preference[self._class]
+        if self.sigma <= 0 or self._predict.table.shape[1] < 2:
+            return portable.log(self._predict.table / self._unit_s)
+        predicted, base, rest = self._parts()
         variance = float(np.nanmean(rest ** 2))
-        noise = self.sigma ** 2 * (1 - 1 / values.shape[1])
-        trust = self._confirmed(base, rest, max(0.0, variance - noise) / max(variance, 1e-12), variance)
+        expected, most = (max(0.0, variance - noise**2 * (1 - 1 / rest.shape[1])) / max(variance, 1e-12)
+                          for noise in (max(self.sigma, self._implied_sigma), self.sigma))
+        trust = self._confirmed(base, rest, expected, most, variance)
         return np.where(np.isfinite(predicted), base + trust * rest, inf)
 
     def _preference(self, rest: np.ndarray) -> np.ndarray:
@@ -79,12 +97,12 @@ class Estimator:
         np.add.at(number, self._class, finite)
         return total / np.maximum(number, 1)
 
-    def _confirmed(self, base: np.ndarray, rest: np.ndarray, trust: float, variance: float) -> float:
-        """Return the share of the rest that finished jobs confirm, at most ``trust``, which counts as _PRIOR_JOBS jobs.
+    def _confirmed(self, base: np.ndarray, rest: np.ndarray, trust: float, most: float, variance: float) -> float:
+        """Return the share of the rest that finished jobs confirm, at most ``most``; ``trust`` counts as _PRIOR_JOBS jobs.
 
         It is the slope of actual on predicted times, both within a class and type.
         """
-        if len(self._finished) < _LEAST:
+        if len(self._finished) + len(self._overdue) < _LEAST:
             return trust
         jobs, types, took = self._columns()
         group = np.unique(self._class[jobs] * rest.shape[1] + types, return_inverse=True)[1]
@@ -93,7 +111,7 @@ class Estimator:
                              for values in (rest[jobs, types], took - base[jobs, types]))
         prior = _PRIOR_JOBS * variance
         slope = (trust * prior + (predicted * actual).sum()) / max(prior + (predicted * predicted).sum(), 1e-12)
-        return min(trust, float(np.clip(slope, 0.0, 1.0)))
+        return min(most, float(np.clip(slope, 0.0, 1.0)))
 
     def seconds(self, job: int, device_type: int) -> float:
         """Return the estimated seconds of one job on one type; inf where it cannot run."""
@@ -107,16 +125,24 @@ class Estimator:
         """Return the estimated seconds of one job on every type, set-up included."""
         return (self.rows(job) + self._setup_s).tolist()
 
-    def learn(self, finished: list[Finished]) -> float | None:
+    def learn(self, finished: list[Finished], overdue: Sequence[Finished] = ()) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
 
-        ``moved`` grows by how far the estimate of a class changed, ``drift`` by the sum of such changes.
+        ``overdue`` are jobs that have run for so long, and will take more. ``moved`` grows by how far the estimate of a class
+        changed, ``drift`` by the sum of such changes.
         """
-        for job, device_type, seconds in finished:
-            cell = self._class[job], device_type
-            took = portable.log_one(max((seconds - self._setup_s[device_type]) / self._unit_s, 1e-12))
-            self._finished.append((job, device_type, took))
-            error, before = took - self._logs.item(job, device_type), self._shift.item(cell)
+        for ended, (job, device_type, seconds) in [*((True, row) for row in finished), *((False, row) for row in overdue)]:
+            cell, key = (self._class.item(job), device_type), (job, device_type)
+            took = portable.log_one(max((seconds - self._setup_s[device_type] * ended) / self._unit_s, 1e-12))
+            predicted, before = self._logs.item(job, device_type), self._shift.item(cell)
+            if key in self._overdue:
+                self._sum[cell] -= self._overdue.pop(key) - predicted
+                self._count[cell] -= 1
+            if ended:
+                self._finished.append((job, device_type, took))
+            else:
+                self._overdue[key] = took
+            error = took - predicted
             self._errors.append(abs(error - before))
             self._sum[cell] += error
             self._count[cell] += 1
@@ -124,7 +150,7 @@ class Estimator:
             self._factor[cell] = portable.exp_one(after)
             self.moved = max(self.moved, abs(after - before))
             self.drift += abs(after - before)
-        if finished and len(self._errors) >= _LEAST:
+        if (finished or overdue) and len(self._errors) >= _LEAST:
             observed = 1.4826 * float(np.median(self._errors))
             if abs(observed - self.sigma) > 0.25 * max(self.sigma, 0.2):
                 return observed

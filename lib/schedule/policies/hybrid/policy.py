@@ -22,6 +22,7 @@ _WEIGHED = ("makespan", "energy", "price")  # objectives of a plan; the others s
 STEPS = 3_000_000  # of the first search, which take an ordinary core half a second
 _AGAIN_SHARE, _LEAST_STEPS = 0.04, 12_000  # a later search takes this share of the steps, but at least so many
 _ENDED, _LEAST_ENDED = 0.05, 2  # plan again when so many jobs ended, as a share of the waiting, and estimates were wrong
+_FEW = 20  # waiting jobs, of which the lists are made again with each that ends
 _GROWN = 0.25  # plan again when so many jobs came since the last plan, as a share of the waiting
 _LEAST_WEIGHT = 1e-3  # of the makespan, where another objective is pursued
 _AGING = 2.0
@@ -57,14 +58,15 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
     memory = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
-    sigma = memory.estimator.learn(state.finished)
+    overdue = memory.stragglers.overdue(state) if memory.stragglers else []
+    sigma = memory.estimator.learn(state.finished, overdue)
     if sigma is not None:
         with refining(state):
             memory.estimator.renew(sigma)
     if objective in _WEIGHED:
         weights = weights or {objective: 1.0}
         memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and memory.estimator.sigma > _ROUGH)
-        actions = _late(state, memory) if memory.rough else _planned(state, memory, weights, steps)
+        actions = _late(state, memory, len(overdue)) if memory.rough else _planned(state, memory, weights, steps)
     else:
         actions = _ordered(state, predict, memory, objective)
     return actions if objective in ("energy", "price") else _restarted(state, memory, actions)
@@ -179,14 +181,15 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
     return planner.starts(state, estimator, devices, set(weights) == {"makespan"})
 
 
-def _late(state: State, memory: HybridMemory) -> list[Action]:
-    """Start jobs from lists by device type, made again as jobs come and end."""
+def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
+    """Start jobs from lists by device type, made again as jobs come, end, or become ``overdue`` (how many did)."""
     waiting, lists = state.waiting, memory.lists
     if lists is not None:
         for job in state.arrived:
             lists.add(job, memory.estimator.with_setup(job))
-        lists.ended += len(state.finished)
-    if waiting and (lists is None or lists.ended >= max(_LEAST_ENDED, _ENDED * len(waiting))):
+        lists.ended += len(state.finished) + overdue
+    least = 1 if len(waiting) <= _FEW else max(_LEAST_ENDED, _ENDED * len(waiting))
+    if waiting and (lists is None or lists.ended >= least):
         with refining(state):
             jobs, times, ready_s, _ = _outlook(state, memory.estimator)
             lists = memory.lists = TypeLists(state, memory.estimator.sigma, jobs, times, ready_s)

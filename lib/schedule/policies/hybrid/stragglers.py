@@ -1,15 +1,23 @@
 """Running jobs that may be stragglers: those expected to end last, and those that have run longest."""
 
+from functools import partial
 from math import inf, nextafter
 
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.queues import Entry, LazyHeap
-from lib.schedule.state import Action, CoreBudget, Restart, Running, Start, State, Wait, refining
+from lib.schedule.state import Action, CoreBudget, Finished, Restart, Running, Start, State, Wait, refining
 
 _PAYS = 0.8  # of a running job's time left, that a restart elsewhere may take
+_OVERDUE = 2.0  # times its estimate, from which a running job tells that it is longer
 _CANDIDATES = 4  # running jobs of each order that are considered
 _DRIFT = 0.01  # sum of the changes of estimates, in log time, below which decisions are not made again
 _STALE = 0.05  # share of the running jobs that ended since the orders were made, from which they are made again
+
+
+def _runs(state: State, entry: Entry) -> bool:
+    """Return whether what an entry (key, device, start) names still runs."""
+    ran = state.running.get(entry[1])
+    return ran is not None and ran.start_s == entry[2]
 
 
 class Stragglers:
@@ -26,16 +34,18 @@ class Stragglers:
         self._order(state, estimator)
 
     def _order(self, state: State, estimator: Estimator) -> None:
-        self._ends, self._starts = LazyHeap(), LazyHeap()
+        self._ends, self._starts, self._due = LazyHeap(), LazyHeap(), LazyHeap()
         self._push(state, estimator, state.running)
         self._drift, self._news = estimator.drift, 0
 
     def _push(self, state: State, estimator: Estimator, devices) -> None:
-        """Add what runs on devices to both orders, as (key, device, start)."""
+        """Add what runs on devices to both orders, and to those that may become overdue, as (key, device, start)."""
         for device in devices:
             if ran := state.running.get(device):
                 begin_s = ran.start_s + state.setup_s[state.type_of[device]]
-                self._ends.push((-(begin_s + estimator.seconds(ran.job, state.type_of[device])), device, ran.start_s))
+                seconds = estimator.seconds(ran.job, state.type_of[device])
+                self._ends.push((-(begin_s + seconds), device, ran.start_s))
+                self._due.push((max(begin_s + _OVERDUE * seconds, state.now_s), device, ran.start_s))
                 self._starts.push((begin_s, device, ran.start_s))
 
     def update(self, state: State, estimator: Estimator) -> None:
@@ -48,6 +58,17 @@ class Stragglers:
             with refining(state):
                 self._order(state, estimator)
 
+    def overdue(self, state: State) -> list[Finished]:
+        """Return jobs that have run for _OVERDUE times their estimate, and again each time that this has doubled."""
+        late = []
+        while (entry := self._due.first(partial(_runs, state))) and entry[0] <= state.now_s:
+            _, device, start_s = self._due.take(1, partial(_runs, state))[0]
+            ran, worked_s = state.running[device], state.worked_s(state.running[device])
+            self._due.push((state.now_s + max(worked_s, 1e-9 + 1e-9 * state.now_s), device, start_s))
+            if worked_s > 0:
+                late.append(Finished(ran.job, state.type_of[device], worked_s))
+        return late
+
     def restarts(self, state: State, estimator: Estimator) -> list[Action]:
         """Restart running jobs on free devices where they would end much earlier than where they are.
 
@@ -57,12 +78,8 @@ class Stragglers:
         if not idle or not running:
             return []
 
-        def valid(entry: Entry) -> bool:
-            ran = running.get(entry[1])
-            return ran is not None and ran.start_s == entry[2]
-
         orders = (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,)
-        devices = {entry[1] for order in orders for entry in order.smallest(_CANDIDATES, valid)}
+        devices = {entry[1] for order in orders for entry in order.smallest(_CANDIDATES, partial(_runs, state))}
         last = self._last
         if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
             return last[4]
@@ -102,10 +119,13 @@ class Stragglers:
         return actions, until_s if estimator.sigma > 0 else inf
 
     def look_again(self, state: State, estimator: Estimator, actions: list[Action]) -> list[Action]:
-        """Wait until the first job should have ended, if all jobs run and devices are left to move one to."""
+        """Wait until the first job should have ended, if devices are left to move one to, or to give one that waits."""
         starts = [action for action in actions if isinstance(action, Start)]
-        if estimator.sigma <= 0 or len(starts) < len(state.waiting) or len(starts) >= sum(map(len, state.free)):
+        if estimator.sigma <= 0 or len(starts) >= sum(map(len, state.free)):
             return []
+        if len(starts) < len(state.waiting):
+            first = self._due.first(partial(_runs, state))
+            return [Wait("a running job may take longer than estimated", first[0])] if first and first[0] > state.now_s else []
         if self._next_s <= state.now_s:
             left_s = (estimator.left_s(state, ran) for ran in state.running.values())
             self._next_s = state.now_s + min(left_s, default=inf)
