@@ -8,7 +8,7 @@ from lib.schedule.policies.queues import Entry, LazyHeap
 from lib.schedule.state import Action, CoreBudget, Finished, Restart, Running, Start, State, Wait, refining
 
 _PAYS = 0.8  # of a running job's time left, that a restart elsewhere may take
-_OVERDUE = 5.0  # times its estimate, from which a running job tells that it is longer
+_OVERDUE = 2.0  # times its estimate, from which a running job tells that it is longer
 _CANDIDATES = 4  # running jobs of each order that are considered
 _DRIFT = 0.01  # sum of the changes of estimates, in log time, below which decisions are not made again
 _STALE = 0.05  # share of the running jobs that ended since the orders were made, from which they are made again
