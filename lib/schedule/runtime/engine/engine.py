@@ -184,13 +184,16 @@ class Engine:
 
     def settle(self) -> None:
         """Return when all changes that were posted before are made."""
+        if self._thread in (None, threading.current_thread()):  # a change posted here would ring the loop's own bell
+            with self.lock:
+                self._make_changes()
+            return
         made = threading.Event()
         self.post(made.set)
-        while not made.is_set():
-            if self._thread in (None, threading.current_thread()):
-                with self.lock:
-                    self._make_changes()
+        while not made.is_set() and self._thread is not None:
             made.wait(self.tick_s)
+        if not made.is_set():
+            self.settle()
 
     def _make_changes(self) -> None:
         self._changed = self._changes.make() or self._changed
