@@ -17,8 +17,8 @@ The map of the library, the lowest package first. Each imports only from those l
                  cards/ whole networks on GPUs         learners/ trees, perceptrons
                  power/ watts, joules, power limits    evaluation/ baselines, outsiders, labelled rates
                  trust/ held-out errors, scoreboard    advice/ answers to one question or many
-    schedule   where it runs: problem, state, energy, bounds, risk
-                 policies/ baselines, gangs; policies/hybrid/ simulation/ events, metrics
+    schedule   where it runs: problem, state, energy, bounds, risk, moldable
+                 policies/ baselines, gangs, fair; policies/hybrid/ simulation/ events, metrics
                  runtime/ real runs, runtime/engine/ slots, workers, priorities
     tensorrt   layers of TensorRT engines (optional)
                  recordings/ raw data to tables        models/ runtime and power of a layer

@@ -11,8 +11,8 @@ _MOST = 1_000_000_000  # of a whole number
 _LARGEST = 1e12  # of any number: beyond it sums of times lose what is small, and say so to nobody
 
 
-def read(path: Path, columns: tuple[Column, ...], others: bool = False):
-    """Read a CSV with typed columns, the first of them its key; what is empty gets its default.
+def read(path: Path, columns: tuple[Column, ...], others: bool = False, keys: int = 1):
+    """Read a CSV with typed columns, the first of them (``keys``) its key; what is empty gets its default.
 
     More columns are allowed, and left out, only with ``others``. Raises InputError in one line: the file, the column, the row
     by its key, what is there, and what would be right.
@@ -32,18 +32,19 @@ def read(path: Path, columns: tuple[Column, ...], others: bool = False):
     if not len(cells):
         raise InputError(f"{path} has no row")
     cells = cells.reindex(columns=names, fill_value="").apply(lambda texts: texts.str.strip().str.normalize("NFC"))
-    frame = pd.DataFrame({column.name: _parsed(cells, column, path) for column in columns})
+    twice = cells.iloc[:, :keys].duplicated()
+    frame = pd.DataFrame({column.name: _parsed(cells, column, path, twice) for column in columns})
     defaults = {column.name: column.default for column in columns if column.kind != "text" and column.default is not None}
     return frame.fillna(defaults).astype({column.name: DTYPES[column.kind] for column in columns})
 
 
-def _parsed(cells, column: Column, path: Path):
+def _parsed(cells, column: Column, path: Path, twice):
     """Return a column's texts, or its numbers with NaN where a cell is empty; InputError for a cell that is neither."""
     import pandas as pd
 
     texts = cells[column.name]
     if column.kind == "text":
-        return _checked(texts, column, column.name == cells.columns[0], path)
+        return _checked(texts, column, (column.name == cells.columns[0]) & twice, path)
     numbers = pd.to_numeric(texts.where(texts != ""), errors="coerce").astype(float)
     wrong = numbers.isna() & ((texts != "") | (column.default is None and not column.empty)) | (numbers.abs() > _LARGEST)
     if column.kind != "float":
@@ -55,13 +56,13 @@ def _parsed(cells, column: Column, path: Path):
     return numbers
 
 
-def _checked(texts, column: Column, is_key: bool, path: Path):
+def _checked(texts, column: Column, twice, path: Path):
     """Refuse ids that are empty, stand for an empty cell or are there twice, and characters that nobody sees."""
     required = column.default is None
     for wrong, words in ((required & (texts == ""), f"has no {column.name}"),
                          (required & texts.isin(_NO_IDS), "stands for an empty cell; give it another name"),
                          (~texts.map(str.isprintable).astype(bool), "holds characters that are not printed"),
-                         (is_key & texts.duplicated(), "is there twice")):
+                         (twice, "is there twice")):
         if wrong.any():
             row, text = wrong.idxmax(), texts[wrong.idxmax()]
             cell = f" {words}" if not text else f": {column.name} {text!r} {words}"

@@ -531,6 +531,9 @@ deadline_s            float = inf               when it should have ended; empty
 memory_mb             float = 0.0               memory that it needs on its device
 cpu_cores             float = 0.0               host cores needed beside a GPU, or cores of the CPU slot
 devices               int >= 1 = 1              devices of one type that it needs at once; memory and cores are of each
+most_devices          int >= 1 = 1              at most so many, where their number is to be chosen; 1: as many as devices
+user                  text = ""                 whose it is; users share the devices under the objective fair
+weight                float = 1.0               of that user beside the others; the largest of its jobs counts
 
 [devices]
 device                text                      a device, or a group of equal ones

@@ -100,7 +100,7 @@ def spec_of(run):
     """Return a run as a light task: its configuration says which, ``FOLDER`` in it is that of the database."""
     from lib.schedule.runtime.journal import Spec
 
-    return Spec(run.id, run.config.config_json["call"], run.config.config_json["arguments"])
+    return Spec(run.id, **run.config.config_json)
 
 
 def dispatcher_in(folder, silent_s=3.0, **options):
@@ -111,12 +111,12 @@ def dispatcher_in(folder, silent_s=3.0, **options):
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
     hasty = replace(limits(silent_s), late=0.0, least_s=0.0)  # a dispatcher, whose times may be guesses, takes no heed
-    usual = {"limits": hasty, "policy": registry.policy("first-come"), "spec_of": spec_of}
+    usual = {"limits": hasty, "policy": registry.aimed("first-come"), "spec_of": spec_of}
     return database, Dispatcher(database, Path(folder) / "queue", **{**usual, **options})
 
 
 def add_runs(database, calls, **values):
-    """Add queued runs of (call, arguments), as the API does; return their ids."""
+    """Add queued runs of (call, arguments, and devices at once, if several), as the API does; return their ids."""
     from lib.dashboard import database as db
 
     with database.writing() as session:
@@ -126,7 +126,8 @@ def add_runs(database, calls, **values):
         own = {"project_id": project.id}
         runs = [db.Run(**own, **values, name=f"r{number}", folder=f"{project.id}/{number}", job=db.Job(), config=db.TrainConfig(
             **own, name=f"c{number}", kind="light", config_hash=f"{call} {number}",
-            config_json={"call": call, "arguments": arguments})) for number, (call, arguments) in enumerate(calls)]
+            config_json={"call": call, "arguments": arguments, "devices": sum(devices) or 1}))
+            for number, (call, arguments, *devices) in enumerate(calls)]
         session.add_all(runs)
         session.flush()
         return [run.id for run in runs]

@@ -455,6 +455,17 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     assert not board.dispatcher.cancel("nobody")
 
 
+def test_a_gang_is_placed_on_slots_of_one_agent_and_survives_a_killed_member(board, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "DATA", tmp_path)  # outside of which an agent lets no gang meet
+    with joined(board.url, count=2):
+        dies = {"path": str(tmp_path / "gang"), "fault": "kill"}
+        gang, = wait_for(board.database, add(board, [("tests.light:gang", dies, 2)]))
+        monkeypatch.setattr(paths, "DATA", tmp_path / "elsewhere")
+        refused_run, = wait_for(board.database, add(board, [("tests.light:gang", {"path": str(tmp_path / "other")}, 2)]))
+    assert (gang.state, gang.attempt) == (db.FINISHED, 2) and set(gang.device.split(" + ")) == {"cpu[0]", "cpu[1]"}
+    assert refused_run.state == db.FAILED and "is no absolute path in" in refused_run.reason
+
+
 def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(board, launch, clock, capsys, tmp_path):
     first = launch(board.url, "lab", 1)
     (run_id,) = add(board, [trailing(tmp_path)])

@@ -17,7 +17,7 @@ from lib import store
 from lib.measure import load, machine
 from lib.schedule import durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
+from lib.schedule.runtime import jobs_file, local_site, run_record, tasks, workers
 from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
@@ -53,6 +53,20 @@ def in_one_process(jobs, count=0, slot=None):
 def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
     with refused(word):
         read(tmp_path, text)
+
+
+@pytest.mark.skipif(len(workers.cores_here()) < 2, reason="a gang needs two slots")
+def test_a_gang_trains_as_one_device_does(home, tmp_path):
+    """The batch is shared, so weights are those of one device; a number of devices that is left open is chosen."""
+    text = "job_id,workload_id,steps,devices,most_devices\ntwo,W1,5,2,2\none,W1,5,1,1\nopen,W1,5,1,2\n"
+    path, out = write(tmp_path / "jobs.csv", text), tmp_path / "out"
+    prepared = jobs_file.prepare(path, out, count=2)
+    assert [spec.devices for spec in prepared.specs][:2] == [2, 1] and prepared.specs[2].devices in (1, 2)
+    record = jobs_file.run(prepared, out)
+    assert record.ends["status"].tolist() == ["done"] * 3, record.ends["reason"].tolist()
+    assert len(record.jobs()) == 3 and record.schedule.query("job_id == 'two'")["device"].nunique() == 2
+    two, one = (weights.load(out / "weights" / name / "weights.pt") for name in ("two", "one"))
+    assert all(torch.allclose(two[name], one[name], atol=1e-4) for name in one)
 
 
 NOTEBOOKS = "job_id,notebook\n"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.schedule import api, bounds
+from lib.schedule import api, bounds, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.policies.gangs import with_gangs
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from lib.schedule.simulation.events import Faults, simulate
 from tests import output_of, refusal, refused
 
@@ -109,4 +109,71 @@ def test_what_no_fleet_has_and_what_no_policy_does_is_refused(tmp_path):
     (tmp_path / "real.csv").write_text("job_id,workload_id,steps,devices\na,W1,2,64\n")
     assert "job 'a' needs 64 devices of one type at once; there are" in refusal("run-jobs", str(tmp_path / "real.csv"))
     (tmp_path / "real.csv").write_text("job_id,notebook,devices\na,notebooks/01_machine.ipynb,2\n")
-    assert "job 'a' needs 2 devices at once: a notebook runs on one" in refusal("run-jobs", str(tmp_path / "real.csv"))
+    assert "job 'a' is to run on several devices: a notebook runs on one" in refusal("run-jobs", str(tmp_path / "real.csv"))
+
+
+def test_the_number_of_devices_is_chosen_where_a_job_offers_several(tmp_path):
+    """Alone a job takes all; beside others of its kind each takes one, as two devices do less work each."""
+    for name, text in {"devices": "device,type,count\ng,gpu,4\n",
+                       "alone": "job_id,devices,gpu\na,1,12\na,2,7\na,4,4\na,3,9\n",
+                       "four": "job_id,devices,gpu\n" + "".join(f"{job},1,12\n{job},2,7\n{job},4,4\n" for job in "abcd"),
+                       "twice": "job_id,devices,gpu\na,2,7\na,2,6\n", "wide": "job_id,devices,gpu\na,8,1\n",
+                       "jobs": "job_id,devices\na,2\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+
+    def read(name, **files):
+        return problem_files.read(tmp_path / f"{name}.csv", tmp_path / "devices.csv", **files)
+
+    alone, four = (api.schedule(read(name)) for name in ("alone", "four"))
+    assert alone.outcome.problem.jobs.gang.tolist() == [4] and alone.figures["makespan_s"] == 4.0
+    assert four.outcome.problem.jobs.gang.tolist() == [1] * 4 and four.figures["makespan_s"] == 12.0
+    assert four.figures["lower_bound_s"] == pytest.approx(12) and alone.figures["lower_bound_s"] == pytest.approx(4)
+    check(four.outcome)
+    assert np.isinf(read("alone").offers.seconds[0, 2, 0]), "three devices take longer than two"
+    with refused("'a' is there twice"):
+        read("twice")
+    with refused("no device can run job 'a'.* on 8 devices at once"):
+        read("wide")
+    with refused("both have devices at once of jobs"):
+        read("alone", jobs=tmp_path / "jobs.csv")
+    with refused("--actual cannot go with it"):
+        read("alone", actual=tmp_path / "alone.csv")
+    with refused("the policy longest-first starts each job on one device"):
+        api.schedule(read("alone"), "longest-first")
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000))
+def test_no_schedule_of_moldable_jobs_is_shorter_than_their_bound(seed):
+    draw = np.random.default_rng(seed)
+    count, sizes = int(draw.integers(2, 12)), np.array([1, 2, 4])
+    alone = np.exp(draw.normal(2, 1, (count, 1, 2)))
+    seconds = alone * sizes[None, :, None] ** -draw.uniform(0.3, 1, (count, 1, 1))
+    offers = Offers.of(np.tile(sizes, (count, 1)), seconds)
+    problem = Problem(replace(Jobs.plain(count), devices=np.ones(count, int)), Fleet.from_counts({"a": 4, "b": 3}),
+                      seconds[:, 0], seconds[:, 0], offers=offers)
+    answer = api.schedule(problem)
+    check(answer.outcome)
+    ones = bounds.makespan_bound(replace(problem, offers=None))
+    assert bounds.makespan_bound(problem) <= min(ones, answer.figures["makespan_s"]) * (1 + 1e-6)
+
+
+def test_users_get_shares_by_weight_however_many_jobs_they_have():
+    """Of two users one has nine times as many jobs: with fair shares the other ends as early as with its share alone."""
+    ratios = []
+    for seed in range(5):
+        draw = np.random.default_rng(seed)
+        user = np.repeat([0, 1], [90, 10])
+        times = np.exp(draw.normal(1, 0.5, (100, 1))) * [[8.0, 1.0]]
+        jobs = replace(Jobs.plain(100), user=user, weight=np.ones(100))
+        problem = Problem(jobs, Fleet.from_counts({"cpu": 4, "gpu": 2}), times, times)
+        plain, fair = (api.schedule(problem, objective=objective).figures for objective in ("makespan", "fair"))
+        ratios.append((plain["worst_user"], fair["worst_user"], fair["makespan_s"] / plain["makespan_s"]))
+        thirds = api.schedule(replace(problem, jobs=replace(jobs, weight=np.where(user, 3.0, 1.0))), objective="fair").outcome
+        ends = thirds.done.groupby(user[thirds.done["job"]])["end_s"].max()
+        equal = api.schedule(problem, objective="fair").outcome
+        assert ends[1] <= equal.done.groupby(user[equal.done["job"]])["end_s"].max()[1]
+    plain, fair, price = np.mean(ratios, axis=0)
+    assert fair < plain and fair < 1.3 and price < 1.3, (plain, fair, price)
+    with refused("the weight of the user of job '0' is 0: it is above 0"):
+        replace(problem, jobs=replace(jobs, weight=np.zeros(100)))

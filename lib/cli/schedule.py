@@ -64,7 +64,8 @@ def add(verbs) -> None:
     verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and one column of seconds per device type")
     verb.add_argument("--devices", type=a_path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
-    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, workload_id")
+    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, "
+                      "workload_id, devices, user, weight")
     verb.add_argument("--actual", type=a_path, help="CSV like --times: the actual times; policies see --times")
     verb.add_argument("--energy", type=a_path, help="CSV: job_id, one column of joules per device type, source (measured, "
                       "modelled or assumed; default measured); missing values: the watts of --devices, assumed")
@@ -74,7 +75,8 @@ def add(verbs) -> None:
                       help="with --high: the probability with which a job may overrun its time limit (default 0.05)")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
     verb.add_argument("--objective", default="makespan",
-                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price")
+                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price, "
+                           "fair (shares of the users of --jobs)")
     verb.add_argument("--out", type=new_file, help="write the schedule to this new CSV")
     verb.add_argument("--trace", type=new_file, help="write a Chrome trace, which ui.perfetto.dev opens, to this new JSON")
     add_flag(verb, "--json", "print the figures as one object")

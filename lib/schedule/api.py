@@ -11,7 +11,7 @@ import pandas as pd
 
 from lib import files, store
 from lib.errors import InputError, choices
-from lib.schedule import bounds, risk
+from lib.schedule import bounds, moldable, risk
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.risk import Risk
@@ -20,7 +20,7 @@ from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
 
 FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "energy_source", "price",
-           "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved")
+           "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved", "worst_user")
 _PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 _DEVICES, _JOBS = 16, 5  # that are shown
 
@@ -82,8 +82,8 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
                          f"{choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
-    aimed = registry.aimed(policy, objective, problem.jobs.has_gangs)
-    outcome = simulate(problem, aimed)
+    aimed = registry.aimed(policy, objective, problem.jobs.has_gangs or problem.offers is not None)
+    outcome = simulate(problem, aimed) if problem.offers is None else moldable.place(problem, aimed, objective)
     return Answer(policy, objective, outcome, None if high_s is None else risk.assess(outcome, aimed, high_s, limit_risk))
 
 
@@ -99,6 +99,8 @@ def text(answer: Answer) -> str:
              f"  completion time  mean {figures['mean_jct_s']:,.6g} s, p99 {figures['p99_jct_s']:,.6g} s"]
     if figures["energy_j"] is not None:
         lines.append(f"  energy           {figures['energy_j']:,.6g} J ({figures['energy_source']})")
+    if figures["worst_user"] is not None:
+        lines.append(f"  worst user       ends after {figures['worst_user']:.2f} times what its share alone allows")
     if figures["price"] is not None:
         lines.append(f"  price            {figures['price']:,.6g}")
     return "\n".join([*lines, *_risky(answer), "", *_placed(answer)])

@@ -46,20 +46,21 @@ class Relaxation:
 
 
 def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None,
-               gang: np.ndarray | None = None) -> Relaxation:
+               work_s: np.ndarray | None = None) -> Relaxation:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
     ``busy_s`` (types) is the time for which the devices of a type are already taken, in all; with ``host`` the jobs take on
-    average no more cores than there are; ``gang`` (jobs) are the devices that each takes at once. No schedule is shorter than
-    this makespan, which is at least that of the longest job on its fastest type. Of many jobs, most have a type that is clearly
-    the cheapest at prices near the optimum's. Only the other jobs enter the programme, until no job is cheaper elsewhere at its
-    prices, which proves the optimum (sifting; Bixby and others, 1992). Raises InputError if a job has no device.
+    average no more cores than there are; ``work_s`` (jobs, types) are the device-seconds of jobs on several devices. No
+    schedule is shorter than this makespan, which is at least that of the longest job on its fastest type. Of many jobs,
+    most have a type that is clearly the cheapest at prices near the optimum's. Only the other jobs enter the programme,
+    until no job is cheaper elsewhere at its prices, which proves the optimum (sifting; Bixby and others, 1992). Raises
+    InputError if a job has no device.
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
     busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
-    times = times if gang is None else times * gang[:, None]
+    times = times if work_s is None else work_s
     if len(times) <= WHOLE or host is not None:
         return _solved(times, counts, busy_s, longest_s, host)
     cost = _cost(times, _prices(times, counts, busy_s))
@@ -145,14 +146,27 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
     return Relaxation(float(solved.x[-1]) * longest_s, share, np.maximum(-solved.ineqlin.marginals[:times.shape[1]], 0.0))
 
 
+def _times_and_work(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least seconds and device-seconds (jobs, types) of jobs, over what moldable ones offer."""
+    times, offers = able_times(problem), problem.offers
+    if offers is None:
+        return times, times * problem.jobs.gang[:, None]
+    there = offers.counts[:, :, None] <= problem.fleet.counts
+    each = np.where(there, offers.seconds + problem.fleet.setup_s, np.inf)
+    return each.min(axis=1), (each * offers.counts[:, :, None]).min(axis=1)
+
+
 def makespan_bound(problem: Problem) -> float:
-    """Return a lower bound of the makespan in s: the latest end of a single job, and cut jobs after some arrivals."""
-    times, arrival, fleet = able_times(problem), problem.jobs.arrival_s, problem.fleet
+    """Return a lower bound of the makespan in s: the latest end of a single job, and cut jobs after some arrivals.
+
+    It holds for every choice of the offers of moldable jobs.
+    """
+    (times, work_s), arrival, fleet = _times_and_work(problem), problem.jobs.arrival_s, problem.fleet
     bound = float((arrival + times.min(axis=1)).max())
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few starts give a good bound
         later = arrival >= start
-        relaxed = relaxation(times[later], fleet.counts, None, host_of(problem.jobs, fleet, later), problem.jobs.gang[later])
+        relaxed = relaxation(times[later], fleet.counts, None, host_of(problem.jobs, fleet, later), work_s[later])
         bound = max(bound, float(start) + relaxed.makespan_s)
     return bound
 
@@ -163,7 +177,7 @@ def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
     An integer programme over jobs and devices (HiGHS), stopped after ``seconds``; 0 where it has more than _MOST_PLACED
     variables or found no bound, and for gangs.
     """
-    if problem.jobs.has_gangs:
+    if problem.jobs.has_gangs or problem.offers is not None:
         return 0.0
     times = able_times(problem)[:, problem.fleet.type_of]  # jobs, devices
     longest_s, places = float(times.min(axis=1).max()), int(np.isfinite(times).sum())

@@ -14,11 +14,11 @@ from lib import files, paths, store
 from lib.config.definitions import workload
 from lib.config.notebooks import parsed
 from lib.errors import InputError, choices
-from lib.schedule import bounds, problem_files
+from lib.schedule import bounds, moldable, problem_files
 from lib.schedule.contention import Contention
 from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
-from lib.schedule.problem import Jobs
+from lib.schedule.problem import Jobs, Offers, Problem
 from lib.schedule.runtime import executor, interference, run_record
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
@@ -28,7 +28,7 @@ from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, device_typ
 from lib.schedule.simulation.events import simulate
 
 _TASKS = "lib.schedule.runtime.tasks"
-_PROBE_S = 0.8
+_PROBE_S = 2.0
 _GUESS_S = 10.0
 _BEFORE = re.compile(rf"probe-.*|jobs\.csv|\.{executor.JOURNAL}\.lock")  # what a run's folder holds before its journal
 
@@ -100,8 +100,8 @@ def read(path: Path, out: Path) -> tuple[tuple[Spec, ...], Jobs]:
             raise InputError(f"{path}: job {row.job_id!r} must have a workload_id or a notebook, one of them")
         name = files.safe_name(row.job_id)
         if row.notebook:
-            if row.devices > 1:
-                raise InputError(f"{path}: job {row.job_id!r} needs {row.devices} devices at once: a notebook runs on one")
+            if max(row.devices, row.most_devices) > 1:
+                raise InputError(f"{path}: job {row.job_id!r} is to run on several devices: a notebook runs on one")
             notebook = table.loc[row.Index, "notebook"] = _notebook(row.notebook, path, row.job_id)
             parameters = parsed(notebook, row.parameters, f"{path}: parameters of {row.job_id!r}")
             call, arguments = "notebook", {"path": notebook, "parameters": parameters,
@@ -160,12 +160,32 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     """
     registry.aimed(name, objective)
     specs, jobs = read(path, out)
-    policy, site = registry.aimed(name, objective, jobs.has_gangs), site_of(jobs, count)
+    policy = registry.aimed(name, objective, jobs.has_gangs or jobs.most_devices is not None)
+    site = site_of(jobs, count)
     _check_gangs(jobs, site)
-    workloads = [(spec.arguments["workload_id"], spec.devices) for spec in specs if "workload_id" in spec.arguments]
+    numbers = _numbers(jobs, site)
+    workloads = [(spec.arguments["workload_id"], devices) for column in numbers.T
+                 for spec, devices in zip(specs, column.tolist(), strict=True) if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
-    predicted_s, notes = predicted(specs, probes, site, Durations())
-    return PreparedJobs(specs, jobs, site.slots, predicted_s, policy, name, site.spawn, contention, notes)
+    tables, notes = zip(*(predicted(_on(specs, column), probes, site, Durations()) for column in numbers.T), strict=True)
+    predicted_s = tables[0]
+    if len(tables) > 1:
+        problem = Problem(jobs, fleet_of(site.slots), predicted_s, predicted_s,
+                          offers=Offers.of(numbers, np.stack(tables, axis=1)))
+        chosen = moldable.place(problem, policy, objective).problem
+        jobs, predicted_s = replace(chosen.jobs, most_devices=None), chosen.predicted_s
+    return PreparedJobs(_on(specs, jobs.gang), jobs, site.slots, predicted_s, policy, name, site.spawn, contention,
+                        tuple(dict.fromkeys(note for part in notes for note in part)))
+
+
+def _numbers(jobs: Jobs, site: Site) -> np.ndarray:
+    """Return the numbers of devices on which each job may run (jobs, numbers), the last repeated where another job has more."""
+    most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet_of(site.slots).counts.max())
+    return np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
+
+
+def _on(specs: Sequence[Spec], devices: np.ndarray) -> tuple[Spec, ...]:
+    return tuple(replace(spec, devices=count) for spec, count in zip(specs, devices.tolist(), strict=True))
 
 
 def _check_gangs(jobs: Jobs, site: Site) -> None:

@@ -160,8 +160,8 @@ def workload(job: Job, workload_id: str, steps: int, folder: str) -> dict[str, A
 def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
     """Return the seconds of a step of a workload here (``step_s``), and of its set-up and writing its weights (``setup_s``).
 
-    The second of two set-ups counts: the first also loads libraries and data, once per worker. Members of a gang do all of it
-    together.
+    Steps count after ``seconds`` of others, since a worker's first ones are slow. The second of two set-ups counts: the first
+    also loads libraries and data, once per worker. Members of a gang do all of it together.
     """
     begin = time.perf_counter()
     with together(job) as (processes, _):
@@ -170,12 +170,13 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
         begin = time.perf_counter()
         trainer, batches = _trainer(job, workload_id, processes=processes)
         setup_s = joined_s + time.perf_counter() - begin
-        trainer.train(_Steps(job, batches, _WARM_STEPS))
-        steps, begin = 0, time.perf_counter()
-        while processes.shared(time.perf_counter() - begin < seconds):
-            trainer.train(_Steps(job, batches, _WARM_STEPS))
-            steps += _WARM_STEPS
-        step_s, begin = (time.perf_counter() - begin) / steps, time.perf_counter()
+        for _ in ("warm-up", "measured"):
+            steps, begin = 0, time.perf_counter()
+            while processes.shared(time.perf_counter() - begin < seconds):
+                trainer.train(_Steps(job, batches, _WARM_STEPS))
+                steps += _WARM_STEPS
+            step_s = (time.perf_counter() - begin) / steps
+        begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             _Checkpoint(Path(folder), processes).end(trainer)
             setup_s += time.perf_counter() - begin

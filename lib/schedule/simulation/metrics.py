@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lib.schedule import bounds, energy
+from lib.schedule.problem import Problem
 from lib.schedule.simulation.events import Outcome
 
 _SHARES = (50, 95, 99)  # percentiles of completion times
@@ -40,7 +41,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **{f"p{share}_jct_s": float(jct_s.quantile(share / 100)) for share in _SHARES},
             "mean_slowdown": float(slowdown.mean()), "worst_slowdown": float(slowdown.max()),
             "fairness": float(slowdown.mean() ** 2 / (slowdown ** 2).mean()),
-            "late": int(table["late"].sum()),
+            "late": int(table["late"].sum()), "worst_user": _worst_user(problem, table),
             **{status: int((attempts["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,
             "price": None if np.isnan(fleet.price_per_hour).any() else float((used * fleet.price_per_hour).sum() / 3600),
@@ -48,6 +49,21 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
                for name, seconds, count in zip(fleet.types, used, fleet.counts, strict=True)},
             "lower_bound_s": lower_bound_s, "ratio": makespan / lower_bound_s if lower_bound_s else None,
             **_decisions(outcome)}
+
+
+def _worst_user(problem: Problem, table: pd.DataFrame) -> float | None:
+    """Return finish-time fairness: the worst user's last end over its bound on its share of each device; None for one user.
+
+    Up to 1 nobody would have ended earlier with devices of one's own (Mahajan and others, Themis, NSDI 2020).
+    """
+    users, weights = problem.jobs.users, problem.jobs.user_weights
+    if len(weights) < 2:
+        return None
+    jobs = table["job"].to_numpy(int)
+    waited_s = pd.Series(table["end_s"].to_numpy(float) - problem.jobs.arrival_s[jobs].min()).groupby(users[jobs]).max()
+    work_s = bounds.able_times(problem) * problem.jobs.gang[:, None]
+    return max(seconds / (bounds.relaxation(work_s[users == user], problem.fleet.counts).makespan_s
+                          * weights.sum() / weights[user]) for user, seconds in waited_s.items())
 
 
 def _decisions(outcome: Outcome) -> dict[str, float | None]:

@@ -50,7 +50,15 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
     return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise[noise["sigma"] == 0]),
             "single": _means(single), "shared": _means(shared), "uncertain": _means(uncertain),
             "swapped": swapped[~swapped["policy"].str.contains("blind|perfect")], "noise": noise,
-            "blind": swapped[swapped["policy"] == "hybrid, blind"], "errors": _means(_nearest(noise, "sigma"))}
+            "blind": swapped[swapped["policy"] == "hybrid, blind"],
+            "better": adversarial.loc[adversarial["policy"] == "hybrid", "over_better"].mean(),
+            "errors": _means(_nearest(noise, "sigma"))}
+
+
+def together(gangs: pd.DataFrame) -> Numbers:
+    """Return makespan over the bound and completion over first-come's of jobs on several devices, by policy."""
+    means = gangs.groupby("policy", sort=False)[["ratio", "over_first"]].mean().reset_index()
+    return {"chosen": means.head(1), "fixed": means.tail(-1)}
 
 
 def trade(front: pd.DataFrame) -> Numbers:
@@ -105,7 +113,7 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
 
 
 def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
-                adversarial: pd.DataFrame) -> KeyNumbers:
+                adversarial: pd.DataFrame, gangs: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
     mixes = _of_hybrid(results)
     jct_s, ratio, over_perfect, over_blind = (table.groupby("policy")[column].mean() for table, column in (
@@ -117,4 +125,5 @@ def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataF
             "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
             "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
             "hybrid, swapped / blind": (over_blind["hybrid"], ""),
+            **{f"{policy}: makespan / bound": (ratio, "") for policy, ratio in _means(gangs).itertuples(index=False)},
             "hybrid without predictions / blind": (over_blind["hybrid, blind"], "")}

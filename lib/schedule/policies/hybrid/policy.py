@@ -9,6 +9,7 @@ from lib.errors import InputError, choices
 from lib.schedule import bounds, energy
 from lib.schedule.policies import colocation
 from lib.schedule.policies.baselines import MATCHED, MatchingPlan, affinity, matching, short_and_apt
+from lib.schedule.policies.fair import fair
 from lib.schedule.policies.greedy import Greedy
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.hybrid.late_binding import TypeLists
@@ -17,7 +18,7 @@ from lib.schedule.policies.hybrid.stragglers import Stragglers
 from lib.schedule.policies.queues import Entry
 from lib.schedule.state import Action, CoreBudget, Predict, Start, State, refining
 
-OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price")
+OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price", "fair")
 _WEIGHED = ("makespan", "energy", "price")  # objectives of a plan; the others start jobs in an order
 STEPS = 3_000_000  # of the first search, which take an ordinary core half a second
 _AGAIN_SHARE, _LEAST_STEPS = 0.04, 12_000  # a later search takes this share of the steps, but at least so many
@@ -69,7 +70,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
         actions = _late(state, memory, len(overdue)) if memory.rough else _planned(state, memory, weights, steps)
     else:
         actions = _ordered(state, predict, memory, objective)
-    return actions if objective in ("energy", "price") else _restarted(state, memory, actions)
+    return actions if objective in ("energy", "price", "fair") else _restarted(state, memory, actions)
 
 
 def _restarted(state: State, memory: HybridMemory, actions: list[Action]) -> list[Action]:
@@ -224,6 +225,8 @@ def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: st
         return matching(state, predict)
     if objective == "mean_jct":
         return affinity(state, predict)
+    if objective == "fair":
+        return fair(state, predict)
     if objective == "deadline":
         return Greedy(key=lambda jobs, times: state.jobs.deadline_s[jobs, None])(state, predict)
     return Greedy(key=lambda jobs, times: state.jobs.arrival_s[jobs, None] + _AGING * short_and_apt(jobs, times))(

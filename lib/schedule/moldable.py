@@ -1,0 +1,39 @@
+"""Moldable jobs, which can run on one of several numbers of devices: which number each takes.
+
+The numbers are chosen before jobs are placed: for each job the one of least work (devices times seconds) among those that take
+no longer than a limit (two phases; Turek, Wolf and Yu, SPAA 1992). Limits are tried, and that whose schedule is best is kept.
+"""
+
+import numpy as np
+
+from lib.schedule.problem import Problem
+from lib.schedule.simulation import metrics
+from lib.schedule.simulation.events import Outcome, simulate
+from lib.schedule.state import Policy
+
+_LIMITS = 12
+_FIGURES = {"mean_jct": "mean_jct_s", "p99_jct": "p99_jct_s", "deadline": "late"}  # of objectives; else the makespan
+
+
+def candidates(problem: Problem) -> list[np.ndarray]:
+    """Return choices of offers (jobs), one for each of some limits of the time of a job, without repeats."""
+    offers = problem.offers
+    there = np.where(offers.counts[:, :, None] <= problem.fleet.counts, offers.seconds, np.inf).min(axis=2)  # jobs, offers
+    work_s, chosen = there * offers.counts, {}
+    for limit_s in np.quantile(there[np.isfinite(there)], np.linspace(0, 1, _LIMITS)):
+        within = np.where(there <= limit_s, work_s, np.inf)
+        least = np.where(np.isfinite(within).any(axis=1), within.argmin(axis=1), there.argmin(axis=1))
+        chosen.setdefault(least.tobytes(), least)
+    return list(chosen.values())
+
+
+def place(problem: Problem, policy: Policy, objective: str = "makespan") -> Outcome:
+    """Return the best simulated schedule of moldable jobs over the candidates; its problem has the offers chosen."""
+    figure = _FIGURES.get(objective, "makespan_s")
+    outcomes = [simulate(problem.with_offers(chosen), policy) for chosen in candidates(problem)]
+
+    def cost(outcome: Outcome) -> tuple[float, float]:
+        figures = metrics.metrics(outcome)
+        return figures[figure], figures["makespan_s"]
+
+    return min(outcomes, key=cost)
