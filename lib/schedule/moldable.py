@@ -6,12 +6,14 @@ no longer than a limit (two phases; Turek, Wolf and Yu, SPAA 1992). Limits are t
 
 import numpy as np
 
+from lib.schedule import bounds
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import metrics
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.schedule.state import Policy
 
-_LIMITS = 12
+_QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of all times, as limits
+_SHARES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.2)  # of the bound of the makespan, as limits
 _FIGURES = {"mean_jct": "mean_jct_s", "p99_jct": "p99_jct_s", "deadline": "late"}  # of objectives; else the makespan
 
 
@@ -20,7 +22,8 @@ def candidates(problem: Problem) -> list[np.ndarray]:
     offers = problem.offers
     there = np.where(offers.counts[:, :, None] <= problem.fleet.counts, offers.seconds, np.inf).min(axis=2)  # jobs, offers
     work_s, chosen = there * offers.counts, {}
-    for limit_s in np.quantile(there[np.isfinite(there)], np.linspace(0, 1, _LIMITS)):
+    bound_s, usual_s = bounds.makespan_bound(problem), there[np.isfinite(there)]
+    for limit_s in (*np.quantile(usual_s, _QUANTILES), *(share * bound_s for share in _SHARES)):
         within = np.where(there <= limit_s, work_s, np.inf)
         least = np.where(np.isfinite(within).any(axis=1), within.argmin(axis=1), there.argmin(axis=1))
         chosen.setdefault(least.tobytes(), least)

@@ -120,6 +120,19 @@ def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     return name, read(path.parent)
 
 
+def of_references() -> pd.DataFrame:
+    """Return every committed record: machine, run, jobs, gangs, makespans in s, and how far measured is off simulated in %."""
+    rows = []
+    for machine, folder in archive.machines().items():
+        for path in sorted(folder.glob(PATTERN)):
+            record = read(path.parent)
+            wide = record.schedule.groupby(["job_id", "attempt"])["device"].nunique()
+            rows.append({"machine": machine, "run": str(path.parent.relative_to(folder)), "jobs": len(record.ends),
+                         "on several devices": int((wide > 1).sum()), "simulated s": record.simulated_s,
+                         "measured s": record.makespan_s, "off %": 100 * (record.makespan_s / record.simulated_s - 1)})
+    return pd.DataFrame(rows)
+
+
 def text(record: RunRecord) -> str:
     """Return how the jobs ended, what ran where, and what was predicted beside what it took, of the first _SHOWN jobs."""
     counts = record.ends["status"].value_counts()

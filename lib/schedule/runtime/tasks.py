@@ -73,7 +73,7 @@ def _opened(workload_id: str) -> tuple[Any, Any]:
     return task, datasets.bounded(opened.splits["train"], 0, task.workload.batch_size, 0)
 
 
-def _order(samples: int, batch_size: int, first: int, processes: Processes) -> Iterator[list[int]]:
+def _order(samples: int, batch_size: int, first: int, processes: Processes = ALONE) -> Iterator[list[int]]:
     """Yield a process's samples of batch ``first`` and all later ones: full batches, in a new random order each epoch."""
     batches = samples // batch_size
     for epoch in count(first // batches):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import csv_files, paths
 from lib.schedule import api, bounds
 from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from lib.studies.scheduler_eval.comparison import trials
 
-FLEETS = ((40, 8), (320, 64))  # jobs, devices of one type
+FLEETS = ((40, 8), (100, 32))  # jobs, devices of one type
 _CASES = ("hybrid, count chosen", "hybrid, one device each", "hybrid, fastest count", "first-come, fastest count")
 _PREDICTED = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
 _JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -56,7 +56,7 @@ def kept(seeds: int) -> pd.DataFrame:
     Jobs are passes of networks on a CPU whose model never saw them: planned by the predictions and their ranges, run with the
     measured times, twelve on two slots. Deadlines lie about the planned ends.
     """
-    table = pd.read_csv(_PREDICTED)
+    table = csv_files.frame(_PREDICTED)
     table = table[(table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"]]
     draw, said, in_time = np.random.default_rng(5), [], []
     for seed in range(seeds):
