@@ -11,7 +11,7 @@ from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from lib.studies.scheduler_eval.comparison import trials
 
 FLEETS = ((40, 8), (100, 32))  # jobs, devices of one type
-_CASES = ("hybrid, count chosen", "hybrid, one device each", "hybrid, fastest count", "first-come, fastest count")
+_CASES = ("hybrid, count chosen", "hybrid, one device each", "first-come, fastest count")
 _PREDICTED = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
 _JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 
