@@ -1,6 +1,7 @@
 """Real runs with light jobs: nothing is lost, no job ends twice, whatever is killed; a killed run goes on."""
 
 import multiprocessing
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -17,6 +18,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
+from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
 from tests import faults, killed, nightly, refused
@@ -145,14 +147,38 @@ def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_gang_that_always_fails_ends_once_and_a_killed_run_resumes_it(tmp_path):
+def test_a_gang_that_always_fails_ends_once_and_one_that_no_fleet_has_is_refused(tmp_path):
     specs = [Spec("bad", "tests.light:fail", {}, 2), Spec("wide", "tests.light:sleep", {}, 3)]
     with refused("no device can run job 'wide'.* on 3 devices at once"):
         run_gangs(specs, tmp_path / "run")
     attempts, ends, _ = run_gangs(specs[:1], tmp_path / "run")
     assert ends["status"].tolist() == ["failed"] and attempts["attempt"].max() == 3 and len(attempts) == 6
-    assert "cpu[0]: this job is wrong; cpu[1]: this job is wrong (attempt 3 of 3)" in ends["reason"].iloc[0] or \
-        "this job is wrong (attempt 3 of 3)" in ends["reason"].iloc[0]
+    assert re.fullmatch(r"(cpu\[[01]\]: ValueError: this job is wrong(; )?){1,2} \(attempt 3 of 3\)", ends["reason"].iloc[0])
+
+
+@pytest.mark.slow
+def test_a_slot_of_a_gang_that_is_removed_ends_the_attempt_while_others_are_placed(tmp_path):
+    """The other member heeds nothing and is replaced after a moment, in which jobs start on the slots that are left."""
+    gang = {"path": str(tmp_path / "gang"), "fault": "hang", "seconds": 0.3}
+    specs, limits = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], replace(LIMITS, grace_s=1.5)
+    with Service(tmp_path / "queue", registry.aimed("first-come"), lambda spec, device_type: 1.0, limits) as queue:
+        for spec in specs:
+            queue.submit(spec)
+        for number in range(3):
+            queue.add_slot(Slot(f"cpu[{number}]"))
+        removed = []
+
+        def over():
+            running = queue.attempts().query("job_id == 'gang' and status == 'running'")
+            if not removed and (tmp_path / "gang.hang").exists() and len(running) == 2:
+                removed.append(running["device"].iloc[0])
+                queue.remove_slot(removed[0])
+            return queue.left == 0
+
+        queue.run(over)
+        attempts, ends = queue.attempts(), queue.ends()
+    assert removed and set(ends["status"]) == {"done"} and sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)
+    assert attempts.query("job_id == 'gang'")["status"].tolist() == ["lost", "lost", "done", "done"]
 
 
 def mover(state, predict, begun=lambda: True):

@@ -138,6 +138,8 @@ def test_the_number_of_devices_is_chosen_where_a_job_offers_several(tmp_path):
         read("alone", jobs=tmp_path / "jobs.csv")
     with refused("--actual cannot go with it"):
         read("alone", actual=tmp_path / "alone.csv")
+    with refused("--high cannot go with it"):
+        problem_files.read_high(tmp_path / "alone.csv", read("alone"), tmp_path / "alone.csv")
     with refused("the policy longest-first starts each job on one device"):
         api.schedule(read("alone"), "longest-first")
 

@@ -54,6 +54,8 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
 
 def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
     """Read ``high.csv``, like ``times.csv``: the high ends of 90 % ranges in s (jobs, types), inf where a cell is empty."""
+    if problem.offers is not None:
+        raise InputError(f"{source} has a column devices, for jobs whose number of devices is chosen: --high cannot go with it")
     return _in_order(_read_times(path, problem.fleet), list(problem.jobs.ids), path, source).to_numpy(float)
 
 

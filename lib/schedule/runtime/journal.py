@@ -80,6 +80,8 @@ class Entry:
     attempt: int = 0  # the latest
     seconds: dict[str, float] = field(default_factory=dict)
     refusal: str = ""
+    user: int = 0
+    weight: float = 1.0  # of the user
 
     @property
     def job_id(self) -> str:
@@ -89,7 +91,8 @@ class Entry:
     @classmethod
     def from_jobs(cls, spec: Spec, jobs: Jobs, job: int) -> "Entry":
         """Return the entry of the job with this number."""
-        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]))
+        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]),
+                   user=int(jobs.users[job]), weight=float(jobs.user_weights[jobs.users[job]]))
 
 
 class Journal:

@@ -323,6 +323,8 @@ class Engine:
             state = self.view.state
             state.now_s = self.now()
             for slot in attempt.slots:
+                if self.slots.by_name.get(slot.name) is not slot:
+                    continue  # removed while other members were stopping: the view does not have it
                 ran = state.stop(slot.device)
                 if not slot.ready:
                     state.disable(slot.device)

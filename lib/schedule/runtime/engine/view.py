@@ -30,7 +30,9 @@ def _jobs_of(entries: Sequence[Entry]) -> Jobs:
     columns = {name: np.array([getattr(entry, name) for entry in entries], float) for name in PER_JOB}
     return Jobs(tuple(entry.job_id for entry in entries), **columns,
                 job_class=np.array([entry.job_class for entry in entries], int),
-                devices=np.array([entry.spec.devices for entry in entries], int))
+                devices=np.array([entry.spec.devices for entry in entries], int),
+                user=np.unique([entry.user for entry in entries], return_inverse=True)[1],
+                weight=np.array([entry.weight for entry in entries], float))
 
 
 def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequence[SlotState], idle: Sequence[SlotState],
