@@ -529,6 +529,7 @@ steps                 count? = nan              training steps of the workload
 arrival_s             float = 0.0               when it arrives
 deadline_s            float = inf               when it should have ended; empty: no deadline
 memory_mb             float = 0.0               memory that it needs on its device
+memory_high_mb        float? = nan              high end of the 90 % range of memory_mb; empty: memory is known
 cpu_cores             float = 0.0               host cores needed beside a GPU, or cores of the CPU slot
 devices               int >= 1 = 1              devices of one type that it needs at once; memory and cores are of each
 most_devices          int >= 1 = 1              at most so many, where their number is to be chosen; 1: as many as devices

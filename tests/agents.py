@@ -30,7 +30,7 @@ def until(condition, within_s=30.0):
 def limits(silent_s=3.0):
     from lib.schedule.runtime.workers import Limits
 
-    return Limits(beat_s=0.2, silent_s=silent_s, ready_s=60, grace_s=0.5, late=20, least_s=60, attempts=3)
+    return Limits(beat_s=0.2, silent_s=silent_s, ready_s=60, grace_s=0.5, overrun_factor=20, least_s=60, attempts=3)
 
 
 def light_slots(count):
@@ -110,7 +110,7 @@ def dispatcher_in(folder, silent_s=3.0, **options):
     from lib.schedule.policies import registry
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
-    hasty = replace(limits(silent_s), late=0.0, least_s=0.0)  # a dispatcher, whose times may be guesses, takes no heed
+    hasty = replace(limits(silent_s), overrun_factor=0.0, least_s=0.0)  # a dispatcher takes no heed: times may be guesses
     usual = {"limits": hasty, "policy": registry.aimed("first-come"), "spec_of": spec_of}
     return database, Dispatcher(database, Path(folder) / "queue", **{**usual, **options})
 

@@ -32,7 +32,8 @@ def remembering(database):
             return not dispatcher.has_ended(run_id) and db.transition(session, run_id, db.CANCELLED, "cancelled")
 
     def table(rows):
-        return pd.DataFrame(rows, columns=list(schemas.PlannedOut.model_fields))
+        names = list(schemas.PlannedOut.model_fields)
+        return pd.DataFrame(rows, columns=names[:len(rows[0])] if rows else names).reindex(columns=names)
 
     dispatcher = Mock(router=APIRouter(), cancel=cancel, planned=[], tried=[], **{"has_ended.return_value": False},
                       plan=lambda: table(dispatcher.planned), attempts=lambda _: table(dispatcher.tried))

@@ -49,7 +49,7 @@ def trial(seed):
     from lib.schedule.runtime import executor
     from lib.schedule.runtime.executor import Limits, ProcessWorker, Slot
 
-    workers, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, late=5,
+    workers, limits = [], Limits(beat_s=0.1, silent_s=1.5, ready_s=60, grace_s=0.5, overrun_factor=5,
                                  least_s=random.Random(~seed).choice([1.0, 2.5]), attempts=3)
 
     def spawn(slot, limits):

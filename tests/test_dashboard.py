@@ -223,13 +223,15 @@ def test_a_run_by_hand_is_not_in_the_queue_and_one_that_ended_a_moment_ago_is_no
 
 def test_the_schedule_says_when_where_and_why_and_what_waits_for_a_slot(site):
     run = site.run()
-    site.dispatcher.planned = [("a", "", float("nan"), float("nan"), "waiting", "large"),
-                               (run.id, "ws/cpu", -1.0, 5.0, "running", "earliest end"),
-                               ("c", "ws/cpu", 5.0, float("inf"), "planned", "free first")]
+    nan = float("nan")
+    site.dispatcher.planned = [("a", "", nan, nan, "waiting", "large", nan),
+                               (run.id, "ws/cpu", -1.0, 5.0, "running", "earliest end", 0.971),
+                               ("c", "ws/cpu", 5.0, float("inf"), "planned", "free first", nan)]
     assert [(row["start_s"], row["end_s"], row["reason"]) for row in site.get("schedule")] == [
         (None, None, "large"), (-1.0, 5.0, "earliest end"), (5.0, None, "free first")]
     page = site.page.get("/web/schedule").text
     assert "waits" in page and "large" in page and page.count("<rect") == 2 and "1 waiting" in page
+    assert page.count(" %</td>") == page.count("97 %</td>") == 1
 
 
 def test_the_schedule_counts_waiting_runs_that_are_being_predicted_and_has_round_ticks(site):

@@ -24,7 +24,7 @@ from lib.schedule.state import Restart, Start, Wait
 from tests import faults, killed, nightly, refused
 
 # Patient, as busy machines are slow.
-LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, late=5, least_s=30, attempts=3)
+LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, overrun_factor=5, least_s=30, attempts=3)
 SLOTS = (Slot("cpu[0]"), Slot("cpu[1]"))
 
 
@@ -131,7 +131,7 @@ def run_gangs(specs, folder, **options):
 def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
     """When a member dies, hangs or fails, all stop, and the job is tried again; its result is that of the first member."""
     specs = gangs_of(tmp_path, plain=None, dies="kill", fails="fail", freezes="freeze", hangs="hang")
-    attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, late=1))
+    attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, overrun_factor=1))
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"}
     assert {row.job_id: row.result for row in ends.itertuples() if row.job_id != "j0"} == dict.fromkeys(

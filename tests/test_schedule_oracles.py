@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lib.schedule import bounds
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule import api, bounds
+from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from tests.schedules import figures
 
 cp_model = pytest.importorskip("ortools.sat.python.cp_model")
@@ -133,3 +133,51 @@ def test_energy_is_near_the_least():
     ratios = [figures(problem, objective="energy", steps=120_000)["energy_j"] / best_energy(problem)
               for problem in (small(seed, watts=True) for seed in range(40))]
     assert min(ratios) >= 1 - 1e-9 and np.mean(ratios) <= 1.005 and max(ratios) <= 1.05
+
+
+def best_of_gangs(problem):
+    """Return the least makespan of jobs that hold devices of one type at once: as many as they need, or as they offer."""
+    model = cp_model.CpModel()
+    span, runs = model.new_int_var(0, 10_000, "makespan"), [[] for _ in problem.fleet.types]
+    for job in range(len(problem.jobs)):
+        offers = [(problem.jobs.gang[job], problem.actual_s[job])] if problem.offers is None else \
+            zip(problem.offers.counts[job], problem.offers.seconds[job], strict=True)
+        ways = [(int(size), place, int(seconds)) for size, row in offers for place, seconds in enumerate(row)
+                if np.isfinite(seconds) and size <= problem.fleet.counts[place]]
+        chosen, start = [model.new_bool_var("") for _ in ways], model.new_int_var(0, 10_000, "")
+        model.add_exactly_one(chosen)
+        for on, (size, place, seconds) in zip(chosen, ways, strict=True):
+            runs[place].append((model.new_optional_fixed_size_interval_var(start, seconds, on, ""), size))
+            model.add(start + seconds <= span).only_enforce_if(on)
+    for held, count in zip(runs, problem.fleet.counts, strict=True):
+        model.add_cumulative([run for run, _ in held], [size for _, size in held], int(count))
+    return solved(model, span)
+
+
+def gangs(seed):
+    """Return a few jobs, some of which need two or three devices of a type at once."""
+    draw = np.random.default_rng([seed, 17])
+    count = int(draw.integers(4, 9))
+    times, devices = draw.integers(2, 30, (count, 2)).astype(float), draw.choice([1, 1, 2, 3], count)
+    return Problem(replace(Jobs.plain(count), devices=devices), Fleet.from_counts({"a": 3, "b": 3}), times, times)
+
+
+def offering(seed):
+    """Return a few jobs that offer one, two or three devices."""
+    draw = np.random.default_rng([seed, 19])
+    count, sizes = int(draw.integers(3, 8)), np.array([1, 2, 3])
+    seconds = np.ceil(draw.integers(4, 60, (count, 1, 1)) * sizes[:, None] ** -draw.uniform(0.4, 1, (count, 1, 1)))
+    return Problem(replace(Jobs.plain(count), devices=np.ones(count, int)), Fleet.from_counts({"a": 3}), seconds[:, 0],
+                   seconds[:, 0], offers=Offers.of(np.tile(sizes, (count, 1)), seconds))
+
+
+@pytest.mark.parametrize("drawn, mean, most", [(gangs, 1.15, 1.8), (offering, 1.1, 1.4)])
+def test_makespans_of_jobs_on_several_devices_are_near_the_optimum(drawn, mean, most):
+    ratios, gaps = [], []
+    for problem in map(drawn, range(40)):
+        best, figure = best_of_gangs(problem), api.schedule(problem).figures
+        ratios.append(figure["makespan_s"] / best)
+        gaps.append(bounds.makespan_bound(problem) / best)
+    print(np.mean(ratios), max(ratios), np.mean(gaps))
+    assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-6
+    assert np.mean(ratios) <= mean and max(ratios) <= most

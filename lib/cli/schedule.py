@@ -64,13 +64,13 @@ def add(verbs) -> None:
     verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and one column of seconds per device type")
     verb.add_argument("--devices", type=a_path, required=True,
                       help="CSV: device, type, count; memory, cores, watts, price")
-    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, cpu_cores, "
-                      "workload_id, devices, user, weight")
+    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, "
+                      "memory_high_mb, cpu_cores, workload_id, devices, user, weight")
     verb.add_argument("--actual", type=a_path, help="CSV like --times: the actual times; policies see --times")
     verb.add_argument("--energy", type=a_path, help="CSV: job_id, one column of joules per device type, source (measured, "
                       "modelled or assumed; default measured); missing values: the watts of --devices, assumed")
-    verb.add_argument("--high", type=a_path, help="CSV like --times: the high ends of their 90 %% ranges; the answer says "
-                      "how likely each deadline is kept, and proposes time limits")
+    verb.add_argument("--high", type=a_path, help="CSV like --times: the high ends of their 90 %% ranges; the plan is that "
+                      "of least expected cost, and the answer says how likely each deadline is kept, and proposes time limits")
     verb.add_argument("--time-limit-risk", type=number(0, 1, above=True), default=0.05, metavar="RISK",
                       help="with --high: the probability with which a job may overrun its time limit (default 0.05)")
     verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")

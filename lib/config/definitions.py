@@ -75,12 +75,16 @@ class Metric(Strict):
 
 
 class JobClass(Strict):
-    """One entry of ``kinds`` in ``params/scenarios.yaml``: a network as ``advise`` names it; batch size 0 is its own."""
+    """One entry of ``kinds`` in ``params/scenarios.yaml``: a network as ``advise`` names it; batch size 0 is its own.
+
+    A scenario that names no kinds takes those in fp32.
+    """
 
     id: str
     model: str
     mode: Literal["train", "infer"]
     batch_size: Count = 0
+    dtype: Literal["fp32", "fp16"] = "fp32"
 
 
 class Group(Strict):
@@ -95,7 +99,7 @@ class Group(Strict):
 class Scenario(Strict):
     """One entry of ``scenarios`` in ``params/scenarios.yaml``: a fleet, and how long jobs take on their fastest device.
 
-    ``kinds`` names those of its jobs; empty: all.
+    ``kinds`` names those of its jobs; empty: all in fp32.
     """
 
     id: text(r"^[a-z0-9_]+$")

@@ -213,10 +213,11 @@ class CostModelParams(Sourced):
 class SchedulerParams(Sourced):
     """Parameters of ``07_scheduler_eval``."""
 
-    scenarios: Names = "one_gpu,large_gpu,mixed"
+    scenarios: Names = "one_gpu,large_gpu,mixed,cards"
     count: whole(10, 20_000) = 120
-    seeds: whole(1, 100) = 2
-    arriving: whole(100, 100_000) = 800
+    seeds: whole(1, 100) = 5
+    few: whole(1, 100) = 2
+    arriving: whole(100, 100_000) = 400
     scale: whole(1000, 1_000_000) = 10_000
     jobs: str = ""
     energy: str = ""

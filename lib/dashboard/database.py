@@ -1,4 +1,4 @@
-"""The dashboard's database: its tables, and the one function that changes the state of a run (``engine`` opens it).
+"""The dashboard's database: its tables, and the one function that changes the state of a run (``database_engine`` opens it).
 
 Contents::
 
@@ -221,7 +221,7 @@ class Run(_InProject, Base):
 
 
 class Job(_Row, Base):
-    """A run's place in the queue; higher ``priority`` first."""
+    """A run's place in the queue; higher ``priority`` first. It should end within ``deadline_s`` of being queued, if given."""
 
     __tablename__ = "jobs"
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), unique=True)
@@ -231,6 +231,7 @@ class Job(_Row, Base):
     retries: Mapped[Count]
     last_error: Mapped[Line]
     priority: Mapped[fields.Priority]
+    deadline_s: Mapped[fields.Seconds | None]
 
 
 class Dataset(_Named, Base):

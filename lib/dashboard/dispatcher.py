@@ -33,6 +33,7 @@ from lib.schedule.state import Policy
 
 _STATES = {"done": db.FINISHED, "failed": db.FAILED, "cancelled": db.CANCELLED}
 _SOON_S, _AGAIN_S = 0.5, 5.0
+_LEAST_S = 1e-3  # of a deadline that has passed
 _WORKER_SILENT = 2.0  # a worker may be silent so much longer than its agent, whose silence is another matter
 _QUEUE = select(db.Run).join(db.Job)
 
@@ -71,7 +72,7 @@ class Dispatcher:
         if self._threads:
             return
         # no run is ever too late: its predicted time may be a guess
-        limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s, late=math.inf)
+        limits = replace(self._limits, silent_s=_WORKER_SILENT * self._limits.silent_s, overrun_factor=math.inf)
         with contextlib.ExitStack() as opened:
             opened.enter_context(served(self._database))
             self._service = opened.enter_context(Service(self._folder, self._policy, self._predictions.seconds, limits,
@@ -115,11 +116,11 @@ class Dispatcher:
         return self._service.reorder(run_id, priority)
 
     def plan(self) -> pd.DataFrame:
-        """Return job_id, device, start_s, end_s (from now), status and reason of running and planned jobs.
+        """Return job_id, device, start_s, end_s (from now), status, reason and in_time of running and planned jobs.
 
         What reports its progress ends as that says; what takes longer than predicted has no end.
         """
-        planned = self._service.plan()
+        planned = self._service.plan(self._predictions.spread)
         now_s = self._service.now()  # the later one: what starts at once does so by now
         planned = planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
         runs = planned["status"] == "running"
@@ -186,7 +187,7 @@ class Dispatcher:
         self._predictions.add(run)
         self._predictions.advise(run_id)
         try:
-            self._service.submit(self._spec_of(run), priority=run.job.priority)
+            self._service.submit(self._spec_of(run), priority=run.job.priority, deadline_s=_left_s(run.job))
         except UnwritableError:
             raise
         except InputError as error:
@@ -249,3 +250,10 @@ def _best(result: Any) -> dict[str, float]:
     """Return the best value of a run's result, as columns."""
     value = result.get("best_value") if isinstance(result, dict) else None
     return {"best_value": float(value)} if isinstance(value, int | float) else {}
+
+
+def _left_s(job: db.Job) -> float:
+    """Return the seconds until the deadline of a run, NaN without one."""
+    if job.deadline_s is None:
+        return math.nan
+    return max(_LEAST_S, job.deadline_s - (db.now() - job.enqueued_at).total_seconds())

@@ -1,9 +1,10 @@
 """How long a run should take on each device type: by earlier runs, by cost models, or by a guess that is called a guess."""
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from functools import partial
-from math import inf
-from statistics import median
+from math import inf, log
+from statistics import median, stdev
 from typing import Any
 
 import pandas as pd
@@ -23,6 +24,8 @@ _GUESS_S = 600.0
 _LAST = 9  # earlier runs that count
 _PATIENCE_S = 60.0
 _START_S = 10.0  # of a fine-tune's worker until its first step, before any was measured here
+_SPREADS = {"runs": 0.15, "budget": 0.15, "model": 0.4, "guess": 1.0}  # of log times, by what predicts; assumed, until
+_ENOUGH, _LEAST_SPREAD = 4, 0.05  # so many runs show theirs
 _LONG = 3  # times that: from then on a run tells how far its steps were mispredicted
 
 
@@ -111,25 +114,30 @@ class Predictions:
         """Return the seconds of a run on a device type; inf where it may not run. Raises InputError for an unknown run."""
         return self._predict(spec.job_id, device_type)[0]
 
-    def _predict(self, run_id: str, device_type: str) -> tuple[float, str]:
-        """Return the seconds, and their source."""
+    def spread(self, spec: Spec, device_type: str) -> float:
+        """Return the standard deviation of the log time of a run on a device type."""
+        return self._predict(spec.job_id, device_type)[2]
+
+    def _predict(self, run_id: str, device_type: str) -> tuple[float, str, float]:
+        """Return the seconds, their source, and the standard deviation of their log."""
         run, place = self._runs.get(run_id), self._places.get(device_type)
         if not run:
             raise InputError("there is no such run in the database")
         if not place:
-            return inf, "no agent has it"
+            return inf, "no agent has it", 0.0
         device, config = place.device, run.config.config_json
         if run.only_agent_id not in (None, place.agent_id) or run.gpu_indices and (
                 not device.gpu or device.gpu.index not in run.gpu_indices):
-            return inf, "it may not run there"
+            return inf, "it may not run there", 0.0
         for alike, name in _alike(run).items():
             if times := self._of(alike, device):
-                return max(1e-3, median(times)), f"by {len(times)} earlier run{'s' * (len(times) > 1)} of this {name}"
+                words = f"by {len(times)} earlier run{'s' * (len(times) > 1)} of this {name}"
+                return max(1e-3, median(times)), words, _spread(times, "runs")
         if run.config.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
-            return budget
+            return *budget, _SPREADS["budget"]
         advised_s, source = self._advised.get(run.config.config_hash, {}).get(device.model, (inf, "nothing was run like it"))
         if advised_s == inf:
-            return _GUESS_S, f"a guess: {source}"
+            return _GUESS_S, f"a guess: {source}", _SPREADS["guess"]
         pairs = self._corrections(device)
         ratio = median([(s - _START_S) / advised for advised, s in pairs if advised >= _LONG * _START_S] or [1.0])
         start_s = max(0.0, median([s - ratio * advised for advised, s in pairs] or [_START_S]))
@@ -137,15 +145,21 @@ class Predictions:
         if (devices := _devices(run)) > 1:
             advised_s, words = advised_s / devices, f"{words}, shared by {devices} devices as if that cost nothing"
         by = f"by {len(pairs)} other fine-tune{'s' * (len(pairs) > 1)} there" if pairs else "assumed"
-        return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}"
+        spread = _spread([s / (start_s + ratio * advised) for advised, s in pairs], "model")
+        return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}", spread
 
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""
-        seconds, source = self._predict(run_id, device_type)
+        seconds, source, _ = self._predict(run_id, device_type)
         elsewhere = {name: self._predict(run_id, name)[0] for name in list(self._places) if name != device_type}
         compared = ", ".join([f"{name} {other_s:,.3g} s" for name, other_s in elsewhere.items() if other_s < inf][:5])
         text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {compared}" if compared else "")
         return {"predicted_s": seconds, "placement": text}
+
+
+def _spread(times: Sequence[float], usual: str) -> float:
+    """Return the standard deviation of the logs of times, where they are enough to tell."""
+    return max(_LEAST_SPREAD, stdev(map(log, times))) if len(times) >= _ENOUGH else _SPREADS[usual]
 
 
 def _devices(run: db.Run) -> int:

@@ -37,7 +37,7 @@ class RunRecords:
         """``unwanted`` takes runs that have ended in the database, or are not in it."""
         self._database, self._unwanted = database, unwanted
         self._events: SimpleQueue[_Event] = SimpleQueue()
-        self._noted, self._order = 0, threading.Lock()
+        self._noted, self._lock = 0, threading.Lock()
         self.written = 0  # events, of those that were noted
         self._progress: dict[str, list[tuple[float, float]]] = {}  # of attempts that run: first and last second and share
         self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
@@ -64,7 +64,7 @@ class RunRecords:
         return max(0.0, (1 - share) * (last_s - first_s) / (share - first) - (time.monotonic() - last_s))
 
     def _note(self, event: _Event) -> None:
-        with self._order:
+        with self._lock:
             self._noted += 1
             self._events.put(event)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from lib.dashboard import database as db
-from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Words
+from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Seconds, Words
 from lib.errors import choices
 
 
@@ -68,7 +68,7 @@ GpuIn = _in(db.Gpu, "agent_id index uuid name total_mem_mb compute_capability")
 ConfigIn = _in(db.TrainConfig, "project_id group_id name", {"config_json": "config"}, config=(Object, ...))
 # without ``enqueue`` somebody carries the run out by hand
 RunIn = _in(db.Run, "gpu_indices docker_image env tags", agent_id=(RowId | None, None), priority=(Priority, 0),
-            enqueue=(bool, True))
+            deadline_s=(Seconds | None, None), enqueue=(bool, True))
 
 
 class PriorityIn(_In):
@@ -105,7 +105,10 @@ OUT |= {db.Run: _out(db.Run, job=(OUT[db.Job] | None, None)), db.Agent: _out(db.
 
 
 class PlannedOut(BaseModel):
-    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times."""
+    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times.
+
+    ``in_time``: the probability that it keeps its deadline, if it has one.
+    """
 
     job_id: str
     device: str
@@ -113,6 +116,7 @@ class PlannedOut(BaseModel):
     end_s: float | None
     status: str
     reason: str
+    in_time: float | None
 
 
 class ValidityOut(BaseModel):

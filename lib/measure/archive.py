@@ -1,6 +1,7 @@
 """Measured tables: of this machine, of imported machines, and of the reference."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,15 @@ def folders(source: str, reference: str = "") -> list[Path]:
 
 def _runs(source: str, reference: str = "") -> pd.DataFrame:
     """Return ``runs`` with the ``folder`` of each run, and what it is called there (``plain_id``)."""
-    tables = [store.read_all(sorted((folder / "runs").glob("*.csv")), "runs").assign(folder=folder)
-              for folder in folders(source, reference)]
-    table = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    return _read_runs(tuple((folder, path, path.stat().st_mtime_ns, path.stat().st_size)
+                            for folder in folders(source, reference) for path in sorted((folder / "runs").glob("*.csv"))))
+
+
+@lru_cache(maxsize=4)
+def _read_runs(files: tuple[tuple[Path, Path, int, int], ...]) -> pd.DataFrame:
+    """Return the runs of files, each given with its folder, time and size: they are read and checked once as they stand."""
+    tables = [table.assign(folder=folder) for folder, path, *_ in files if len(table := store.read(path, "runs"))]
+    table = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "runs").assign(folder=None)
     table = table.drop_duplicates(["hardware_id", "run_id", "timestamp"], ignore_index=True)
     again = table.duplicated(["hardware_id", "run_id"])
     named = table["run_id"].mask(again, table["folder"].map(lambda folder: f"{folder.name}/") + table["run_id"])

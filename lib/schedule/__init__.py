@@ -10,8 +10,10 @@ From the ground up; a file imports only from its own line and those above it:
     state                             what a policy sees (State, Predict) and answers (Start, Restart, Wait)
     policies/                         queues, colocation, greedy, baselines
       hybrid/                         estimator, planner, late_binding, local_search, stragglers; policy
+      fair, gangs                     shares of users; jobs on several devices at once
       registry                        every policy by name
     simulation/                       events; compiled: the same schedules, faster; metrics, trace
+    moldable, risk                    how many devices a job gets; plans where times and memory are uncertain
     durations                         how long notebooks should take
     runtime/                          workers (worker_process, output, ray_workers), journal, executor (a fixed list), service
                                       (an open list), interference, tasks, local_site, run_record, jobs_file

@@ -14,7 +14,7 @@ from lib.errors import InputError, choices
 from lib.schedule import bounds, moldable, risk
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
-from lib.schedule.risk import Risk
+from lib.schedule.risk import PREDICTED, Risk
 from lib.schedule.simulation import metrics, trace
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
@@ -33,6 +33,7 @@ class Answer:
     objective: str
     outcome: Outcome
     risk: Risk | None = None
+    taken: str = PREDICTED  # the times that the policy planned with
 
     @cached_property
     def figures(self) -> dict[str, Any]:
@@ -48,9 +49,10 @@ class Answer:
         if not self.risk:
             return {}
         by_job = {name: pd.Series(values, self.outcome.problem.jobs.ids).dropna().to_dict() for name, values in (
-            ("in_time", self.risk.in_time), ("time_limit_s", self.risk.time_limit_s))}
-        return {"makespan_range_s": self.risk.makespan_s, "all_in_time": self.risk.all_in_time, **by_job,
-                "time_limit_risk": self.risk.limit_risk}
+            ("in_time", self.risk.in_time), ("time_limit_s", self.risk.time_limit_s),
+            ("out_of_memory", np.where(self.risk.out_of_memory > 0, self.risk.out_of_memory, np.nan)))}
+        return {"planned_with": self.taken, "makespan_range_s": self.risk.makespan_s, "all_in_time": self.risk.all_in_time,
+                **by_job, "time_limit_risk": self.risk.limit_risk}
 
     @property
     def schedule(self) -> pd.DataFrame:
@@ -72,8 +74,9 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
              limit_risk: float = 0.05) -> Answer:
     """Schedule a problem by a policy that pursues an objective (``registry.aimed``).
 
-    With ``high_s`` (jobs, types), the high ends of 90 % ranges, the answer has its ``risk``. Raises InputError if the problem
-    has no device for the policy, or no deadline for that objective, and for wrong high ends or a ``limit_risk`` that is none.
+    With ``high_s`` (jobs, types), the high ends of 90 % ranges, or with those of the jobs' memory, the plan is that of least
+    expected cost (``risk.place``), and the answer has its ``risk``. Raises InputError if the problem has no device for the
+    policy, or no deadline for that objective, and for wrong high ends or a ``limit_risk`` that is none.
     """
     cpu = problem.fleet.cpu
     wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(policy)
@@ -83,8 +86,15 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
     aimed = registry.aimed(policy, objective, problem.jobs.has_gangs or problem.offers is not None)
-    outcome = simulate(problem, aimed) if problem.offers is None else moldable.place(problem, aimed, objective)
-    return Answer(policy, objective, outcome, None if high_s is None else risk.assess(outcome, aimed, high_s, limit_risk))
+    if problem.offers is not None:
+        return Answer(policy, objective, moldable.place(problem, aimed, objective))
+    if high_s is None and problem.jobs.memory_high_mb is None:
+        return Answer(policy, objective, simulate(problem, aimed))
+    sigma = np.zeros(problem.predicted_s.shape) if high_s is None else risk.spread(problem, high_s)
+    planned, taken = risk.place(problem, aimed, objective, sigma)
+    real = planned if problem.actual_s is problem.predicted_s else \
+        simulate(problem.with_predictions(planned.problem.predicted_s), aimed)
+    return Answer(policy, objective, real, risk.assess(planned, sigma, limit_risk), taken)
 
 
 def text(answer: Answer) -> str:
@@ -112,11 +122,14 @@ def _risky(answer: Answer) -> list[str]:
         return []
     risks, ids = answer.risks, answer.outcome.problem.jobs.ids
     low, high = risks["makespan_range_s"]
-    lines = [f"  90 % range       makespan {low:,.6g} to {high:,.6g} s"]
+    lines = [f"  planned with     the {answer.taken}: that costs least on average"] * (answer.taken != PREDICTED)
+    lines += [f"  90 % range       makespan {low:,.6g} to {high:,.6g} s"]
     if risks["in_time"]:
         doubtful = sorted(risks["in_time"].items(), key=itemgetter(1))[:_JOBS]
         lines += [f"  in time          all with {risks['all_in_time']:.0%}; least sure: "
                   + ", ".join(f"{job} {share:.0%}" for job, share in doubtful)]
+    if short := sorted(risks["out_of_memory"].items(), key=itemgetter(1), reverse=True)[:_JOBS]:
+        lines.append("  out of memory    most likely: " + ", ".join(f"{job} {share:.0%}" for job, share in short))
     limits = "; ".join(f"{job} {risks['time_limit_s'][job]:,.4g} s" for job in ids[:_JOBS])
     more = f"; {len(ids) - _JOBS} more with --json" * (len(ids) > _JOBS)
     return [*lines, f"  time limits      overrun with {risks['time_limit_risk']:.0%}: {limits}{more}"]

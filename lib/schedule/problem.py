@@ -29,6 +29,7 @@ class Jobs:
     most_devices: np.ndarray | None = None  # where their number is to be chosen; None: it is not
     user: np.ndarray | None = None  # number of its user; None: all of one
     weight: np.ndarray | None = None  # of its user beside the others; None: all alike
+    memory_high_mb: np.ndarray | None = None  # high ends of the 90 % ranges of memory; None: memory is known
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -230,6 +231,10 @@ def _check(problem: Problem) -> None:
     for user in np.flatnonzero(~(jobs.user_weights > 0)):
         raise InputError(f"the weight of the user of job {jobs.ids[int((jobs.users == user).argmax())]!r} is "
                          f"{jobs.user_weights[user]:g}: it is above 0")
+    high_mb = jobs.memory_mb if jobs.memory_high_mb is None else jobs.memory_high_mb
+    for job in np.flatnonzero(~(high_mb >= jobs.memory_mb)):
+        raise InputError(f"memory_high_mb of job {jobs.ids[job]!r} is {high_mb[job]:g}: it is at least its memory_mb, "
+                         f"{jobs.memory_mb[job]:g}")
     for name in ("arrival_s", "memory_mb", "cpu_cores"):
         for job in np.flatnonzero(~(columns[name] >= 0) | np.isinf(columns[name])):
             raise InputError(f"{name} of job {jobs.ids[job]!r} is {columns[name][job]}: it is a number, 0 or more")

@@ -41,6 +41,9 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
         columns = jobs_of(job_table.set_index("job_id", drop=False).loc[ids])
         if offers is not None and columns.has_gangs:
             raise InputError(f"{jobs} and {times} both have devices at once of jobs: {times} offers them by row")
+        if offers is not None and columns.memory_high_mb is not None:
+            raise InputError(f"{jobs} has memory_high_mb, and {times} a column devices, for jobs whose number of devices is "
+                             "chosen: that goes with known memory alone")
         if offers is None and columns.most_devices is not None:
             raise InputError(f"{jobs} has most_devices: the times on each number of devices are rows of {times}, with a column "
                              "devices")
@@ -90,11 +93,12 @@ def read_jobs(path: Path) -> pd.DataFrame:
 def jobs_of(table: pd.DataFrame) -> Jobs:
     """Return the jobs of a table ``jobs``; jobs of one workload or one notebook are of one class."""
     classes = table["workload_id"].where(table["workload_id"] != "", table["notebook"])
-    moldable = table["most_devices"] > table["devices"]
+    moldable, high_mb = table["most_devices"] > table["devices"], table["memory_high_mb"]
     return Jobs(tuple(table["job_id"]), **{name: table[name].to_numpy(float) for name in PER_JOB},
                 job_class=pd.factorize(classes.where(classes != ""))[0], devices=table["devices"].to_numpy(int),
                 most_devices=table[["devices", "most_devices"]].max(axis=1).to_numpy(int) if moldable.any() else None,
-                user=pd.factorize(table["user"])[0], weight=table["weight"].to_numpy(float))
+                user=pd.factorize(table["user"])[0], weight=table["weight"].to_numpy(float),
+                memory_high_mb=high_mb.fillna(table["memory_mb"]).to_numpy(float) if high_mb.notna().any() else None)
 
 
 def read_fleet(path: Path) -> Fleet:

@@ -1,35 +1,50 @@
-"""How sure a schedule is where times are uncertain: which deadlines it keeps, and time limits at a stated risk.
+"""How sure a plan is where times and memory are uncertain, and which plan costs least on average.
 
 The time of a job is log-normal about its prediction, with the 95 % quantile at the high end of its 90 % range. A part of the
-error is common to all jobs of a device type. The policy plans with the predictions, and is simulated on drawn times.
+error is common to all jobs of a device type, the rest to jobs of one class there. The memory of a job is log-normal in the same
+way; an attempt that runs out of memory counts as lost at its end, and the job runs elsewhere. A plan keeps its devices and
+their order: what ends late delays what comes after it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
+import pandas as pd
 
 from lib.errors import InputError
-from lib.progress import track
+from lib.schedule import bounds
 from lib.schedule.problem import Problem
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.schedule.state import Policy
 
-DRAWS = 100
-_SPREADS = NormalDist().inv_cdf  # standard deviations from the median to a quantile
-_HIGH = _SPREADS(0.95)  # of the log time, from the prediction to the high end
-_COMMON = 0.5  # of the variance; with 0.2, plans of held-out networks that said 93 % were kept in 88 %, with 0.5 (92) in 90 %
+DRAWS = 500
+COMMON = 0.5  # of the variance, between jobs of a device type
+_QUANTILE = NormalDist().inv_cdf  # standard deviations from the median to a quantile
+HIGH = _QUANTILE(0.95)  # of the log time, from the prediction to the high end
+PREDICTED = "predicted times"
+# what a policy may take for the time of a job, as the log over its prediction, by the standard deviation of that log
+_TAKEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    PREDICTED: lambda sigma: 0 * sigma, "expected times": lambda sigma: sigma**2 / 2,
+    "80 % quantiles of the times": lambda sigma: _QUANTILE(0.8) * sigma,
+    "95 % quantiles of the times": lambda sigma: HIGH * sigma}
+_AVERAGED = ("makespan", "mean_jct", "p99_jct", "deadline")  # objectives whose cost follows from the ends of jobs
+_MOST = 40.0  # standard deviations: beyond, nothing is drawn
+_SURE = 2.0  # standard errors by which another plan must cost less than that with the predictions
 
 
 @dataclass(frozen=True)
 class Risk:
-    """What may become of a schedule. ``in_time`` (jobs): probabilities, NaN without a deadline; ``all_in_time``: of all jobs.
+    """What may become of a plan. ``in_time`` (jobs): probabilities, NaN without a deadline; ``all_in_time``: of all jobs.
 
-    ``makespan_s``: 5 and 95 % quantiles; ``time_limit_s`` (jobs): what each exceeds with the probability ``limit_risk``.
+    ``out_of_memory`` (jobs): probabilities on the planned devices. ``makespan_s``: 5 and 95 % quantiles; ``time_limit_s``
+    (jobs): what each exceeds with the probability ``limit_risk``.
     """
 
     in_time: np.ndarray
     all_in_time: float
+    out_of_memory: np.ndarray
     makespan_s: tuple[float, float]
     time_limit_s: np.ndarray
     limit_risk: float
@@ -45,29 +60,122 @@ def spread(problem: Problem, high_s: np.ndarray) -> np.ndarray:
         job, device_type = problem.jobs.ids[place[0]], problem.fleet.types[place[1]]
         raise InputError(f"the high end of job {job!r} on {device_type!r} is {high_s[*place]:g} s: it is at least the "
                          f"predicted {problem.predicted_s[*place]:g} s")
-    return np.log(np.where(able, high_s, 1.0) / np.where(able, problem.predicted_s, 1.0)) / _HIGH
+    return np.log(np.where(able, high_s, 1.0) / np.where(able, problem.predicted_s, 1.0)) / HIGH
 
 
-def assess(outcome: Outcome, policy: Policy, high_s: np.ndarray, limit_risk: float = 0.05, draws: int = DRAWS) -> Risk:
-    """Return the risk of the schedule of an ``outcome`` that ``policy`` planned; ``high_s``: high ends (jobs, types) in s.
+def out_of_memory(problem: Problem) -> np.ndarray:
+    """Return the probability of each job to run out of memory on each type (jobs, types), by ``memory_high_mb``."""
+    from scipy import special
 
-    Raises InputError for a risk that is not between 0 and 1, and for wrong high ends.
+    jobs, most_mb = problem.jobs, problem.fleet.memory_mb
+    if jobs.memory_high_mb is None:
+        return np.zeros(problem.predicted_s.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):  # jobs that need none
+        sigma = np.log(jobs.memory_high_mb / jobs.memory_mb)[:, None] / HIGH
+        room = np.log(most_mb / jobs.memory_mb[:, None])
+        return np.where(np.isfinite(room) & (sigma > 0), special.ndtr(-room / sigma), 0.0)
+
+
+def _elsewhere_s(problem: Problem) -> np.ndarray:
+    """Return the least seconds of each job on any other type than each (jobs, types), inf where there is none."""
+    times = bounds.able_times(problem)
+    return np.column_stack([np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])])
+
+
+def _alike(problem: Problem) -> np.ndarray:
+    """Return the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type."""
+    classes, (count, types) = problem.jobs.job_class[:, None], problem.predicted_s.shape
+    return np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
+
+
+def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float = -np.inf, common: float = COMMON,
+           seed: int = 0) -> np.ndarray:
+    """Return drawn ends (DRAWS, jobs) of the jobs of a plan, in s; NaN for a job that is not in it.
+
+    ``plan``: the rows of ``Outcome.schedule`` of the attempts that end well. ``sigma`` (jobs, types): as ``spread``. What began
+    before ``now_s`` has not ended by then.
+    """
+    from scipy import special
+
+    fleet, draw, shape, alike = problem.fleet, np.random.default_rng(seed), (DRAWS, len(problem.jobs)), _alike(problem)
+    shared, rest = draw.normal(size=(DRAWS, len(fleet.types))), draw.normal(size=(DRAWS, alike.max() + 1))
+    chance, lost, elsewhere_s = draw.random(shape), out_of_memory(problem), _elsewhere_s(problem)
+    ends, planned_s, drawn_s = np.full(shape, np.nan), np.full(len(fleet), -np.inf), np.full((DRAWS, len(fleet)), -np.inf)
+    for job, part in plan.sort_values("start_s", kind="stable").groupby("job", sort=False):
+        devices, (start_s, end_s) = part["device_index"].to_numpy(), part[["start_s", "end_s"]].iloc[0].to_numpy(float)
+        device_type, runs = fleet.type_of[devices[0]], start_s < now_s
+        scale, setup_s = sigma[job, device_type], fleet.setup_s[device_type]
+        work_s = end_s - start_s - setup_s
+        error = common**0.5 * shared[:, device_type] + (1 - common)**0.5 * rest[:, alike[job, device_type]]
+        if runs and scale > 0:
+            least = special.ndtr(np.log(max(now_s - start_s - setup_s, 1e-12) / work_s) / scale)
+            error = np.minimum(special.ndtri(least + (1 - least) * special.ndtr(error)), _MOST)
+        took_s = setup_s + work_s * np.exp(scale * error)
+        if not runs and np.isfinite(elsewhere_s[job, device_type]):
+            took_s = took_s + (chance[:, job] < lost[job, device_type]) * elsewhere_s[job, device_type]
+        arrival_s = min(float(problem.jobs.arrival_s[job]), start_s)
+        idle_s = start_s - max(planned_s[devices].max(), arrival_s)  # what a plan leaves idle stays idle
+        begin_s = start_s if runs else np.maximum(drawn_s[:, devices].max(axis=1), arrival_s) + idle_s
+        ends[:, job] = begin_s + took_s
+        planned_s[devices], drawn_s[:, devices] = end_s, ends[:, [job]]
+    return ends
+
+
+def kept(problem: Problem, ends: np.ndarray) -> np.ndarray:
+    """Return the probability of each job to keep its deadline by drawn ends (draws, jobs), NaN where it has none or no end."""
+    due = np.isfinite(problem.jobs.deadline_s) & np.isfinite(ends).all(axis=0)
+    return np.where(due, (ends <= problem.jobs.deadline_s).mean(axis=0), np.nan)
+
+
+def assess(outcome: Outcome, sigma: np.ndarray, limit_risk: float = 0.05, common: float = COMMON) -> Risk:
+    """Return the risk of a plan, which is a simulated ``outcome``, by the ``sigma`` of times (jobs, types), as ``spread``.
+
+    Raises InputError for a risk that is not between 0 and 1.
     """
     if not 0 < limit_risk < 1:
         raise InputError(f"a risk of {limit_risk:g} is none to set a limit by: it lies between 0 and 1, such as 0.05")
-    problem, sigma = outcome.problem, spread(outcome.problem, high_s)
-    draw, deadline_s = np.random.default_rng(0), problem.jobs.deadline_s
-    usual, ends = float(np.median(sigma[np.isfinite(problem.predicted_s)])), []
-    for _ in track(range(draws), "draws"):
-        common, rest = draw.normal(size=sigma.shape[1]), draw.normal(size=sigma.shape)
-        error = sigma * (_COMMON**0.5 * common + (1 - _COMMON)**0.5 * rest)
-        drawn = replace(problem, actual_s=problem.predicted_s * np.exp(error), sigma=usual)
-        done = simulate(drawn, policy).done
-        ends.append(done.set_index("job")["end_s"].reindex(range(len(deadline_s))).to_numpy(float))
-    kept, due = np.array(ends) <= deadline_s, np.isfinite(deadline_s)
-    planned = outcome.done.set_index("job")["device_index"].reindex(range(len(deadline_s))).to_numpy(int)
-    where = np.arange(len(planned)), problem.fleet.type_of[planned]
-    limit_s = problem.fleet.setup_s[where[1]] + problem.predicted_s[where] * np.exp(_SPREADS(1 - limit_risk) * sigma[where])
-    makespan_s = np.quantile(np.array(ends).max(axis=1), (0.05, 0.95))
-    return Risk(np.where(due, kept.mean(axis=0), np.nan), float(kept[:, due].all(axis=1).mean()), tuple(makespan_s.tolist()),
-                limit_s, limit_risk)
+    problem, planned = outcome.problem, outcome.done.sort_values("job")
+    ends, due = ends_s(problem, outcome.attempts_done, sigma, common=common, seed=1), np.isfinite(problem.jobs.deadline_s)
+    where = planned["job"].to_numpy(int), problem.fleet.type_of[planned["device_index"]]
+    setup_s = problem.fleet.setup_s[where[1]]
+    work_s = (planned["end_s"] - planned["start_s"]).to_numpy() - setup_s
+    limit_s = setup_s + work_s * np.exp(_QUANTILE(1 - limit_risk) * sigma[where])
+    makespan_s = np.quantile(ends.max(axis=1), (0.05, 0.95))
+    return Risk(kept(problem, ends), float((ends <= problem.jobs.deadline_s)[:, due].all(axis=1).mean()),
+                out_of_memory(problem)[where], tuple(makespan_s.tolist()), limit_s, limit_risk)
+
+
+# ------------------------------------------------------------------------------------------ the plan of least expected cost
+
+
+def _cost(problem: Problem, ends: np.ndarray, objective: str) -> np.ndarray:
+    """Return the cost of each draw (draws) of the ends of jobs (draws, jobs)."""
+    took_s, makespan_s = ends - problem.jobs.arrival_s, ends.max(axis=1)
+    if objective == "deadline":
+        return (ends > problem.jobs.deadline_s).sum(axis=1) + makespan_s / (1e3 * makespan_s.mean())
+    return {"mean_jct": took_s.mean(axis=1), "p99_jct": np.quantile(took_s, 0.99, axis=1)}.get(objective, makespan_s)
+
+
+def place(problem: Problem, policy: Policy, objective: str, sigma: np.ndarray) -> tuple[Outcome, str]:
+    """Return the plan that costs least on average, and which times the policy took for those of jobs (PREDICTED, ...).
+
+    ``sigma`` (jobs, types): as ``spread``. The policy plans with the predictions and with times that are more careful, in which
+    a job that may run out of memory also takes its time elsewhere; each plan's cost is that of drawn ends. Plans for energy,
+    price and fair shares rest on the predictions. The problem's actual times are not looked at.
+    """
+    problem = replace(problem, actual_s=problem.predicted_s)
+    elsewhere_s, plans = _elsewhere_s(problem), {}
+    lost = np.where(np.isfinite(elsewhere_s), out_of_memory(problem), 0.0)
+    again_s = lost * np.where(lost > 0, elsewhere_s, 0.0)
+    for name, log_over in _TAKEN.items() if objective in _AVERAGED else [(PREDICTED, _TAKEN[PREDICTED])]:
+        careful = problem.predicted_s * np.exp(log_over(sigma))
+        taken_s = careful if name == PREDICTED else careful + again_s
+        outcome = simulate(problem.with_predictions(taken_s), policy)
+        cost = _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
+        plans[name] = outcome, cost
+        if not sigma.any() and not lost.any():
+            break
+    usual = plans[PREDICTED][1]
+    gain = {name: (usual - cost).mean() - _SURE * (usual - cost).std() / DRAWS**0.5 for name, (_, cost) in plans.items()}
+    chosen = max(gain, key=gain.__getitem__)
+    return plans[chosen][0], chosen

@@ -242,7 +242,8 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions 
 
     ``how``: Conditions, or ``case_s`` alone. What torch compiles is kept beside exported files. On a disturbed processor a case
     takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop follows.
-    A process that dies, or whose GPU breaks, fails all of its cases and has no identity.
+    Where a process dies, its cases are measured again in halves, so that the one which ends it fails alone; a GPU that breaks
+    fails all of them. What fails has no identity.
     """
     heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
     how = how if isinstance(how, Conditions) else Conditions(how)
@@ -250,4 +251,8 @@ def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions 
     try:
         return call(_measure, tuple(cases), device_id, how, environment=heap | kept, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
+        if len(cases) > 1 and isinstance(error, WorkerLostError):
+            middle = len(cases) // 2
+            halves = [in_a_process(part, device_id, how, memory) for part in (cases[:middle], cases[middle:])]
+            return [result for results, _ in halves for result in results], halves[0][1] or halves[1][1]
         return [Result(case=case, reason=str(error)) for case in cases], {}

@@ -21,6 +21,7 @@ from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, Spawn
 from lib.schedule.state import Policy
 
 JOURNAL = "run.sqlite"
+_GATHER_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
         ended, order = journal.ended(), np.argsort(problem.jobs.arrival_s, kind="stable").tolist()
         todo = [job for job in order if prepared.specs[job].job_id not in ended]
         engine = Engine(journal, prepared.policy, predicted_s, limits, prepared.spawn, _Progress(len(todo)),
-                        prepared.contention_of)
+                        prepared.contention_of, _GATHER_S)
         for job in todo:
             engine.add(Entry.from_jobs(prepared.specs[job], problem.jobs, job))
         for slot in prepared.slots:

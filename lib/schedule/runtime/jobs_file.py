@@ -14,7 +14,8 @@ from lib import files, paths, store
 from lib.config.definitions import workload
 from lib.config.notebooks import parsed
 from lib.errors import InputError, choices
-from lib.schedule import bounds, moldable, problem_files
+from lib.progress import say
+from lib.schedule import bounds, moldable, problem_files, risk
 from lib.schedule.contention import Contention
 from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
@@ -25,7 +26,7 @@ from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, device_type_of
-from lib.schedule.simulation.events import simulate
+from lib.schedule.simulation.events import Outcome, simulate
 
 _TASKS = "lib.schedule.runtime.tasks"
 _PROBE_S = 2.0
@@ -223,15 +224,33 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     from lib.measure import machine
 
     problem, contention = prepared.problem, prepared.contention
-    simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention).schedule
+    simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention)
+    in_time = _in_time(simulated)
     attempts, ends, notes = executor.execute(prepared, out, limits)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
-             "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now()}
-    record = RunRecord(attempts[attempts["status"] != "running"], simulated, ends,
+             "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now(),
+             "in_time": in_time}
+    record = RunRecord(attempts[attempts["status"] != "running"], simulated.schedule, ends,
                        {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
     return record
+
+
+def _in_time(simulated: Outcome) -> dict[str, float]:
+    """Say how likely each job keeps its deadline, and return it. Times are off as far as those of the committed runs were.
+
+    Deadlines count from the start of the run, simulated times from when the workers are ready.
+    """
+    problem = simulated.problem
+    if not np.isfinite(problem.jobs.deadline_s).any():
+        return {}
+    (sigma, common), due_s = run_record.spread(), problem.jobs.deadline_s - run_record.start_up_s()
+    ready = replace(simulated, problem=replace(problem, jobs=replace(problem.jobs, deadline_s=due_s)))
+    kept = risk.assess(ready, np.full(problem.predicted_s.shape, sigma), common=common).in_time
+    shares = {job: float(share) for job, share in zip(problem.jobs.ids, kept, strict=True) if share >= 0}
+    say("in time: " + ", ".join(f"{job} with {share:.0%}" for job, share in shares.items()))
+    return shares
 
 
 def _learn(prepared: PreparedJobs, attempts: pd.DataFrame, out: Path) -> None:

@@ -1,5 +1,6 @@
 """The record of a real run: its schedule, the schedule simulated beforehand, and how each job ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,12 +10,13 @@ import pandas as pd
 
 from lib import files, store
 from lib.config.base import Positive, Strict, load
-from lib.errors import choices
+from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.schedule.simulation import trace
 from lib.tables import columns
 
 _SHOWN = 20
+_LEAST_S = 1.0  # of a job whose error counts: start-up rules shorter ones
 FOLDER = "schedule"
 FILE = "ran.json"
 PATTERN = f"{FOLDER}/**/{FILE}"  # below a machine's folder
@@ -36,6 +38,7 @@ class _Facts(Strict):
     contention: bool
     machine: str
     written_utc: str
+    in_time: dict[str, float] = {}
 
 
 class _Content(Strict):
@@ -54,7 +57,7 @@ class RunRecord:
     """``schedule`` (every attempt) and ``simulated`` are tables ``schedule``; ``ends`` has one row per job.
 
     ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, whether contention was known,
-    machine, time of writing.
+    machine, time of writing, and by job the probability ``in_time`` to keep its deadline, as it was said beforehand.
     """
 
     schedule: pd.DataFrame
@@ -120,17 +123,56 @@ def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     return name, read(path.parent)
 
 
+def committed() -> dict[tuple[str, str], RunRecord]:
+    """Return the committed records by machine and run."""
+    return {(machine, str(path.parent.relative_to(folder))): read(path.parent)
+            for machine, folder in archive.machines().items() for path in sorted(folder.glob(PATTERN))}
+
+
 def of_references() -> pd.DataFrame:
     """Return every committed record: machine, run, jobs, gangs, makespans in s, and how far measured is off simulated in %."""
     rows = []
-    for machine, folder in archive.machines().items():
-        for path in sorted(folder.glob(PATTERN)):
-            record = read(path.parent)
-            wide = record.schedule.groupby(["job_id", "attempt"])["device"].nunique()
-            rows.append({"machine": machine, "run": str(path.parent.relative_to(folder)), "jobs": len(record.ends),
-                         "on several devices": int((wide > 1).sum()), "simulated s": record.simulated_s,
-                         "measured s": record.makespan_s, "off %": 100 * (record.makespan_s / record.simulated_s - 1)})
+    for (machine, run), record in committed().items():
+        wide = record.schedule.groupby(["job_id", "attempt"])["device"].nunique()
+        rows.append({"machine": machine, "run": run, "jobs": len(record.ends), "on several devices": int((wide > 1).sum()),
+                     "simulated s": record.simulated_s, "measured s": record.makespan_s,
+                     "off %": 100 * (record.makespan_s / record.simulated_s - 1)})
     return pd.DataFrame(rows)
+
+
+def spread() -> tuple[float, float]:
+    """Return the standard deviation of log actual over predicted times of jobs, and the share of its square common to a run.
+
+    By the jobs of all committed records that took a second or more. InputError where there is none.
+    """
+    errors = errors_by_run()
+    if not errors:
+        raise InputError("no record of a real run is committed, so nothing tells how far its times may be off")
+    return pooled(errors.values())
+
+
+def start_up_s() -> float:
+    """Return the seconds until the workers of a run were ready, at the median of the committed records."""
+    return float(np.median([record.schedule["start_s"].min() for record in committed().values()]))
+
+
+def pooled(errors: Iterable[np.ndarray]) -> tuple[float, float]:
+    """Return the root mean square of errors (log time) of runs, and the share of its square that the runs' means have."""
+    runs = list(errors)
+    total = float(np.mean(np.concatenate(runs) ** 2))
+    common = float(np.mean([run.mean() ** 2 for run in runs]))
+    return total**0.5, min(1.0, common / total) if total else 0.0
+
+
+def errors_by_run() -> dict[tuple[str, str], np.ndarray]:
+    """Return log actual over predicted times of the jobs of each committed record that took a second or more."""
+    result = {}
+    for name, record in committed().items():
+        jobs = record.jobs().dropna()
+        jobs = jobs[jobs["predicted_s"] >= _LEAST_S]
+        if len(jobs):
+            result[name] = np.log(jobs["actual_s"] / jobs["predicted_s"]).to_numpy()
+    return result
 
 
 def text(record: RunRecord) -> str:
@@ -145,6 +187,9 @@ def text(record: RunRecord) -> str:
         shown = jobs[["job", "device", "predicted s", "took s"]].head(_SHOWN)
         lines += ["", shown.to_string(index=False, float_format="{:.2f}".format, na_rep="-")]
         lines += [f"  {len(jobs) - _SHOWN} more: schedule.csv has all"] * (len(jobs) > _SHOWN) + [""]
+    ended_s = record.ends[record.ends["status"] == "done"].set_index("job_id")["end_s"]
+    lines += [f"  {job}: said to keep its deadline with {share:.0%}; it ended after {ended_s[job]:,.1f} s"
+              for job, share in record.facts.get("in_time", {}).items() if job in ended_s]
     lines += [f"  {row.job_id}: {row.reason}" for row in record.ends[record.ends["status"] == "failed"].itertuples()]
     lines += [f"  {note}" for note in record.facts["notes"]]
     again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]

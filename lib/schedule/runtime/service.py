@@ -41,7 +41,7 @@ class Service(Engine):
             journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=lambda reason: False)))  # ends are known
             super().__init__(journal, policy, predicted_s, limits, spawn, observer)
             self._classes: dict[str, int] = {}
-            self._order = threading.Lock()  # the journal and the engine get calls in the same order
+            self._note_lock = threading.Lock()  # the journal and the engine get calls in the same order
             for entry in journal.submitted():
                 self._take(entry)
             for job_id in journal.cancelled():
@@ -84,7 +84,7 @@ class Service(Engine):
 
     def _note(self, write: Callable[..., bool], *words: object, change: Callable[[], None]) -> bool:
         """Note a change in the journal, which may refuse it; then let the engine make it."""
-        with self._order:
+        with self._note_lock:
             if is_new := write(*words):
                 self.post(change)
         return is_new

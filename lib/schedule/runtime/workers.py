@@ -45,15 +45,15 @@ def device_type_of(slot: str) -> str:
 class Limits:
     """Seconds after which something counts as failed, and how often a job is tried.
 
-    These are: no heartbeat (``silent_s``), no start (``ready_s``), no stop (``grace_s``). A job may take ``late`` times its
-    predicted time, but at least ``least_s``.
+    These are: no heartbeat (``silent_s``), no start (``ready_s``), no stop (``grace_s``). A job may take ``overrun_factor``
+    times its predicted time, but at least ``least_s``.
     """
 
     beat_s: float = 0.5
     silent_s: float = 20.0
     ready_s: float = 120.0
     grace_s: float = 5.0
-    late: float = 20.0
+    overrun_factor: float = 20.0
     least_s: float = 300.0
     attempts: int = 3
 

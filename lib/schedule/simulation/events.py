@@ -44,9 +44,14 @@ class Outcome:
     refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @property
+    def attempts_done(self) -> pd.DataFrame:
+        """Return the attempts that ended well, a row a device."""
+        return self.schedule[self.schedule["status"] == "done"]
+
+    @property
     def done(self) -> pd.DataFrame:
         """Return the attempts that ended well, one per job."""
-        return self.schedule[self.schedule["status"] == "done"].drop_duplicates("job")
+        return self.attempts_done.drop_duplicates("job")
 
 
 def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],

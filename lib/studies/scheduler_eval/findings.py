@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from lib.missing import needs
 from lib.report.sentences import KeyNumbers, Numbers
@@ -91,6 +92,20 @@ def real(record: RunRecord) -> Numbers:
             "notes": [{"note": note} for note in record.facts["notes"]]}
 
 
+def _no_worse(table: pd.DataFrame, column: str, best: str) -> list[str]:
+    """Return the policies that are not shown to be worse than ``best``: the 95 % interval of paired differences (log) holds 0.
+
+    Pairs are of the same mix and seed. Without two of them, the best alone.
+    """
+    keys = [name for name in ("mix", "load", "sigma", "seed") if name in table]
+    logs = np.log(table.pivot_table(index=keys, columns="policy", values=column)) if keys else pd.DataFrame()
+    over = logs.sub(logs[best], axis=0) if keys else pd.DataFrame({best: [0.0]})
+    if len(over) < 2:
+        return [best]
+    half = stats.t.ppf(0.975, len(over) - 1) * over.std(ddof=1) / len(over) ** 0.5
+    return over.columns[(over.mean() <= half) | (over.columns == best)].tolist()
+
+
 @needs("schedules")
 def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, noise: pd.DataFrame,
          front: pd.DataFrame) -> Numbers:
@@ -99,7 +114,10 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
         means = _means(table, column).sort_values(column, kind="stable").rename(columns={column: "value"})
         aimed = means["policy"].str.startswith("hybrid") & bool(objective)
         by_name = means.set_index("policy")["value"]
-        return means.assign(choice=means["policy"].mask(aimed, f"hybrid --objective {objective}"), above=means["value"] - 1,
+        alike = means["policy"].isin(_no_worse(table, column, means["policy"].iloc[0]))
+        names = means["policy"].mask(aimed, f"hybrid --objective {objective}")
+        best = " or ".join(names[alike].unique()) + ": no difference is shown" * (len(set(names[alike])) > 1)
+        return means.assign(choice=names.where(means.index != means.index[0], best), above=means["value"] - 1,
                             over_first=means["value"] / by_name.get("first-come", np.nan))
 
     top, makespan = _nearest(loads, "load"), ranked(results)

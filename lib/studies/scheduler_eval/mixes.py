@@ -54,7 +54,7 @@ class Mixes:
     @property
     def widest_times(self) -> StepTimes:
         """Return the times of the widest scenario's job classes."""
-        return self.times.subset(self.widest.kinds)
+        return self.times.of(self.widest)
 
     def one(self, count: int) -> comparison.Mix:
         """Return the mix of the widest scenario; with ``load`` its jobs arrive over time, with ``energy`` they take joules."""
@@ -69,10 +69,9 @@ class Mixes:
 def load(names: Sequence[str], reference: str = "") -> Mixes:
     """Return the named scenarios with their step times; InputError for one that is not there."""
     scenarios = tuple(definitions.scenario(name) for name in names)
-    devices = list(dict.fromkeys(device for scenario in scenarios for device in scenario.devices))
     path = paths.IMPORTED / "gavel" / gavel.FILE
     published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
-    return Mixes(scenario.step_times(devices, reference=reference), scenarios, published)
+    return Mixes(scenario.times_of(scenarios, reference), scenarios, published)
 
 
 def step_table(times: StepTimes) -> pd.DataFrame:
@@ -85,7 +84,7 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
     shown = StepTimes(times.table.assign(cell=[cell(row) for row in times.table.itertuples()]))
     devices = sorted(times.table["device"].unique(), key=lambda device: device != "cpu")
-    return shown.wide("cell", devices).rename_axis(columns=None).reset_index()
+    return shown.wide("cell", devices).fillna("").rename_axis(columns=None).reset_index()
 
 
 def part_table(times: StepTimes) -> pd.DataFrame:
@@ -133,7 +132,7 @@ def few(mixes: Mixes) -> tuple[dict[str, pd.DataFrame], dict[str, str], float]:
 def speed(mixes: Mixes, scale: int) -> pd.DataFrame:
     """Return simulated jobs a second and the time of a decision by policy and number of jobs, a device for each hundred."""
     parts = []
-    rates = mixes.times.rates(mixes.widest.devices)
+    rates = mixes.widest_times.rates(mixes.widest.devices)
     comparison.speed(mixes.one(10)(0), SPEEDS, compiled=True)  # compiled by now, or read from the cache
     for count in track(sorted({max(500, scale // 100), max(500, scale // 10), scale}), "speed"):
         fleet = Fleet.from_counts(dict.fromkeys(rates.columns, max(1, count // 100 // rates.shape[1])))

@@ -6,14 +6,20 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files, paths
-from lib.schedule import api, bounds
+from lib.schedule import api, bounds, risk
+from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Offers, Problem
-from lib.studies.scheduler_eval.comparison import trials
+from lib.schedule.runtime import run_record
+from lib.schedule.simulation import metrics
+from lib.schedule.simulation.events import simulate
+from lib.studies.scheduler_eval.comparison import Mix, drifted, trials
 
-FLEETS = ((40, 8), (100, 32))  # jobs, devices of one type
-_CASES = ("hybrid, count chosen", "hybrid, one device each", "first-come, fastest count")
+FLEETS = ((40, 8), (80, 32))  # jobs, devices of one type
+_CASES = ("hybrid, count chosen", "hybrid for mean_jct, count chosen", "hybrid, one device each", "first-come, fastest count")
+_RESCALED = "Pollux-like, rescaled at no cost"
 _PREDICTED = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
-_JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+_JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.85, 0.95, 1.0)
+_DUE = (0.8, 1.4)  # deadlines over the planned ends
 
 
 def moldable(count: int, devices: int, seed: int) -> Problem:
@@ -26,19 +32,48 @@ def moldable(count: int, devices: int, seed: int) -> Problem:
                    offers=Offers.of(np.tile(sizes, (count, 1)), seconds))
 
 
+def rescaled_ends_s(problem: Problem) -> np.ndarray:
+    """Return the end of each job (jobs) where the devices of running jobs change whenever one ends, at no cost.
+
+    As Pollux does (Qiao and others, OSDI 2021), but ideally: in the order of their numbers jobs get one device each, then each
+    further offer goes to the job whose speed, relative to one device, grows most by each device more. Of one device type.
+    """
+    sizes, speeds = problem.offers.counts[0], 1 / problem.offers.seconds[:, :, 0]  # the jobs' offers are alike in number
+    left, ends, now_s = np.ones(len(speeds)), np.full(len(speeds), np.nan), 0.0
+    while (active := np.flatnonzero(left > 0)[:len(problem.fleet)]).size:
+        offer, free = np.zeros(len(active), int), len(problem.fleet) - len(active)
+        while True:
+            further = np.minimum(offer + 1, len(sizes) - 1)
+            more = sizes[further] - sizes[offer]
+            grown = (speeds[active, further] - speeds[active, offer]) / speeds[active, 0]
+            gain = np.where((more > 0) & (more <= free), grown / np.maximum(more, 1), 0.0)
+            if gain[first := gain.argmax()] <= 0:
+                break
+            offer[first], free = offer[first] + 1, free - more[first]
+        speed = speeds[active, offer]
+        step_s = (left[active] / speed).min()
+        now_s += step_s
+        left[active] = np.where(left[active] / speed <= step_s * (1 + 1e-12), 0.0, left[active] - step_s * speed)
+        ends[active[left[active] == 0]] = now_s
+    return ends
+
+
 def gangs(seeds: int) -> pd.DataFrame:
     """Return ``devices, seed, policy``, makespan over the bound of moldable jobs, and mean completion over first-come's.
 
-    The number of devices of each job is chosen, or fixed: one, or that on which it is fastest.
+    The number of devices of each job is chosen, or fixed: one, or that on which it is fastest; or it changes (_RESCALED).
     """
     def rows(problem, _seed):
         bound_s, fastest = bounds.makespan_bound(problem), problem.offers.seconds.min(axis=2).argmin(axis=1)
         fixed = {"chosen": problem, "one device each": problem.with_offers(0 * fastest),
                  "fastest count": problem.with_offers(fastest)}
         fixed = {name: asked if name == "chosen" else replace(asked, offers=None) for name, asked in fixed.items()}
-        figures = {case: api.schedule(fixed[case.partition(", ")[2].removeprefix("count ")], case.partition(",")[0]).figures
-                   for case in _CASES}
-        first_s = figures[_CASES[-1]]["mean_jct_s"]
+        figures = {}
+        for case in _CASES:
+            (policy, _, objective), number = case.partition(", ")[0].partition(" for "), case.partition(", ")[2]
+            figures[case] = api.schedule(fixed[number.removeprefix("count ")], policy, objective or "makespan").figures
+        ends_s, first_s = rescaled_ends_s(problem), figures[_CASES[-1]]["mean_jct_s"]
+        figures[_RESCALED] = {"makespan_s": ends_s.max(), "mean_jct_s": ends_s.mean()}
         return [{"policy": case, "ratio": value["makespan_s"] / bound_s, "over_first": value["mean_jct_s"] / first_s}
                 for case, value in figures.items()]
 
@@ -46,8 +81,8 @@ def gangs(seeds: int) -> pd.DataFrame:
                    for count, devices in FLEETS}, "devices", seeds, rows)
 
 
-def _ends_s(problem: Problem) -> np.ndarray:
-    return api.schedule(problem, "first-come").outcome.done.sort_values("job")["end_s"].to_numpy()
+def _ends_s(problem: Problem, policy: str = "first-come") -> np.ndarray:
+    return api.schedule(problem, policy).outcome.done.sort_values("job")["end_s"].to_numpy()
 
 
 def kept(seeds: int) -> pd.DataFrame:
@@ -63,10 +98,69 @@ def kept(seeds: int) -> pd.DataFrame:
         some = table.sample(_JOBS, random_state=seed)
         predicted, high, real = (some[[f"{name}_ms"]].to_numpy() for name in ("predicted", "high", "latency"))
         plain = Problem(Jobs.plain(_JOBS), Fleet.from_counts({"cpu": 2}), predicted, predicted)
-        problem = replace(plain, jobs=replace(plain.jobs, deadline_s=_ends_s(plain) * draw.uniform(0.9, 1.3, _JOBS)))
+        problem = replace(plain, jobs=replace(plain.jobs, deadline_s=_ends_s(plain) * draw.uniform(*_DUE, _JOBS)))
         said += api.schedule(problem, "first-come", high_s=high).risk.in_time.tolist()
         in_time += (_ends_s(replace(problem, actual_s=real)) <= problem.jobs.deadline_s).tolist()
     return pd.DataFrame({"said": said, "kept": in_time})
+
+
+def kept_in_runs(seeds: int) -> pd.DataFrame:
+    """Return ``said`` and ``kept`` of jobs of the committed real runs, each judged by how far the other runs' times were off.
+
+    Deadlines lie about the ends that were simulated beforehand; ``kept`` is by the end that was measured.
+    """
+    draw, said, in_time = np.random.default_rng(7), [], []
+    records, errors = run_record.committed(), run_record.errors_by_run()
+    for name, record in records.items():
+        others = [error for other, error in errors.items() if other != name]
+        real = record.side_by_side()
+        planned, measured = (table[table["status"] == "done"] for table in real.values())
+        jobs, devices = (pd.Index(planned[column].unique()) for column in ("job_id", "device"))
+        plan = planned.assign(job=jobs.get_indexer(planned["job_id"]), device_index=devices.get_indexer(planned["device"]))
+        ends_s, real_s = (table.groupby("job_id")["end_s"].max().reindex(jobs).to_numpy() for table in (planned, measured))
+        classes = pd.factorize(jobs.map(record.job_classes))[0]
+        ones, (sigma, common) = np.ones((len(jobs), 1)), run_record.pooled(others)
+        for _ in range(seeds):
+            plain = Jobs.plain(len(jobs), job_class=classes)
+            problem = Problem(replace(plain, deadline_s=ends_s * draw.uniform(*_DUE, len(jobs))),
+                              Fleet.from_counts({"cpu": len(devices)}), ones, ones)
+            drawn = risk.ends_s(problem, plan, sigma * ones, common=common)
+            said += risk.kept(problem, drawn).tolist()
+            in_time += (real_s <= problem.jobs.deadline_s).tolist()
+    return pd.DataFrame({"said": said, "kept": in_time})
+
+
+def careful(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
+    """Return by ``seed`` and ``objective`` what a plan by expected cost costs over one that takes predictions for the truth.
+
+    Both are carried out by ``hybrid`` with times drawn from the ranges (``spread``: classes, types, log time). ``careful`` and
+    ``plain``: the makespan in s, or the jobs that miss their deadline; ``taken``: the times that the careful plan rests on.
+    """
+    def rows(problem, seed):
+        usual_s = _ends_s(problem, "hybrid") * np.random.default_rng([seed, 13]).uniform(*_DUE, len(problem.jobs))
+        asked = replace(problem, jobs=replace(problem.jobs, deadline_s=usual_s))
+        true = drifted(asked, spread, seed)
+        for objective, figure in (("makespan", "makespan_s"), ("deadline", "late")):
+            policy = registry.aimed("hybrid", objective)
+            planned, taken = risk.place(asked, policy, objective, spread[problem.jobs.job_class])
+            careful, plain = (metrics.metrics(simulate(true.with_predictions(times), policy))[figure]
+                              for times in (planned.problem.predicted_s, problem.predicted_s))
+            yield {"objective": objective, "taken": taken, "careful": careful, "plain": plain}
+
+    return trials({"careful": draw}, "mix", seeds, rows)
+
+
+def careful_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Return by objective: careful over plain, of their sums and at least and most of a seed, and the times taken for plans."""
+    lines = []
+    for objective, part in table.groupby("objective", sort=False):
+        ratio = part["careful"] / part["plain"].replace(0, np.nan)
+        taken = part["taken"].value_counts()
+        lines.append({"objective": objective, "seeds": len(part),
+                      "careful": part["careful"].sum(), "plain": part["plain"].sum(),
+                      "ratio": part["careful"].sum() / part["plain"].sum(), "least": ratio.min(), "most": ratio.max(),
+                      "planned with": ", ".join(f"{name} ({count})" for name, count in taken.items())})
+    return pd.DataFrame(lines)
 
 
 def kept_table(table: pd.DataFrame) -> pd.DataFrame:

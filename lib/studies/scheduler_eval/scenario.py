@@ -1,6 +1,6 @@
 """How long a step of each job class takes on each device type of a scenario: measured where it was, else predicted."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,10 +33,9 @@ class StepTimes:
 
     table: pd.DataFrame
 
-    def subset(self, classes: Iterable[str]) -> "StepTimes":
-        """Return the times of some job classes; of all, where none is named."""
-        names = list(classes)
-        return StepTimes(self.table[self.table["job_class"].isin(names)]) if names else self
+    def of(self, scenario: Scenario) -> "StepTimes":
+        """Return the times of the job classes of a scenario."""
+        return StepTimes(self.table[self.table["job_class"].isin([kind.id for kind in job_classes(scenario.kinds)])])
 
     def wide(self, column: str, devices: Iterable[str]) -> pd.DataFrame:
         """Return one column as a row a class and a column a device."""
@@ -57,19 +56,39 @@ class StepTimes:
         return self.table.groupby("job_class", sort=False)["memory_mb"].first().to_numpy(float)
 
 
-def step_times(devices: Iterable[str], classes: Iterable[JobClass] | None = None, reference: str = "") -> StepTimes:
-    """Return the step times of job classes (default: the ``kinds`` of params/scenarios.yaml) on ``cpu`` and GPUs, in fp32.
+def job_classes(names: Collection[str] = ()) -> list[JobClass]:
+    """Return the named ``kinds`` of params/scenarios.yaml; without names all in fp32."""
+    kinds = definitions.load_scenarios()[0]
+    return [kinds[name] for name in names] or [kind for kind in kinds.values() if kind.dtype == "fp32"]
+
+
+def times_of(scenarios: Iterable[Scenario], reference: str = "") -> StepTimes:
+    """Return the step times of the job classes of scenarios on their devices."""
+    devices: dict[str, dict[str, None]] = {}  # by dtype
+    classes: dict[str, dict[str, JobClass]] = {}
+    for scenario in scenarios:
+        for kind in job_classes(scenario.kinds):
+            devices.setdefault(kind.dtype, {}).update(dict.fromkeys(scenario.devices))
+            classes.setdefault(kind.dtype, {})[kind.id] = kind
+    tables = [step_times(devices[dtype], kinds.values(), reference).table for dtype, kinds in classes.items()]
+    return StepTimes(pd.concat(tables, ignore_index=True))
+
+
+def step_times(devices: Iterable[str], classes: Iterable[JobClass], reference: str = "") -> StepTimes:
+    """Return the step times of job classes, of one dtype, on ``cpu`` and GPUs.
 
     A training step has all of its parts on every device: loader, copy, forward, backward and optimizer. The CPU is the
     reference machine's, by its own model where one was trained. Raises InputError for a device without a model.
     """
     models = registry.machine_files(archive.machine_folder(reference)) if reference else {}
     devices = [f"cpu@{reference}" if name == "cpu" and ("cpu", "fp32") in models else name for name in devices]
-    predictors = registry.for_devices(devices, "fp32", shipped=True)
+    classes = list(classes)
+    predictors = registry.for_devices(devices, classes[0].dtype, shipped=True)
     profiled = steps.measured_ms(archive.runs("replay", reference))
     rows = []
-    for job_class in track(list(classes or definitions.load_scenarios()[0].values()), "job classes"):
-        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode))
+    for job_class in track(classes, "job classes"):
+        query = advise.CapturedQuery(advise.Query(job_class.model, job_class.batch_size, mode=job_class.mode,
+                                                  dtype=job_class.dtype))
         answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, answer, profiled_ms) for answer in answers.to_dict("records")]
@@ -103,7 +122,7 @@ def step_energy(times: StepTimes, scenario: Scenario, path: str = "") -> JobEner
     Those of ``path`` (``problem_files.read_energy``, a row a job class), else the scenario's watts times the step's time.
     InputError names what is wrong in the file, and job classes that it lacks.
     """
-    step_s = times.subset(scenario.kinds).wide("step_ms", scenario.devices) / 1e3
+    step_s = times.of(scenario).wide("step_ms", scenario.devices) / 1e3
     if path:
         return problem_files.read_energy(Path(path), list(scenario.devices), list(step_s.index), f"the scenario {scenario.id}")
     return JobEnergy(step_s.to_numpy(float) * fleet(scenario).busy_w, ("assumed",) * len(step_s))
@@ -114,7 +133,7 @@ def draw(times: StepTimes, scenario: Scenario, count: int, seed: int, load: floa
 
     Jobs take the joules that the CSV ``energy`` states of a step (``step_energy``); empty: the watts of their devices.
     """
-    shared = times.subset(scenario.kinds)
+    shared = times.of(scenario)
     rates = shared.rates(scenario.devices)
     problem = job_mixes.draw(rates, fleet(scenario), count, seed, load, (scenario.shortest_s, scenario.longest_s),
                              shared.memory_mb())

@@ -85,15 +85,16 @@ class Changes:
 class Engine:
     """Leads workers through jobs as a policy says, in one thread; others ``post`` changes, or read holding ``lock``.
 
-    ``contention_of`` gives how jobs slow each other down on device types, if known.
+    ``contention_of`` gives how jobs slow each other down on device types, if known. ``gather_s``: how long the first decision
+    waits for workers that are still starting, so that the policy sees the devices that its plan has.
     """
 
     def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None,
                  spawn: Spawn, observer: Observer | None = None,
-                 contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None):
+                 contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None, gather_s: float = 0.0):
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
         self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
-        self._obedient = ranked(policy, lambda job: self.view.entries[job].priority)
+        self._prioritised_policy = ranked(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._changes = threading.RLock(), Changes()
         self.post = self._changes.post
         self._thread: threading.Thread | None = None
@@ -103,7 +104,7 @@ class Engine:
         self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
         self.stranded: list[Entry] = []  # jobs that no slot can run now
-        self.wake_s, self.done, self._changed = np.inf, 0, False
+        self.wake_s, self.done, self._changed, self._gather_until_s = np.inf, 0, False, self.now() + gather_s
 
     def now(self) -> float:
         """Return the seconds of the clock of plans, attempts and ends: since the run began, all its parts together."""
@@ -133,12 +134,15 @@ class Engine:
         """Predict the times of the jobs that wait again, as when more is known of devices."""
         self.post(self._forget_times)
 
-    def plan(self) -> pd.DataFrame:
-        """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``)."""
+    def plan(self, spread: Callable[[Spec, str], float] = lambda spec, device_type: 0.0) -> pd.DataFrame:
+        """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``).
+
+        ``spread`` gives the standard deviation of the log time of a job on a device type (default: predictions are exact).
+        """
         self.settle()
         with self.lock:
             view = self.snapshot(planning=True)
-        return plan(view, self.policy)
+        return plan(view, self.policy, spread)
 
     # ------------------------------------------------------------------------------------------ changes of the list
 
@@ -427,6 +431,10 @@ class Engine:
         return refusal
 
     def _decide(self) -> None:
+        if self.now() < self._gather_until_s and any(not (slot.ready or slot.failed_starts) for slot in self.slots):
+            self.wake_s = self._gather_until_s
+            return
+        self._gather_until_s = 0.0
         if self.view is None and any(slot.idle for slot in self.slots):
             self.view = self.snapshot()
             self.stranded = self.view.stranded
@@ -434,7 +442,7 @@ class Engine:
             return  # nothing could start
         self.wake_s, state, slots = np.inf, view.state, {slot.device: slot for slot in self.slots}
         state.now_s = self.now()
-        actions = self._obedient(state, view.predict)
+        actions = self._prioritised_policy(state, view.predict)
         state.clear_news()
         for action in actions:
             if isinstance(action, Wait):

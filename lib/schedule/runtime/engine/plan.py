@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 
 from lib.errors import choices
+from lib.schedule import risk
 from lib.schedule.problem import Problem
 from lib.schedule.runtime.engine.view import View
-from lib.schedule.runtime.journal import Entry
-from lib.schedule.simulation.events import simulate
+from lib.schedule.runtime.journal import Entry, Spec
+from lib.schedule.simulation.events import Outcome, simulate
 from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
 
@@ -61,24 +62,37 @@ def _part(state: State, table: np.ndarray, jobs: np.ndarray, rank: np.ndarray) -
     return replace(state, waiting=waiting, arrived=[], started=[], freed=[], finished=[], memory=now.memory), table
 
 
-def plan(view: View, policy: Policy) -> pd.DataFrame:
-    """Return the table ``schedule`` with ``reason``: what runs, what is planned for the rest, what no slot can run.
+def plan(view: View, policy: Policy, spread: Callable[[Spec, str], float]) -> pd.DataFrame:
+    """Return the table ``schedule`` with ``reason`` and ``in_time``: what runs, what is planned, what no slot can run.
 
     ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
-    fails. The view cannot be used afterwards.
+    fails. ``in_time`` is the probability to keep a deadline, NaN without one; ``spread`` gives the standard deviation of the
+    log time of a job on a device type. The view cannot be used afterwards.
     """
-    rows, state = [], view.state
+    rows, state, now_s = [], view.state, view.state.now_s
     if view.entries:
         running = {ran.job for ran in state.running.values()}
         problem = Problem(state.jobs, state.fleet, view.predict.table, view.predict.table)
         obeying = ranked(policy, lambda job: view.entries[job].priority)
-        schedule = simulate(problem, obeying, known_contention=state.contention, state=state).schedule
-        for row in schedule[schedule["status"] == "done"].sort_values(["start_s", "device"]).itertuples():
+        outcome = simulate(problem, obeying, known_contention=state.contention, state=state)
+        in_time = _in_time(view, outcome, now_s, spread)
+        for row in outcome.attempts_done.sort_values(["start_s", "device"]).itertuples():
             runs = row.job in running
             rows.append((row.job_id, row.device, row.start_s, row.end_s, max(1, view.entries[row.job].attempt + (not runs)),
-                         "running" if runs else "planned", _reason(view, row, schedule)))
-    rows += [(entry.job_id, "", np.nan, np.nan, entry.attempt + 1, "waiting", _nowhere(entry)) for entry in view.stranded]
-    return pd.DataFrame(rows, columns=[*columns("schedule"), "reason"])
+                         "running" if runs else "planned", _reason(view, row, outcome.schedule), in_time[row.job]))
+    rows += [(entry.job_id, "", np.nan, np.nan, entry.attempt + 1, "waiting", _nowhere(entry), np.nan)
+             for entry in view.stranded]
+    return pd.DataFrame(rows, columns=[*columns("schedule"), "reason", "in_time"])
+
+
+def _in_time(view: View, outcome: Outcome, now_s: float, spread: Callable[[Spec, str], float]) -> np.ndarray:
+    problem, plan = outcome.problem, outcome.attempts_done
+    if not np.isfinite(problem.jobs.deadline_s).any():
+        return np.full(len(problem.jobs), np.nan)
+    sigma = np.zeros(problem.predicted_s.shape)
+    for job, device_type in {(row.job, problem.fleet.type_of[row.device_index]) for row in plan.itertuples()}:
+        sigma[job, device_type] = spread(view.entries[job].spec, problem.fleet.types[device_type])
+    return risk.kept(problem, risk.ends_s(problem, plan, sigma, now_s))
 
 
 def _reason(view: View, placed: Any, schedule: pd.DataFrame) -> str:

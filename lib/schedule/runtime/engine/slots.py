@@ -172,7 +172,7 @@ class Slots:
             f"no sign of life for {limits.silent_s:g} s": slot.ready and now - slot.seen_s > limits.silent_s,
             f"it did not stop within {limits.grace_s:g} s": now > slot.stop_by_s,
             f"not done after {ran_s:,.0f} s, predicted were {expected_s:,.3g} s":
-                ran_s > max(limits.least_s, limits.late * expected_s)}
+                ran_s > max(limits.least_s, limits.overrun_factor * expected_s)}
         return next((trouble for trouble, holds in troubles.items() if holds), "")
 
     def _spawned(self, slot: SlotState) -> Iterator[Event]:
