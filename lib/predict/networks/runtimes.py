@@ -1,7 +1,7 @@
 """How long a network takes on a CPU in another runtime, in int8, compiled, on fewer threads, or in several processes.
 
-The time is a sum of what each kind of operator takes in eager torch, weights, calls and fresh memory, at rates that networks of
-one machine taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
+The time is a sum of what each kind of operator takes, of weights, calls and fresh memory, at rates that networks of one machine
+taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
 one calibrated, the ratio of two such sums scales the eager estimate.
 """
 
@@ -28,6 +28,7 @@ RETRAIN = "train it again with: python -m lib models --train runtimes"
 TERMS = (*OPERATOR_KINDS, "weights", "calls", "fresh")
 PREPARED = ("start", "calls", "weights_mb")
 _WEIGHT_MS, _CALL_MS, _FRESH_MS = 0.15, 0.004, 0.3  # what a MB of weights, a call and a MB of fresh memory are expected to cost
+_FLOPS, _BYTES = 1.5e8, 2e7  # in a ms, of a usual CPU: learned rates make up for another one
 _NO_FRESH = 0.02  # of that, expected of a runtime with memory of its own
 # spreads of logs about the rates of the condition that is alike: of a kind, of all kinds, of weights, calls and fresh memory
 _FIRST, _LATER, _NOISE = (0.5, 1.0, (1.0, 1.0, 1.0)), (0.3, 0.7, (0.5, 0.5, 1.0)), 0.15
@@ -74,8 +75,14 @@ EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
 
 
 def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
-    """Return TERMS of a network in ms; ``operators`` are those of ``work`` as predicted (``predicted_operators``)."""
-    return composition.kinds_ms(operators) | {
+    """Return TERMS of a network in ms; ``operators`` are those of ``work`` as predicted (``predicted_operators``).
+
+    Of an operator that is the geometric mean of its time in eager torch and of its roofline time at _FLOPS and _BYTES: another
+    runtime has other kernels, which are nearer to the roofline.
+    """
+    roofline_ms = np.maximum(operators["flops"] / _FLOPS, operators["bytes"] / _BYTES) * operators["calls"]
+    kinds = composition.kinds_ms(operators.assign(cost_ms=np.sqrt(operators["cost_ms"] * roofline_ms)))
+    return kinds | {
         "weights": work.weight_bytes / 1e6 * _WEIGHT_MS, "calls": work.calls * _CALL_MS,
         "fresh": work.fresh_bytes / 1e6 * _FRESH_MS}
 
