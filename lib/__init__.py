@@ -1,6 +1,6 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library, the lowest package first. Each imports only from those listed before it. The ground: the files of lib/.
+The map of the library, the lowest package first. A package imports only from packages before it. The ground: the files of lib/.
 
     ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, command_list,
                execution

@@ -243,7 +243,7 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     row, predictor = advice.table.iloc[0], advice.answers[0].predictor
     assert row["source"] == "learned from whole networks"
     condition = whole_networks.condition_of(predictor.card, "fp16", "train")
-    whole = whole_networks.answer(predictor.card, advice.captured.rows, 64, condition)
+    whole = whole_networks.answer(predictor.card, advice.captured.kernel_rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
     assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])

@@ -162,9 +162,9 @@ def estimated(**how):
 def test_advice_names_the_best_runtimes_and_what_they_take(like_the_reference):
     usual = cpu_answer("squeezenet1_1", 1)
     changes = [change for change in suggestions.changes(usual) if change.options]
-    assert 1 <= len(changes) <= 4 and any(change.apply["dtype"] != "int8" for change in changes)
+    assert 1 <= len(changes) <= 4 and any(change.settings["dtype"] != "int8" for change in changes)
     best = changes[0]
-    asked = cpu_answer("squeezenet1_1", 1, **{name: best.apply[name] for name in best.apply})
+    asked = cpu_answer("squeezenet1_1", 1, **{name: best.settings[name] for name in best.settings})
     assert asked.uses_runtime
     row = asked.columns
     assert row["images_per_sec"] == pytest.approx(best.predicted_gain * usual.columns["images_per_sec"], rel=1e-6)

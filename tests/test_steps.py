@@ -24,7 +24,7 @@ from lib.predict.advice import advise_text
 from lib.predict.evaluation import profiled_steps
 from lib.predict.networks import step, step_learners, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import PARTS, Costs, Step, StepPart
+from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepPart
 from lib.predict.networks.step_learners import StepModel
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
@@ -75,7 +75,7 @@ def test_a_profiled_step_of_a_gpu_lies_in_the_interval_of_its_prediction(home, w
 
 @given(st.tuples(*[ms] * 5), st.floats(1, 3), st.floats(1, 3))
 def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spread, passes_spread):
-    parts = {name: StepPart(size, size / spread, size * spread) for name, size in zip(PARTS, sizes, strict=True)}
+    parts = {name: StepPart(size, size / spread, size * spread) for name, size in zip(STEP_PHASES, sizes, strict=True)}
     passes_ms = parts["forward"].predicted_ms + parts["backward"].predicted_ms
     passes = Estimate(passes_ms, passes_ms / passes_spread, passes_ms * passes_spread, 0, Provenance(), pd.DataFrame)
     whole = Step(parts, passes, 1.0)
@@ -129,7 +129,7 @@ def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
     load = steps.loading("W1", w1)
     for predictor in (cpu, t4):
         whole = steps.predict(predictor, w1, load)
-        assert tuple(whole.parts) == PARTS and all(one.predicted_ms > 0 for one in whole.parts.values())
+        assert tuple(whole.parts) == STEP_PHASES and all(one.predicted_ms > 0 for one in whole.parts.values())
         assert whole.predicted_ms - whole.beside_ms == pytest.approx(whole.passes.predicted_ms)
         assert whole.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6)
     assert whole.parts["loader_wait"].source == f"as on {SHIPPED.stem}"
@@ -154,7 +154,7 @@ def answer():
 
 def test_advice_of_training_is_of_whole_steps(answer):
     table = answer.table.set_index("device")
-    parts = table[[f"{name}_ms" for name in PARTS]]
+    parts = table[[f"{name}_ms" for name in STEP_PHASES]]
     assert parts.sum(axis=1).to_numpy() == pytest.approx(table["predicted_ms"].to_numpy())
     measured = store.read(next(paths.REFERENCE.glob("*/runs/run_W1_*_cpu.csv")), "runs")["step_median_ms"][0]
     assert table["measured_ms"][CPU] == measured and math.isnan(table["measured_ms"]["t4"])
@@ -207,7 +207,8 @@ def test_what_ships_follows_from_the_reference_profiles(without_learners):
         profiled_steps.left_out(profiles, predictor), profiled_steps.published(SHIPPED, "replay"))]
     beside = ["run_id", "split", "measured_ms", "loader_wait_ms", "h2d_ms", "optimizer_ms"]
     pd.testing.assert_frame_equal(*(table[beside] for table in ours), rtol=1e-4)
-    assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(ours[1][[f"{name}_ms" for name in PARTS]].sum(axis=1).to_numpy())
+    phases_ms = ours[1][[f"{name}_ms" for name in STEP_PHASES]]
+    assert ours[1]["predicted_ms"].to_numpy() == pytest.approx(phases_ms.sum(axis=1).to_numpy())
 
 
 def as_of(workload, hardware_id, folder, run=None, rows=None):

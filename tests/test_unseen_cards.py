@@ -179,7 +179,8 @@ def test_networks_of_its_user_calibrate_a_card(home):
     assert after["source"] == "learned from whole networks"
     (answer,) = advised("a10").answers
     card, batch_size = card_model.load_for("a10", shipped=True), answer.work.batch_size
-    learned_ms = whole_networks.answer(card, answer.captured.rows, batch_size, EAGER).predicted_ms  # without launches of others
+    rows = answer.captured.kernel_rows
+    learned_ms = whole_networks.answer(card, rows, batch_size, EAGER).predicted_ms  # without launches of others
     assert after["predicted_ms"] / learned_ms == pytest.approx(1.6, rel=0.1)
     assert after["high_ms"] / after["predicted_ms"] < before["high_ms"] / before["predicted_ms"]
     assert "n 11; left out: families of the networks that calibrated it" in after["held_out"]
@@ -207,7 +208,7 @@ def test_networks_measured_with_this_project_are_read_as_conditions(tmp_path):
     read = calibration.read(path)[["precision", "layout", "module"]]  # none in fp32, none of a CPU
     assert read.to_numpy().tolist() == [["amp_bf16", "nhwc", "vit"], ["amp_fp16", "nchw", "resnet"]]
     store.write(table.assign(device="cpu"), path, "networks", derived=True)
-    with refused("has no inference in 16 bits on a GPU"):
+    with refused("has no 16-bit inference on a GPU; --networks needs it"):
         calibration.read(path)
 
 

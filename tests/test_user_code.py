@@ -230,7 +230,7 @@ def test_a_workloads_first_layer_is_fitted_to_its_dataset_still():
         networks.network("cnn3d", 1, "2x16x16")
     assert models.build("resnet18", 1, 10).conv1.in_channels == 1
     assert networks.network("simple_cnn", 1, "5x28x28").build().features[0].in_channels == 5
-    with refused("batch size -1 is none; give 1 or more"):
+    with refused("batch size -1 is negative; give 1 or more"):
         networks.network("resnet18", -1)
 
 

@@ -1,1 +1,1 @@
-"""The command line, ``python -m lib <verb>``: a file a room, each verb a thin call into it."""
+"""The command line, ``python -m lib <verb>``: one file per group of verbs, each verb a thin call into the library."""

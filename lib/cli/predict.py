@@ -15,9 +15,9 @@ _BUDGET_S = 120.0  # of calibrate
 
 
 def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
-    """Return an answer; where it is of this machine's CPU by another one's model, once its ceilings were measured.
+    """Return the answer. If this CPU uses another CPU's model, measure its ceilings first.
 
-    While another measurement runs they are not, and the answer is the one without.
+    While another measurement runs, the ceilings are not measured and the answer is not scaled.
     """
     from lib import locks
     from lib.predict import registry, transfer_cpu
@@ -68,16 +68,16 @@ def _advise(options: argparse.Namespace) -> bool:
         reading = watch.reading()
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or options.explain or options.verify)
-    neighbours = advise_text.neighbours(advice, reading, brief, speed)
+    cpu_load = advise_text.cpu_load_note(advice, reading, brief, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
-        print(_as_json(advise_text.records(advice, verified, neighbours, speed)))
+        print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
         return False
     changes = suggestions.suggestions(advice)
     if not options.explain and not options.verify:
-        print(advise_text.screen(advice, changes, neighbours))
+        print(advise_text.screen(advice, changes, cpu_load))
         return False
-    print("\n".join(filter(None, (advise_text.text(advice), neighbours))), flush=True)  # what users' code prints goes to stderr
+    print("\n".join(filter(None, (advise_text.text(advice), cpu_load))), flush=True)  # what users' code prints goes to stderr
     if options.verify:
         measured_ms, changes = suggestions.verified(advice, changes)
         print(advise_text.verdict(advice, measured_ms))
@@ -276,7 +276,7 @@ def _add_devices(verb) -> None:
                       help="measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
                            "own, nor its speed now")
     add_flag(verb, "--json",
-             "print a list of objects, one a device; with --verify this CPU's holds what was measured, too")
+             "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too")
 
 
 def _add_advise_operator(verbs) -> None:

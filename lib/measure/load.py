@@ -1,7 +1,7 @@
 """The load that other processes put on the cores or the GPU of a measurement; waiting for a quiet machine.
 
-Processes of the same run, and those on cores that this process may not use, do not count. A GPU is judged by its other users,
-its clock and its throttling, never by the load of its host.
+Processes of the same run, and those on cores that this process may not use, do not count. A GPU is judged by its other users
+and its throttling (``GpuUse.verdict``), neither by its clock nor by the load of its host.
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ def spare_cores(threads: int) -> int:
 
 
 def in_the_way(others, stolen, spare: int):
-    """Return how many cores' worth of others stood in our way (numbers or Series): half of the idle cores are free to them."""
+    """Return how many cores others took from a measurement (numbers or Series); half of the idle cores are free to them."""
     return np.maximum(others - spare / 2, 0.0) + stolen
 
 
@@ -36,7 +36,7 @@ def in_the_way(others, stolen, spare: int):
 class Load:
     """What happened beside a measurement of ``seconds``: cores used by others, cores stolen by the host, switches.
 
-    The cores are those that this process may use. ``gpu`` is there where the measurement was on one.
+    The cores are those that this process may use. ``gpu`` is set if the measurement was on a GPU.
     """
 
     seconds: float
@@ -62,7 +62,8 @@ class Load:
 def busy_seconds() -> tuple[float, float]:
     """Return the CPU seconds that everybody has used so far of the cores of this process, and those that the host took.
 
-    In ticks of 10 ms. Of all cores where the system does not tell of one of ours, as in a container that renames them.
+    They come in ticks of 10 ms. They are of all cores if the system does not list one of ours, as in a container that renames
+    them.
     """
     cores, every = own_cores(), _times_of_cores()
     ours = [every[core] for core in cores] if every.keys() >= set(cores) else list(every.values())
@@ -70,7 +71,7 @@ def busy_seconds() -> tuple[float, float]:
 
 
 def _times_of_cores() -> dict[int, tuple[float, float]]:
-    """Return the CPU seconds of each core that the system tells of, by its number: used by everybody, and taken by the host."""
+    """Return the CPU seconds of each core that the system lists, by its number: used by everybody, and taken by the host."""
     if not _STAT.exists():
         return {core: (sum(getattr(times, field, 0.0) for field in _BUSY), 0.0)
                 for core, times in enumerate(psutil.cpu_times(percpu=True))}
@@ -157,7 +158,7 @@ class LoadWatch:
 def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5, device: str = "cpu") -> Load:
     """Wait until others leave a device alone, at most ``patience_s``; return the last reading either way.
 
-    Where nobody tells who uses a GPU there is nothing to wait for.
+    If the users of a GPU are unknown, it does not wait.
     """
     end = time.monotonic() + patience_s
     while True:

@@ -2,8 +2,8 @@
 
 The error of a kernel or network on a stranger's machine has two parts: what all times of that board and host share (clock,
 cooling, libraries, and what the model does not know of the card), and the rest. Both are learned per kind from labels that no
-model was trained on, one vote per family; a calibration measures the first part and takes it away. Labels teach a few rates,
-too (``evaluation.labelled_rates``); each label is scored by rates that saw neither its device nor its family.
+model was trained on, one vote per family; a calibration measures the first part and takes it away. A few rates are learned from
+labels, too (``evaluation.labelled_rates``); each label is scored by rates learned without its device and its family.
 """
 
 import math
@@ -25,15 +25,16 @@ PATH = paths.REFERENCE / "models" / "boards.json"
 NETWORK = "network"  # how kinds of networks begin
 _COVER = 0.9
 _LEAST_BOARDS = 3
-UNKNOWN = 2.0  # factor on the spread of boards for an architecture without a measured card
+UNKNOWN_ARCHITECTURE_FACTOR = 2.0  # factor on the spread of boards for an architecture without a measured card
 _scored: ContextVar["Boards | None"] = ContextVar("scored", default=None)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Half widths in log time: ``board`` of the error common to a device, ``rest`` of what remains; ``count`` devices tell.
+    """Half widths in log time, from ``count`` devices: ``board`` of the error common to a device, ``rest`` of the remainder.
 
-    ``board`` is the farthest of up to nine devices, 90 % of more; ``rest`` holds 90 % of what remains.
+    ``board`` bounds the error of 90 % of new devices (with fewer than nine, the largest error of all); ``rest`` holds 90 % of
+    the remainder.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -44,15 +45,15 @@ class Spread:
 
     def half(self, half: Any, is_known: bool = True) -> Any:
         """Return the half width on a board of others; ``is_known``: cards of its architecture were measured."""
-        return np.hypot(np.maximum(half, self.rest), self.board * (1.0 if is_known else UNKNOWN))
+        return np.hypot(np.maximum(half, self.rest), self.board * (1.0 if is_known else UNKNOWN_ARCHITECTURE_FACTOR))
 
 
 @dataclass(frozen=True)
 class Rates:
     """Times of kernels within networks over their times alone, and ms of a launch, by kind; and gradients of convolutions.
 
-    ``gradients``: the log of the time of a gradient over that of the kernel in its place as a linear form of
-    ``operators.gradients.features``.
+    ``gradients``: linear forms of ``operators.gradients.features``, which give the log of a gradient's time over that of the
+    forward kernel in its place.
     """
 
     kernels: dict[str, Positive] = field(default_factory=dict)
@@ -65,15 +66,15 @@ class Rates:
 
     @property
     def of_passes(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what ``networks.sums.Parts.predict`` takes."""
+        """Return the arguments of ``networks.sums.Parts.predict``."""
         return self.kernels, self.launches_ms
 
 
 @dataclass(frozen=True)
 class Boards(Saved):
-    """The spread of each kind of kernel or network; of kinds that too few devices ran, that of all kernels or networks.
+    """The spread of each kind of kernel or network; a kind that too few devices ran has that of all kernels or networks.
 
-    ``rates``: what labels of ``sources`` teach; ``left_out``: the same without a device, or a device and a family.
+    ``rates``: learned from labels of ``sources``; ``left_out``: the same without a device, or without a device and a family.
     """
 
     spreads: dict[str, Spread] = field(default_factory=dict)
@@ -84,11 +85,11 @@ class Boards(Saved):
     FORMAT: ClassVar = Format("spread of boards", "compute it again with: python -m lib models --outsiders FOLDER --ship")
 
     def of(self, kind: str) -> Spread | None:
-        """Return the spread of a kind; of kernels, if nobody measured any, that of networks; None where nobody did."""
+        """Return the spread of a kind, else of all kinds like it (kernels or networks), else of networks; None without."""
         return self.spreads.get(kind) or self.spreads.get(_all(kind)) or self.spreads.get(f"{NETWORK}s")
 
     def without(self, device: str, family: str = "", source: str = "") -> Rates:
-        """Return the rates that did not see a device and a family; all of them, if the ``source`` taught nothing."""
+        """Return the rates learned without a device and a family; the usual rates if ``source`` is not among their sources."""
         return self.left_out.get(f"{device} {family}", self.rates) if not source or source in self.sources else self.rates
 
     def widened(self, ms: Any, low: Any, high: Any, kind: str, is_known: bool) -> tuple[Any, Any]:
@@ -116,7 +117,7 @@ def network_kind(mode: str, condition: str) -> str:
 def learn(errors: pd.DataFrame) -> Boards:
     """Learn spreads from ``kind, board, family, is_known, error`` (log measured over predicted); families have one vote each.
 
-    A kind that fewer than three boards ran has none of its own. ``is_known``: cards of the board's architecture were measured.
+    A kind needs three boards for its own spread. ``is_known``: cards of the board's architecture were measured.
     Rows that are ``mostly_launches`` are left out.
     """
     errors = errors[~errors["mostly_launches"]]
@@ -131,7 +132,7 @@ def _spread(part: pd.DataFrame) -> Spread:
     rest = (part["error"] - part["board"].map(shared)).abs()
     votes /= votes.groupby(part["board"]).transform("sum")  # boards count alike
     known = part.groupby("board")["is_known"].first()
-    farthest = np.sort([abs(error) / (1.0 if known[board] else UNKNOWN) for board, error in shared.items()])
+    farthest = np.sort([abs(error) / (1.0 if known[board] else UNKNOWN_ARCHITECTURE_FACTOR) for board, error in shared.items()])
     place = min(len(farthest), math.ceil((len(farthest) + 1) * _COVER)) - 1
     return Spread(float(farthest[place]), _quantile(rest, votes, _COVER), len(shared))
 
@@ -142,7 +143,7 @@ def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
 
 @contextmanager
 def scoring(boards: Boards) -> Iterator[None]:
-    """Within, ranges are those of the models alone, and rates are those that did not see the device that is asked about."""
+    """Within, ranges are those of the models alone, and rates are learned without the device that is predicted."""
     token = _scored.set(boards)
     try:
         yield
@@ -151,7 +152,7 @@ def scoring(boards: Boards) -> Iterator[None]:
 
 
 def shipped() -> Boards:
-    """Return what ships; nothing is known of boards where nothing ships."""
+    """Return the spreads and rates that ship; empty if none do."""
     return _load(PATH, PATH.stat().st_mtime_ns) if PATH.is_file() else Boards()
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict.networks import architectures, composition, fitting, resident, work
-from lib.predict.networks.composition import PARTS, TERMS, Composition
+from lib.predict.networks.composition import TERMS, TIME_TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS, Learned
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
@@ -26,7 +26,7 @@ from lib.work import dtypes, networks
 TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
           "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
           "vit_b_16")
-_PARTS = [*PARTS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb", "flops", "bytes", "calls"]
+_PARTS = [*TIME_TERMS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb", "flops", "bytes", "calls"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]
 
@@ -51,7 +51,7 @@ def terms(model: CostModel | Lines, table: pd.DataFrame, items: Works) -> pd.Dat
     """Return networks that were measured end to end (a table ``networks``) with what the model predicts of their operators.
 
     Columns beside those of ``networks``: ``family, tuning``, ``kind`` (``architectures.of_work``), ``first_use`` (whether its
-    process measured it first, in the order of the table), PARTS, TERMS by the model's efficiencies, ``outside, looked_up,
+    process measured it first, in the order of the table), TIME_TERMS, TERMS by the model's efficiencies, ``outside, looked_up,
     memory_mb, peak_mb, blocks_mb, flops, bytes, calls``.
     """
     measured, rows, kinds = Predictor(model.device, model.facts["dtype"], model).measured_times(), {}, {}
@@ -70,7 +70,7 @@ def terms(model: CostModel | Lines, table: pd.DataFrame, items: Works) -> pd.Dat
 
 
 def with_terms(table: pd.DataFrame, efficiencies: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """Return a table with PARTS, and TERMS by the efficiencies of each row's mode."""
+    """Return a table with TIME_TERMS, and TERMS by the efficiencies of each row's mode."""
     rows = [composition.terms(row, efficiencies.get(row["mode"], {})) for row in table.to_dict("records")]
     return table.assign(**pd.DataFrame(rows, index=table.index, columns=list(TERMS)))
 

@@ -1,7 +1,7 @@
 """Passes on equal GPUs of one machine: what their exchange and their shared host add to the time of one GPU.
 
-Published all-reduces tell what a link carries, networks under DataParallel what its host takes. No network was measured under
-DistributedDataParallel: its range is assumed to be as wide.
+Published all-reduces give the bandwidth that links reach, networks under DataParallel the time of the host. No network was
+measured under DistributedDataParallel: its range is assumed to be as wide.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ _BACKWARD = 2 / 3  # share of a training step's passes
 class Costs(Saved):
     """What GPUs that work together cost.
 
-    ``efficiency``: the share of a link's stated bandwidth that is reached; ``spread`` of hosts about it, in log.
-    ``latency_ms``: of a step round the ring. ``host_ms``: by mode, of an operator of the forward pass for each GPU and once
-    more. ``half``: half the interval of DataParallel in log time, of the networks that told ``host_ms``.
+    ``efficiency``: the share of a link's stated bandwidth that is reached; ``spread``: of hosts about it, in log.
+    ``latency_ms``: of one step round the ring. ``host_ms``: by mode, of an operator of the forward pass, for each GPU and once
+    more. ``half``: half the interval of DataParallel in log time, from the networks that ``host_ms`` is fitted to.
     """
 
     efficiency: Positive
@@ -53,7 +53,7 @@ def all_reduce_ms(mb: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
 
 
 def _ddp_ms(passes_ms: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
-    """Return passes and what the backward pass does not hide of the exchange: its excess, and the last bucket."""
+    """Return passes and the exchange that the backward pass does not hide: its excess, and the last bucket."""
     last_mb = np.minimum(terms["gradients_mb"], _BUCKET_MB)
     excess_ms = all_reduce_ms(terms["gradients_mb"] - last_mb, terms, costs) - passes_ms * _BACKWARD
     return passes_ms + np.maximum(excess_ms, 0) + all_reduce_ms(last_mb, terms, costs)
@@ -77,9 +77,9 @@ class Scheme(NamedTuple):
     words: str
 
 
-MEASURED = "data_parallel"
+DATA_PARALLEL = "data_parallel"
 SCHEMES = {"ddp": Scheme(_ddp_ms, 1, "DDP, all-reduce of {:,.0f} MB overlaps the backward pass"),
-           MEASURED: Scheme(_data_parallel_ms, 4, "DataParallel, one process launches all kernels")}
+           DATA_PARALLEL: Scheme(_data_parallel_ms, 4, "DataParallel, one process launches all kernels")}
 
 
 def times(scheme: str, passes: Mapping[str, Any], terms: Mapping[str, Any], costs: Costs) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def times(scheme: str, passes: Mapping[str, Any], terms: Mapping[str, Any], cost
 
 
 def terms_of(work: Work) -> dict[str, float]:
-    """Return TERMS of the passes of each GPU; its weights are with the inputs."""
+    """Return TERMS of the passes of each GPU; ``weights_mb`` includes the inputs."""
     sizes = (work.weight_bytes, sum(work.trained) * 4, work.input_values * 4)
     return dict(zip(TERMS, (*(size / 1e6 for size in sizes), work.modules), strict=True))
 
@@ -112,11 +112,10 @@ def shipped() -> Costs:
 
 
 def learn(links: pd.DataFrame, networks: pd.DataFrame) -> Costs | None:
-    """Learn from all-reduces and from networks under DataParallel, None where there are none of either.
+    """Learn from all-reduces (``links``) and from networks under DataParallel; None if either is missing.
 
     ``links``: device, gpus, gbps, mb, measured_ms. ``networks``: terms of ``times``, passes_ms, and alone_ms of one GPU. Both
-    with their licence. Hosts reach a geometric mean of their shares of a link. Of an operator they take the median at which
-    times come out right.
+    have a licence. ``efficiency``: geometric mean over hosts. ``host_ms``: the median that reproduces the times.
     """
     if links.empty or networks.empty:
         return None

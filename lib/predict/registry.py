@@ -210,7 +210,7 @@ class Predictor:
 
     def widened(self, times: Mapping[str, float], kind: str) -> dict[str, float]:
         """Return predicted, low and high ms as they hold where this model was not calibrated, see ``boards``."""
-        if not self.model.is_of_strangers:
+        if not self.model.was_measured_elsewhere:
             return dict(times)
         return boards.widened(times, kind, is_of_measured_architecture(self.kind))
 
@@ -236,8 +236,8 @@ class Predictor:
         return float(roofline.seconds(work.flops_and_bytes, self.roof).sum()) * 1e3
 
     def launches_ms(self, work: Work) -> float:
-        """Return the ms that launching every operator takes; on a GPU of others by a usual host."""
-        return work.calls * (HOST_MS[0] if self.model.is_of_strangers else self.roof.launch_us / 1e3)
+        """Return the ms that launching every operator takes; on a GPU measured elsewhere, from a usual host."""
+        return work.calls * (HOST_MS[0] if self.model.was_measured_elsewhere else self.roof.launch_us / 1e3)
 
     def bound(self, work: Work, predicted_ms: float) -> str:
         """Return what limits a pass or step, see ``bound_of``."""
@@ -248,7 +248,6 @@ class Predictor:
         if launches_ms > DOMINANT_SHARE * predicted_ms:
             return "launch"
         return "memory" if roofline.memory_share(parts, self.roof) > DOMINANT_SHARE else "compute"
-
 
     def source(self, estimate: Estimate) -> str:
         """Return where an answer comes from in words; zero-shot if other devices' kernels predicted most of its time."""
@@ -345,7 +344,7 @@ def has_cpu(dtype: str) -> bool:
     return bool(_files_of_this_cpu(dtype) or reference_cpus(dtype))
 
 
-class _Models:
+class _DeviceCatalogue:
     """The devices that can be predicted in an element type, see ``for_devices``."""
 
     def __init__(self, dtype: str, shipped: bool = False, reader: Callable[[Path], CostModel] = load):
@@ -354,7 +353,7 @@ class _Models:
         self.measured = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
 
     @property
-    def usual(self) -> list[str]:
+    def default_devices(self) -> list[str]:
         """Return the devices that are measured: this CPU, and GPUs with a model."""
         return ["cpu", *sorted(({device for device, _ in self.files} | self.measured) & set(self.vendors))]
 
@@ -413,7 +412,7 @@ class _Models:
 
 def predictor(device: str, dtype: str) -> Predictor | None:
     """Return a device that can be predicted, None without a model; InputError for a damaged file."""
-    return _Models(dtype).device(device)
+    return _DeviceCatalogue(dtype).device(device)
 
 
 def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
@@ -427,8 +426,8 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
     devices = [_listed(device) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    models, predictors = _Models(dtype, shipped, reader or cache(load)), []  # one donor serves many GPUs
-    usual, machines = models.usual, archive.machines(imported=True)
+    models, predictors = _DeviceCatalogue(dtype, shipped, reader or cache(load)), []  # one donor serves many GPUs
+    usual, machines = models.default_devices, archive.machines(imported=True)
     for device in devices or usual:
         if device not in usual and device not in models.vendors and device.rpartition("@")[2] in machines:
             predictors += models.machine(device)

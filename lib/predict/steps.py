@@ -19,9 +19,9 @@ from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import boards, registry
-from lib.predict.networks import composition, step
+from lib.predict.networks import composition
 from lib.predict.networks.composition import PLAIN_SUM, Estimate
-from lib.predict.networks.step import Costs, Step, StepPart
+from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepPart
 from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
@@ -150,7 +150,7 @@ def predict(predictor: Predictor, work: Work, load: Mapping[str, float], recipe:
         hidden = (max(0.0, ms / recipe.num_workers - rest_ms) for ms in (wait.predicted_ms, wait.low_ms, wait.high_ms))
         parts["loader_wait"] = StepPart(*hidden, wait.source)
     state_mb = sum(work.trained) * _STATE[recipe.optimizer] / 1e6
-    return Step({name: parts[name] for name in (*step.PARTS, "parallel") if name in parts}, passes, work.memory_mb + state_mb)
+    return Step({name: parts[name] for name in (*STEP_PHASES, "parallel") if name in parts}, passes, work.memory_mb + state_mb)
 
 
 def passes_in_a_loop(predictor: Predictor, work: Work) -> Estimate:

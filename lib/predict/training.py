@@ -18,7 +18,7 @@ from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.operators import fitting, inputs
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.cost_model import NETWORK_PARTS, CostModel
+from lib.predict.operators.cost_model import NETWORK_PARTS, PARTS_NOT_LENT, CostModel
 from lib.predict.operators.validation import matrices_of, sizes_of, usable
 from lib.predict.transfer import ANY_GPU
 from lib.predict.transfer_cpu import Host
@@ -32,7 +32,7 @@ GRIDS = ("aiconfigurator",)  # sources that measured each N and K at each M: no 
 _LEAST_GPUS = 3
 _STATES = {False: (("cold", "kernel"), ("warm", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end")),  # a CPU's
            True: (("warm", "kernel"), ("cold", "kernel"), ("warm", "end_to_end"), ("cold", "end_to_end"))}
-_CARRIED = ("sgemm", "memory")  # groups of which rates alone carry over to other devices: trees learn what is each one's own
+_CARRIED = ("sgemm", "memory")  # groups of which only rates carry over to other devices: trees learn what a single device does
 _SAMPLE = 12_000  # rows of one device that the model of any GPU is trained on
 
 
@@ -83,10 +83,10 @@ def sweep_files(folder: Path) -> list[Path]:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Return what a machine's sweeps can train a model of, the CPU first: each kind of device and element type, once.
+    """Return the targets that a machine's sweeps can train, the CPU first: each kind of device and element type once.
 
-    Of several ways of timing and numbers of threads that is what has the most rows, of as many the first of _STATES. Raises
-    InputError where none has enough.
+    Of several ways of timing and thread counts, the one with the most rows is taken, on a tie the first of _STATES. Raises
+    InputError if none has enough rows.
     """
     tables = [_labelled(path) for path in sweep_files(folder)]
     rows = pd.concat(tables) if tables else pd.DataFrame(columns=["status", "verdict", "hardware_id", "gpu", "dtype"])
@@ -234,17 +234,17 @@ def gpu_model(device: str, table: pd.DataFrame, kind: str, dtype: str, quick: bo
     vendor, rows = load_devices()[device], balanced(table, dtype)
     facts = _facts(kind, rows, dtype, hardware_id=f"published:{device}", software_id=str(rows["software_id"].iloc[0]),
                    rows=len(rows), peak_gflops=vendor.peak_gflops[dtype], peak_gbps=vendor.peak_gbps,
-                   speaks_for_itself=[_GEMM_GROUP] if throttled(device, table) else [])
+                   **{PARTS_NOT_LENT: [_GEMM_GROUP] if throttled(device, table) else []})
     model = fitting.fit(rows, facts, Chip.of(vendor, dtype), quick, matrices_of if kind in GRIDS else sizes_of)
     model.device = device
     return model
 
 
 def throttled(device: str, table: pd.DataFrame) -> bool:
-    """Return whether a card was throttled while its GEMMs in fp32 were measured: they tell of it alone, not of cards alike.
+    """Return whether a card was throttled while its GEMMs in fp32 were measured: they say nothing about similar cards.
 
-    Large ones then took less than 70 % of the rate that its peak and its power allow, in the median; other cards reach 75 to
-    100 %.
+    Large GEMMs then reached less than 70 % of the rate that its peak and its power allow, in the median; other cards reach 75
+    to 100 %.
     """
     chip, gemms = Chip.of(load_devices()[device], "fp32"), table[(table["op"] == _GEMMS) & (table["dtype"] == "fp32")]
     large = gemms[is_usable(gemms) & (gemms["flops"] > _LARGE_FLOPS)]

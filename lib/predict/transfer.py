@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lib.config.definitions import VendorDevice, load_devices
-from lib.predict.operators.cost_model import ANY_GPU, CostModel
+from lib.predict.operators.cost_model import ANY_GPU, PARTS_NOT_LENT, CostModel
 from lib.predict.operators.features_gpu import MOVING
 from lib.predict.operators.parts import Part
 from lib.predict.operators.regressors import Rates
@@ -67,8 +67,8 @@ def siblings(vendor: VendorDevice) -> list[str]:
 def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, donors: Sequence[CostModel]) -> dict[str, Part]:
     """Return a donor's parts applied to a GPU, with the scores of any-GPU, which are of GPUs left out.
 
-    A sibling's scores are of its own unseen shapes. A donor of the same GPU in another element type keeps its scores. GEMMs of
-    a throttled card are not borrowed.
+    A sibling's own scores are of its unseen shapes. A donor of the same GPU in another element type keeps its scores. GEMMs in
+    fp32 of a throttled card are not borrowed.
     """
     parts = donor.on(vendor, dtype).parts
     if donor.device == vendor.id:
@@ -76,7 +76,7 @@ def _borrowed(donor: CostModel, vendor: VendorDevice, dtype: str, donors: Sequen
     of_any = (ANY_GPU, donor.facts["dtype"])
     left_out = next((other.parts for other in donors if (other.device, other.facts["dtype"]) == of_any), {})
     return {name: replace(part, scores=left_out[name].scores if name in left_out else {}) for name, part in parts.items()
-            if name.partition(" ")[0] not in donor.facts.get("speaks_for_itself", ())}
+            if name.partition(" ")[0] not in donor.facts.get(PARTS_NOT_LENT, ())}
 
 
 def _rates(part: Part, launch_ms: float) -> Part:

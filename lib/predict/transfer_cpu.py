@@ -66,7 +66,7 @@ def host() -> Host | None:
 def rates(rows: pd.DataFrame, overheads: pd.DataFrame) -> dict[str, Any]:
     """Return the fields of a ``Host`` besides its peaks from rows of ceilings and overheads; None or empty if unknown.
 
-    Of first-touch page faults that is the least ms per MB, of a core the geometric mean of a launch and a clock reading in us.
+    ``first_touch_ms_per_mb`` is the least ms per MB. ``core_us`` is the geometric mean of launch and clock reading.
     """
     gemms = rows[(rows["dtype"] == "fp32") & rows["method"].str.startswith("torch.mm")]["peak_gflops"]
     moving = rows[rows["peak_gbps"].notna()]

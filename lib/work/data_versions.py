@@ -1,11 +1,11 @@
 """Versions of a folder of data in a remote: pushed and pulled whole, never half, and nobody's work overwritten.
 
-A remote holds ``objects/<sha256>``, the files by what they hold, and ``branches/<branch>/<number>.json``, a manifest a version.
-A push writes the objects first and the manifest last, as a new file of the next number: there is no moment at which an earlier
-version is touched, and of two that push at once one is refused. A manifest torn by a death is no version: it is passed over.
-The folder remembers in ``.version.json`` what it was pulled from or pushed as. A push from another version than the branch's
-last is refused (pull first); a pull changes and removes files that are as they were then, and no others: what a version lacks
-does not come back by a folder that had it. Hidden files stay at home.
+A remote holds the files as ``objects/<sha256>``, and one manifest per version as ``branches/<branch>/<number>.json``. A push
+writes the objects first and the manifest last, under the next number: it never touches an earlier version, and of two pushes at
+once one is refused. A manifest torn by a death is ignored. The folder records in ``.version.json`` the version that it was
+pulled from or pushed as. A push is refused unless that is the branch's last version (pull first). A pull changes and removes
+only files that are still as in that version, so a file that was removed from a branch does not return from another folder.
+Hidden files are neither pushed nor pulled.
 """
 
 import contextlib

@@ -23,7 +23,7 @@ _NEAREST = 3  # names in an error
 class Network:
     """A network that can be built, and the shape of a batch of its inputs, such as (N, C, H, W) or (N, tokens).
 
-    ``inputs`` has one or several with their element types and names; empty it is one of floats of that ``shape``.
+    ``inputs``: one or more, with element types and names; empty: one of floats of that ``shape``.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Network:
         return self.inputs or (Input(self.shape),)
 
     def made(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Make a batch of random values: what a model is called with, by place and by name."""
+        """Make a batch of random values: the positional and the named arguments of a model."""
         return inputs.arguments([entry.made(torch.device(device)) for entry in self.batch], self.batch)
 
 
@@ -45,12 +45,12 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     """Resolve ``name``: a workload id (W1), a model (resnet50, cnn3d), timm:NAME, hf:PATH of a config, or ``module:Class``.
 
     ``input_shape`` is one sample such as ``3x224x224`` or ``512:int64``, or a YAML file of several, see ``inputs.parse``; empty
-    takes the workload's own or the model's usual one. ``batch_size`` 0 is the workload's own, or 1. Raises InputError for a
-    name, shape or batch size that is none, and for channels that torchvision's classifiers do not take (a workload's first
+    takes the workload's own or the model's usual one. ``batch_size`` 0 is the workload's own, or 1. Raises InputError for an
+    unknown name, a wrong shape or batch size, and for channels that torchvision's classifiers do not take (a workload's first
     layer is fitted to its dataset's).
     """
     if batch_size < 0:
-        raise InputError(f"batch size {batch_size} is none; give 1 or more, or 0 for the usual one")
+        raise InputError(f"batch size {batch_size} is negative; give 1 or more, or 0 for the usual one")
     if name in definitions.workloads():
         return _workload(name, batch_size, input_shape)
     library, at, rest = name.partition(":")
@@ -65,7 +65,7 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
 
 
 def is_users(name: str) -> bool:
-    """Return whether a name is of a user's own code, which can only be told by importing it."""
+    """Return whether a name is of a user's own code; whether that exists shows only when it is imported."""
     library, at, _ = name.partition(":")
     return bool(at) and library not in _LIBRARIES
 
@@ -96,9 +96,9 @@ def _listed(name: str, input_shape: str) -> tuple[Callable[[], nn.Module], tuple
 
 
 def family(name: str) -> str:
-    """Return the family of a network: the module of torchvision or timm that defines it, Hugging Face's model type.
+    """Return the family of a network: the module of torchvision or timm that defines it, or Hugging Face's model type.
 
-    Of others it is their own name.
+    All others are a family of their own, by their name.
     """
     import torchvision
 

@@ -45,10 +45,10 @@ def cuda_uuid(number: int) -> str:
 
 
 def _name(number: int) -> str:
-    """Return what NVML calls the card ``cuda:<number>`` of this process.
+    """Return NVML's name of the card ``cuda:<number>`` of this process.
 
-    Where CUDA is in use, the UUID that it tells, for it may count cards in another order. Else, and for a part of a card (MIG),
-    it follows from the variable that lists the cards.
+    If CUDA is in use, it is the UUID that CUDA gives, as CUDA may count cards in another order. Else, and for a part of a card
+    (MIG), it follows from the variable that lists the cards.
     """
     listed, torch = locks.card(number), sys.modules.get("torch")
     in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
@@ -58,8 +58,8 @@ def _name(number: int) -> str:
 class Card:
     """The card ``cuda:<number>`` of this process, as NVML sees it.
 
-    Raises InputError where NVML cannot be used or has lost the card. What a driver or a version of NVML does not tell is None
-    or empty later on.
+    Raises InputError where NVML cannot be used or has lost the card. Values that the driver or this version of NVML lacks are
+    None or empty.
     """
 
     def __init__(self, number: int):
@@ -92,13 +92,13 @@ class Card:
 
     @property
     def mode(self) -> str:
-        """Return in which mode the card takes less than everybody; empty where it takes all."""
+        """Return the exclusive or prohibited mode; empty if all may use the card."""
         return _MODES.get(self.value("nvmlDeviceGetComputeMode") or 0, "")
 
     def processes(self) -> dict[int, float | None] | None:
-        """Return the share of the card's time that each process used in the last second, by the ids that the host counts.
+        """Return the share of the card's time that each process used in the last second, by the host's process ids.
 
-        None where the driver does not tell who computes on the card, or of a process how much.
+        None if the driver does not tell which processes compute on the card; a share is None if it is unknown.
         """
         running = self.value("nvmlDeviceGetComputeRunningProcesses")
         if running is None:

@@ -30,8 +30,8 @@ _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
 def crowding(visits: pd.DataFrame, spare_cores: int = 0) -> pd.Series:
     """Return for each visit what others and the host used around its time, a median over NEIGHBOURS visits.
 
-    Of the cores it is what ``spare_cores`` idle ones could not take, and on a GPU the share of its time alone. A process that
-    works beside us gives the same answer again and again; a single visit is too short to tell.
+    On a CPU it is the cores beyond those that ``spare_cores`` idle ones could give, on a GPU the share of its time. A process
+    beside us shows in visit after visit; a single visit is too short to show it.
     """
     cores = load.in_the_way(visits["other_cores"], visits["stolen_cores"], spare_cores)
     return _smooth(cores.mask(_on_gpu(visits), visits["gpu_others"].fillna(0.0)))
@@ -54,8 +54,8 @@ def _filled(texts: pd.Series) -> pd.Series:
 def disturbed(visits: pd.DataFrame) -> pd.Series:
     """Return which visits saw a slow processor, or throttled GPU.
 
-    A processor by the reference kernel before and after them; a GPU where it says so, or by a clock below the highest of the
-    same configuration (which one operator lets it keep, another may not).
+    A processor is slow by the reference kernel before and after the visit. A GPU is throttled if it said so, or the highest
+    clock for its configuration was over 6 % above its own; operators keep different clocks.
     """
     usual = visits["yardstick_ms"].quantile(USUAL / 100)
     fastest = visits.groupby("config")["gpu_mhz"].transform("max")
@@ -63,10 +63,10 @@ def disturbed(visits: pd.DataFrame) -> pd.Series:
 
 
 def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
-    """Return one row a configuration from its visits: median, spread and extremes over the rounds, and a verdict.
+    """Return one row per configuration from its visits: median, spread and extremes over the rounds, and a verdict.
 
     Visits beside a busy neighbour, or on a processor slower than usual, are left out where LEAST_ROUNDS others exist;
-    where they do not, the verdict says so. ``spare_cores`` is how many the threads of ours left idle.
+    where they do not, the verdict says so. ``spare_cores``: cores that our threads left idle.
     """
     cores = _smooth(visits["other_cores"] + visits["stolen_cores"])
     visits = visits.assign(cores=cores, crowd=crowding(visits, spare_cores), slow=disturbed(visits))
@@ -90,7 +90,7 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
 
 
 def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Yield what the rounds of one configuration saw beside them, each with its verdict."""
+    """Yield the verdicts on the rounds of one configuration by what ran beside them, each with its reason."""
     crowd, on_gpu = float(used["crowd"].median()), _on_gpu(used).any()
     used_words = f"{crowd:.0%} of the GPU" if on_gpu else f"{crowd:.1f} cores"
     yield crowd_verdict(crowd), f"others used {used_words} meanwhile"
@@ -111,9 +111,9 @@ def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
 
 
 def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
-    """Return the ``sweep`` rows of one device; a configuration that failed in one of its visits is a failed one.
+    """Return the ``sweep`` rows of one device.
 
-    So is one whose visit repeats the result before it. What was entered and never visited has no row.
+    A configuration failed if one of its visits failed or repeated the result before it; one that was never visited has no row.
     """
     configs = store.read(folder / "configs.csv", "configs").drop_duplicates("config", keep="last")
     visits = store.read(folder / "repeats.csv", "repeats")

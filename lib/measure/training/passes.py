@@ -29,7 +29,7 @@ _OVERRUN = 1.2  # times its share of the budget that a pass may take before it e
 
 
 class Limited:
-    """A loader that stops after ``batches``; its length says so. After ``most_s`` seconds it stops too, one batch given."""
+    """A loader that stops after ``batches``, which is its length, or after ``most_s`` seconds and at least one batch."""
 
     def __init__(self, loader: torch.utils.data.DataLoader, batches: int, most_s: float):
         self._loader, self._batches, self._most_s = loader, min(batches, len(loader)), most_s
@@ -48,8 +48,8 @@ class Limited:
 class Stopwatch(Observer):
     """An observer that takes the time from the end of the first batch, which starts the loader, to that of batch ``last``.
 
-    ``every`` reads the clock after each batch in between as well, for a pass that may end early; where that has one batch
-    only, its time counts, from when this was made. ``observer`` is told all that this one is.
+    ``every``: the clock is read after each batch in between, too, for a pass that may end early. If that pass has one batch,
+    the batch is timed, from the creation of the stopwatch. ``observer`` gets all calls, too.
     """
 
     def __init__(self, device: torch.device, last: int, every: bool = False, observer: Observer | None = None):
@@ -81,7 +81,7 @@ class Stopwatch(Observer):
 
 
 class PassLimits:
-    """What each pass may take, by what is left of the budget and the newest time of a training step."""
+    """The limits of each pass, by the rest of the budget and the newest time of a training step."""
 
     def __init__(self, p: ProfileParams, budget: Budget, step_s: float):
         self._p, self._budget, self.step_s = p, budget, step_s

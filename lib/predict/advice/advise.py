@@ -34,8 +34,8 @@ class Advice:
         return next((answer for answer in self.answers if answer.predictor.device == device), None)
 
     @property
-    def tuned(self) -> Answer:
-        """Return the answer that changes are suggested for: of this machine's CPU, or else of the recommended device."""
+    def suggestion_target(self) -> Answer:
+        """Return the answer that changes are suggested for: this machine's CPU, else the recommended device."""
         return self.of("cpu") or self.of(self.recommended) or self.answers[0]
 
     @property
@@ -88,8 +88,8 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
 def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool, batch_size: int = 0) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the query's layout, compiled or not.
 
-    Only GPUs that take the query's power limit. Raises InputError if there is none, or if a device that was ``named`` is not
-    among them.
+    With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,
+    or if one that was ``named`` is left out.
     """
     query = captured.query
     if query.layout not in LAYOUTS:

@@ -61,7 +61,7 @@ def heading(advice: Advice) -> str:
 def grade(row: Row) -> str:
     """Return how far to trust a row of advice, A to D: by the reach of its 90 % interval, which comes from held-out errors.
 
-    What was learned from other devices (zero-shot) or lies out of the training range is C at best.
+    A prediction from other devices (zero-shot) or out of the training range is C at best.
     """
     reach = max(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"])
     letter = next(letter for letter, most in CONFIDENCE_REACH.items() if reach <= most)
@@ -69,7 +69,7 @@ def grade(row: Row) -> str:
 
 
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
-    """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``neighbours``)."""
+    """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``cpu_load_note``)."""
     rows = _graded(advice)
     lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "",
              *_table(_cells(rows)), ""]
@@ -77,10 +77,10 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     best = _worthwhile(suggested)
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}  {change.options}".rstrip() for change in best]
-    device = advice.tuned.predictor.device
+    device = advice.suggestion_target.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
         [f"No change is predicted to make it faster on {device}."]
-    lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.apply]
+    lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
     lines += ["With these options and --code, advise prints a program that runs it so."] * any(one.options for one in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
@@ -199,7 +199,7 @@ def text(advice: Advice) -> str:
 
 
 def _notes(advice: Advice) -> list[str]:
-    """Return what to know of the times: what no model is of, and whose hosts nobody measured."""
+    """Return notes on the times, such as operators without a model and hosts that nobody measured."""
     shown, dtype = advice.table, advice.captured.query.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
@@ -228,7 +228,7 @@ def _notes(advice: Advice) -> list[str]:
 
 
 def _step_notes(advice: Advice) -> list[str]:
-    """Return on what the parts of a training step rest, and what learners of profiles say of the whole."""
+    """Return the sources of the parts of a training step, and the whole step by learners of profiles."""
     query, sources, lines = advice.captured.query, {}, []
     for answer in advice.answers if query.mode == "train" else ():
         device = answer.predictor.device
@@ -249,7 +249,7 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
 
 
 def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) -> Row:
-    """Return what the CPU's time is now and will be here (``Speed.expected``), at its usual speed ``usual_ms``."""
+    """Return the CPU's time at its usual speed (``usual_ms``), now, and its range here (``Speed.expected``)."""
     learned = predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
     now = replace(speed, usual_ms=learned["usual_ms"]) if learned else speed
     more = {"elasticity": learned["elasticity"]} if learned else {}
@@ -274,15 +274,15 @@ def _here(advice: Advice, speed: Speed) -> str:
 def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
     """Return the time with a heap that retains freed memory, where page faults take much of the CPU's time."""
     return [f"Page faults take {1 - 1 / change.predicted_gain:.0%} of the CPU's time: with {RETAINING} set it takes "
-            f"{_figures(advice.tuned.estimate.predicted_ms / change.predicted_gain)} ms." for change in suggested
-            if change.apply.get("memory") == "kept" and change.predicted_gain >= _APART]
+            f"{_figures(advice.suggestion_target.estimate.predicted_ms / change.predicted_gain)} ms." for change in suggested
+            if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
-    """Say what the CPU's times assume, and what to expect of them while others hold cores now; empty without a CPU.
+def cpu_load_note(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
+    """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``reading`` tells what others did lately; without one they are watched for a moment. ``brief``: in few words. ``speed``: the
-    processor's, which tells the time to expect now and usually here.
+    ``reading``: the load a moment ago (default: it is measured now). ``brief``: in few words. ``speed``: the processor's, from
+    which follow the time to expect now and the range usual here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
@@ -305,11 +305,11 @@ def neighbours(advice: Advice, reading: load.Load | None = None, brief: bool = F
 
 def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "",
             speed: Speed | None = None) -> list[Row]:
-    """Return the table as plain values for JSON, a row a device; what is not known is null.
+    """Return the table as plain values for JSON, one row per device; unknown values are null.
 
-    ``verified``, the ms and the changes that were measured on this machine, are added to its CPU as ``verified_ms`` and
-    ``changes``, ``note`` (see ``neighbours``) as ``note``, what to expect at the processor's ``speed`` (``expected``), and
-    ``retained_ms`` with a heap that retains freed memory.
+    This machine's CPU gets more: ``verified_ms`` and ``changes`` from ``verified`` (the ms and the changes measured here),
+    ``note`` (``cpu_load_note``), the times to expect at the processor's ``speed`` (``expected``), and ``retained_ms`` with a
+    heap that retains freed memory.
     """
     rows = advice.table.to_dict("records")
     names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}

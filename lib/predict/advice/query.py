@@ -22,7 +22,7 @@ from lib.predict.cards.features import Condition
 from lib.predict.networks import composition, gains, resident, runtimes, work
 from lib.predict.networks.composition import Composition, Estimate
 from lib.predict.networks.runtimes import RuntimeCondition
-from lib.predict.networks.step import PARTS, Step
+from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
 from lib.predict.registry import Predictor
@@ -34,7 +34,7 @@ from lib.work.graph import capture, ops
 COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
            "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
            "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "prepare_s", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in PARTS), "parallel_ms",
+           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms",
            "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 INT8 = "int8"  # of a quantised network, captured in fp32
@@ -48,9 +48,9 @@ _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # pa
 class Query:
     """A network, its batch and mode, element type, layout of images, whether torch.compile compiles it, and on how many GPUs.
 
-    On this machine's CPU: the ``runtime``, and ``instances`` side by side of so many ``threads`` (0: all).
-    ``power_limit_w``: a GPU's limit; 0: the most that the board may draw. ``batch_size`` is that of all GPUs together, which
-    share it by ``parallel`` (of ``parallel.SCHEMES``).
+    For this machine's CPU: the ``runtime``, and ``instances`` processes side by side with ``threads`` each (0: all cores).
+    ``power_limit_w``: of a GPU; 0: the most that the board may draw. ``batch_size``: of all GPUs together, which share it by
+    ``parallel`` (of ``parallel.SCHEMES``).
     """
 
     model: str
@@ -69,11 +69,11 @@ class Query:
 
     @property
     def batch_per_gpu(self) -> int:
-        """Return the samples of each GPU; 0: the usual ones."""
+        """Return the batch size of each GPU; 0: the network's usual one."""
         return self.batch_size // self.gpus
 
     def check_gpus(self) -> None:
-        """Raise InputError for GPUs that nothing is predicted of, or that cannot share the batch."""
+        """Raise InputError for a number of GPUs that is not predicted, or that cannot share the batch."""
         entry(parallel.SCHEMES, self.parallel, "parallel")
         if self.gpus not in parallel.GPUS or self.batch_size % self.gpus:
             raise InputError(f"{self.gpus} GPUs cannot share a batch of {self.batch_size or 1}: give 1 to {parallel.GPUS[-1]}, "
@@ -159,8 +159,8 @@ class CapturedQuery:
         return self._scaled(self.batch_size, batch_size or self.batch_size, device_type)
 
     @property
-    def rows(self) -> pd.DataFrame:
-        """Give the rows of work that models of whole networks take, see ``cards.rows``."""
+    def kernel_rows(self) -> pd.DataFrame:
+        """Give the network as rows of kernels, for models of whole networks (``cards.rows``)."""
         return self._rows()
 
     def in_fp32(self) -> "CapturedQuery":
@@ -193,9 +193,9 @@ def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is predicted of a query on one device, and why.
+    """The prediction of a query on one device, and its reasons.
 
-    ``batch_size``: another one than the query's; ``memory``: a CPU process's heap, see ``Predictor.estimate``.
+    ``batch_size``: instead of the query's (0: the query's); ``memory``: a CPU process's heap, see ``Predictor.estimate``.
     """
 
     captured: CapturedQuery
@@ -215,7 +215,7 @@ class Answer:
 
     @cached_property
     def condition(self) -> Condition | None:
-        """Give the measured condition of whole networks that is most like the query; None where there is none."""
+        """Give the measured condition of whole networks that is most like the query; None without one."""
         card, query = self.predictor.card, self.query
         if card is None or query.is_for_cpu or self.captured.dimensions != 4:  # images
             return None
@@ -240,7 +240,7 @@ class Answer:
             (query.mode, query.layout) == ("infer", "contiguous")
 
     @property
-    def _is_of_changed(self) -> bool:
+    def _scales_fp32_time(self) -> bool:
         return self.uses_gain or self.uses_runtime
 
     @cached_property
@@ -269,7 +269,7 @@ class Answer:
             passes = self._widened(passes or self._operator_sum)
         if query.mode == "infer":
             return passes or self._operator_sum
-        batches = query.gpus if query.parallel == parallel.MEASURED else 1  # that a process loads
+        batches = query.gpus if query.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
         load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
 
@@ -301,7 +301,7 @@ class Answer:
 
     @property
     def composition(self) -> Composition:
-        """Return what its networks add to the sum of their operators."""
+        """Return what networks on this device add to the sum of their operators."""
         return self.predictor.composition(self.query.mode, self.heap)
 
     @cached_property
@@ -311,7 +311,7 @@ class Answer:
     def _of_whole_networks(self) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
 
-        Where only other cards ran so, the card's own kernels come first if they answer for most of the time.
+        If only other cards ran so, the card's own kernels answer instead, provided that they cover most of the time.
         """
         condition, work, card = self.condition, self.work, self.predictor.card
         if condition is None:
@@ -319,7 +319,7 @@ class Answer:
         of_other_cards = card.under(condition).conditions[condition].basis == "others"
         if self.query.is_plain and of_other_cards and self._operator_sum.provenance.borrowed <= registry.MOST_BORROWED:
             return None
-        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.rows), work.batch_size, condition, work)
+        answer = whole_networks.answer(card, card_rows.of_passes(self.captured.kernel_rows), work.batch_size, condition, work)
         unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
                        predict_operators=lambda: self._operator_sum.operators)
@@ -327,7 +327,7 @@ class Answer:
     def _widened(self, passes: Estimate) -> Estimate:
         """Return passes with the range that holds on boards of others, unless this board was calibrated.
 
-        No board is faster than _LEAST_OF_ROOF, wherever the range was not beyond that before.
+        The low end is at least _LEAST_OF_ROOF times the roofline time, unless it was lower already.
         """
         if not self._is_uncalibrated(passes):
             return passes
@@ -337,10 +337,10 @@ class Answer:
         return replace(passes, **times | {"low_ms": max(times["low_ms"], least_ms)})
 
     def _is_uncalibrated(self, passes: Estimate) -> bool:
-        """Return whether nothing that passes were learned from, kernels or whole networks, was measured on this board."""
+        """Return whether the training data of this estimate contains no measurement of this board."""
         condition = passes.provenance.condition
         if condition is None:
-            return self.predictor.model.is_of_strangers
+            return self.predictor.model.was_measured_elsewhere
         return not self.predictor.card.under(condition).conditions[condition].corrected
 
     @property
@@ -396,7 +396,7 @@ class Answer:
         return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
                 "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
-                "below_roof": math.nan if self._is_of_changed else passes.predicted_ms / predictor.roof_ms(work),
+                "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
                                      or (runtime and runtime.is_borrowed)),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
@@ -425,7 +425,7 @@ class Answer:
         parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
         if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
             return _HOST[longest]
-        return self.predictor.bound(self._in_fp32 if self._is_of_changed else self.work, self.passes.predicted_ms)
+        return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
 
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""

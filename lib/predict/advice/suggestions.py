@@ -29,30 +29,30 @@ _FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to change, the factor by which it is predicted to be faster (NaN: not predicted), and why.
+    """One thing to change, the predicted factor of images a second (NaN: not predicted), and why.
 
-    ``apply`` names what is changed: a field of the query, ``memory`` or ``num_workers``.
+    ``settings``: new values of fields of the query, of ``memory`` or of ``num_workers``.
     """
 
     what: str
     predicted_gain: float
     why: str
-    apply: Mapping[str, Any]
+    settings: Mapping[str, Any]
     measured_gain: float = math.nan
 
     @property
     def options(self) -> str:
         """Return the options of ``advise`` that ask for another runtime; empty for other changes."""
-        given = {"--runtime": self.apply.get("runtime", RUNTIMES[0]), "--dtype": self.apply.get("dtype", "fp32"),
-                 "--threads": self.apply.get("threads", 0), "--instances": self.apply.get("instances", 1)}
+        given = {"--runtime": self.settings.get("runtime", RUNTIMES[0]), "--dtype": self.settings.get("dtype", "fp32"),
+                 "--threads": self.settings.get("threads", 0), "--instances": self.settings.get("instances", 1)}
         usual = (RUNTIMES[0], "fp32", 0, 1)
         texts = [f"{name} {value}" for (name, value), other in zip(given.items(), usual, strict=True) if value != other]
-        return " ".join(["--compile"] * self.apply.get("compiled", False) + texts) if "runtime" in self.apply else ""
+        return " ".join(["--compile"] * self.settings.get("compiled", False) + texts) if "runtime" in self.settings else ""
 
 
 def suggestions(advice: Advice) -> list[Change]:
     """Return what could be changed on this machine's CPU, or else on the recommended device, the best gain first."""
-    suggested = changes(advice.tuned)
+    suggested = changes(advice.suggestion_target)
     if advice.captured.query.mode == "train":
         suggested += loader_changes(advice.captured.query.model)
     return sorted(suggested, key=lambda change: -np.nan_to_num(change.predicted_gain, nan=0.0))
@@ -77,9 +77,9 @@ def changes(answer: Answer) -> list[Change]:
 
 
 def _runtimes(answer: Answer) -> list[Change]:
-    """Return the best of the runtimes that networks tell about on a CPU like this one, one that is no int8 among them.
+    """Return the best runtimes by networks measured on a CPU like this one, at least one of them not int8.
 
-    Of each runtime and element type the best number of threads and processes.
+    Each runtime and element type is there once, with its best number of threads and processes.
     """
     query, best = answer.query, {}
     of_fp32 = answer.predictor.device == "cpu" and answer.predictor.model.facts["dtype"] == "fp32"
@@ -93,16 +93,16 @@ def _runtimes(answer: Answer) -> list[Change]:
             kind = way.runtime, way.compiled, way.dtype
             best[kind] = max(best.get(kind, change), change, key=attrgetter("predicted_gain"))
     ranked = sorted(best.values(), key=attrgetter("predicted_gain"), reverse=True)
-    exact = [change for change in ranked if change.apply["dtype"] != INT8]
+    exact = [change for change in ranked if change.settings["dtype"] != INT8]
     return [change for change in ranked if change in (*ranked[:_RUNTIMES], *exact[:1])]
 
 
 def _learned(answer: Answer, change: Change) -> Change:
-    """Return a change with the gain that whole networks tell, which ran both ways on the device; else as it is."""
+    """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
     before = {name: getattr(answer.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after, predictor = {**before, **change.apply}, answer.predictor
+    after, predictor = {**before, **change.settings}, answer.predictor
     if answer.condition:
-        learned = gain(predictor.card, answer.captured.rows, answer.captured.batch_size, before, after)
+        learned = gain(predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
     if predictor.device != "cpu" or after["compiled"] or predictor.model.facts["dtype"] != "fp32":
         return change  # gains are over fp32
@@ -115,7 +115,7 @@ def _learned(answer: Answer, change: Change) -> Change:
 
 
 def retained_memory(answer: Answer) -> Change | None:
-    """Return the change to a heap that retains freed memory; None where passes take no fresh memory (a training loop)."""
+    """Return the change to a heap that retains freed memory; None if passes take no fresh memory, as in a training loop."""
     fresh_mb, composition = answer.work.fresh_bytes / 1e6, answer.predictor.composition("infer")
     if answer.query.mode == "train" or answer.uses_runtime or not (composition.rates.get("fresh_mb") and fresh_mb):
         return None
@@ -162,8 +162,8 @@ def _half_precision(answer: Answer) -> Change:
 def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[Change]]:
     """Measure the query and each change on this machine's CPU, a fresh process each; return the ms and the changes with gains.
 
-    A gain is in images a second. Of a training step forward and backward are measured, the rest is as predicted. What cannot be
-    measured says so in ``why``. Raises InputError where the query itself cannot be measured, or was not about the CPU.
+    A gain is in images a second. Of a training step, forward and backward are measured and the rest is predicted. A change that
+    cannot be measured says so in ``why``. Raises InputError if the query cannot be measured, or is not about the CPU.
     """
     answer = advice.of("cpu")
     if answer is None:
@@ -176,24 +176,25 @@ def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[C
 
 
 def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
-    if "num_workers" in change.apply:
+    if "num_workers" in change.settings:
         return replace(change, why=f"{change.why}; 02_profile measures it with -p num_workers 2")
-    measured_ms = _median_ms(answer, change.apply)
+    measured_ms = _median_ms(answer, change.settings)
     if isinstance(measured_ms, str):
         return replace(change, why=f"{change.why}; could not be measured: {measured_ms}")
     batch_size = answer.captured.batch_size
-    changed = replace(answer, batch_size=change.apply.get("batch_size", batch_size))
+    changed = replace(answer, batch_size=change.settings.get("batch_size", batch_size))
     before_ms, after_ms = base_ms + answer.beside_ms, measured_ms + changed.beside_ms
-    at_once = changed.batch_size / batch_size * change.apply.get("instances", answer.query.instances) / answer.query.instances
+    instances = answer.query.instances
+    at_once = changed.batch_size / batch_size * change.settings.get("instances", instances) / instances
     return replace(change, measured_gain=before_ms / after_ms * at_once)
 
 
-def _median_ms(answer: Answer, apply: Mapping[str, Any]) -> float | str:
+def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
     """Return the median time of a changed query in a process of its own, or the reason why there is none."""
     from lib.measure.networks import end_to_end
     from lib.measure.networks.case import Case
 
-    memory, fields = apply.get("memory", "default"), {name: value for name, value in apply.items() if name != "memory"}
+    memory, fields = settings.get("memory", "default"), {name: value for name, value in settings.items() if name != "memory"}
     query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
     case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
                 query.compiled, query.runtime, query.threads, query.instances)

@@ -23,14 +23,14 @@ from lib.predict.scores import score
 from lib.work import networks
 from lib.work.networks import Network
 
-LEAST = 10  # fewer have no largest error that holds 90 % of others
+LEAST = 10  # networks: of fewer errors, not even the largest bounds 90 % of new ones
 _COLUMNS = ["network", "image_size", "module", "batch_size", "latency_ms", *learning.CONDITION]
 _SHOWN = 3  # reasons in a summary
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated model and where it was saved, errors before and after of families left out, and what was left out why."""
+    """A calibrated model, its file, the errors of families left out before and after, and why networks were not used."""
 
     path: Path
     card: CardModel
@@ -43,8 +43,8 @@ class Calibrated:
 def read(path: Path) -> pd.DataFrame:
     """Return inference in 16 bits of a file: timm's ``benchmark-*.csv``, or a table ``networks`` of this project.
 
-    A row a network (``network`` as ``networks.network`` takes it, ``image_size`` its sample), its family (``module``), batch
-    size, ms and condition. Raises InputError for a file that is neither, and for one without such rows.
+    One row per network: ``network`` (a name for ``networks.network``), ``image_size`` (its sample), ``module`` (its family),
+    batch size, ms and condition. Raises InputError for a file that is neither, and for one without such rows.
     """
     if path.name.startswith("benchmark-"):
         table = whole_networks.read(path)
@@ -60,7 +60,7 @@ def read(path: Path) -> pd.DataFrame:
             layout=np.where(table["channels_last"], "nhwc", "nchw"))
     table = table[(table["mode"] == "infer") & (table["precision"] != "fp32")][_COLUMNS]
     if table.empty:
-        raise InputError(f"{path} has no inference in 16 bits on a GPU, which is what cards are compared by")
+        raise InputError(f"{path} has no 16-bit inference on a GPU; --networks needs it")
     return table
 
 
@@ -96,7 +96,7 @@ def _shifted(parts: Sequence[ConditionNetworks]) -> WeightsByCondition:
 
 
 def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
-    """Correct what is known of a card by networks that were measured on it, and save it for this machine.
+    """Correct a card's model by networks that were measured on it, and save it for this machine.
 
     The interval is that of families left out in turn. Raises InputError for a card of which nothing is known, for fewer than
     LEAST networks, for networks of one family alone, and where their errors are larger afterwards.
@@ -105,7 +105,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     if start is None:
         raise InputError(f"{device} cannot be calibrated: params/devices.yaml needs an entry with matrix units and an fp16 "
                          "rate")
-    start = replace(start, others=None)  # what other cards say is at other rates than what this one's own networks do
+    start = replace(start, shared_model=None)  # it holds at sustained rates, a card's own weights at its vendor's
     table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
     names = table[["network", "image_size"]]
     captures, reasons = rows.of_networks(names.itertuples(index=False, name=None), _images)
@@ -137,7 +137,7 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
     for condition in sorted(start.conditions, key=lambda known: version(known.torch)):  # of those alike the newest stands
         before = start.conditions[condition]
         if condition.mode not in {part.condition.mode for part in parts}:
-            continue  # what was not measured, others keep answering
+            continue  # the shared model keeps answering
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
         if shifted.basis != "others":
             fitted[condition] = shifted

@@ -18,7 +18,7 @@ from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws, score_gains
 
-_LEAST = 50  # networks of a kind outside of its largest fold, from which the kind gets an interval
+_LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
 _HOLDS = 0.86  # of a nominal 0.9
 _AUTOCAST = {"amp_fp16", "amp_bf16"}
 _KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]
@@ -51,8 +51,8 @@ def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
 def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
     """Return the half width of each log error's interval, see ``fold_halves``, and the half widths for new networks by kind.
 
-    A kind gets its own interval if _LEAST of its networks lie outside of any one fold and if that interval covers _HOLDS of the
-    held-out networks, or as many as the common interval does.
+    A kind gets its own interval under two conditions. At least _LEAST of its networks lie outside of each fold. The interval
+    covers _HOLDS of its held-out networks, or as many as the common interval does.
     """
     half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
     for name in np.unique(kind):
@@ -72,19 +72,18 @@ def scores(device: str, what: str) -> pd.DataFrame:
     """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
     ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
-    the conditions ``before`` and ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``. None
-    where no rows are.
+    the conditions ``before`` and ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``.
     """
     return _of_rows(_scores, device, what)
 
 
 def half_of(device: str, condition: Condition, kind: str) -> float | None:
-    """Return half the 90 % interval of a kind of network in log time; None where too few of it were left out to have one."""
+    """Return half the 90 % interval of a kind of network in log time; None if the kind has no interval of its own."""
     return _of_rows(_halves, device, condition.name).get(kind)
 
 
 def _of_rows(compute: Callable[..., Any], device: str, what: str) -> Any:
-    """Return what is computed of the rows beside a model, once for a file."""
+    """Return what ``compute`` gives for the rows beside a model, cached until the file changes."""
     model = card_model.FOLDER / f"{device}.json"
     path = held_out.path_of(model)
     return compute(model, what, path.stat().st_mtime_ns if path.is_file() else 0)
@@ -137,7 +136,7 @@ def _of_same_cases(table: pd.DataFrame, before: Condition, after: Condition, *mo
 def gains(table: pd.DataFrame) -> Iterator[tuple[Condition, Condition, pd.DataFrame]]:
     """Yield each change with the gains of networks that ran both ways: rows ``held_out``, quotients of the rows of both.
 
-    A gain is that of an image: the batch shrinks where a network would not fit.
+    A gain is per image: batches are smaller where a network would not fit.
     """
     for before, after in changes(_conditions(table)):
         both = _of_same_cases(table, before, after)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from lib import paths
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict.boards import UNKNOWN
+from lib.predict.boards import UNKNOWN_ARCHITECTURE_FACTOR
 from lib.predict.cards.features import Condition, sustained
 from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.model_file import Device, Format, Saved, Unsaved, keyed
@@ -16,16 +16,16 @@ from lib.predict.operators.chip import Chip
 FOLDER = paths.REFERENCE / "models" / "composed"
 ANY = "any-card"  # what cards share, for those without a model of their own
 _MATRIX_ARCHITECTURES = frozenset("volta turing ampere ada hopper blackwell".split())  # their matrix units take 16 bits
-SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}  # of those that ship
+SOURCE = {"source": "timm", "licence": "Apache-2.0, huggingface/pytorch-image-models results"}  # of the models that ship
 RETRAIN = "train it again with: python -m lib models --train timm"
 
 
 @dataclass(frozen=True)
 class CardModel(Saved):
-    """The model of whole networks on a card: what was fitted for each condition, and whose measurements these were.
+    """The model of whole networks on a card: the weights of each condition, and the source of the measurements.
 
-    ``siblings``: the other cards that it was learned from, at rates that these and the card sustain. ``others``: what measured
-    cards say of this one, for conditions that it was not measured under; it is in no file.
+    ``siblings``: the cards it was trained on, at sustained rates (``features.sustained``); empty for a card's own.
+    ``shared_model``: answers for conditions that this card was not measured under; not saved.
     """
 
     device: Device
@@ -33,13 +33,13 @@ class CardModel(Saved):
     source: str
     licence: str
     siblings: tuple[str, ...] = ()
-    others: Unsaved = None
+    shared_model: Unsaved = None
 
     FORMAT: ClassVar = Format("model of whole networks", RETRAIN)
 
     def under(self, condition: Condition) -> "CardModel":
-        """Return the model that knows a condition: this one, or what others say; InputError where neither does."""
-        models = [model for model in (self, self.others) if model and condition in model.conditions]
+        """Return the model that was fitted under a condition: this one, else the shared one; InputError if neither was."""
+        models = [model for model in (self, self.shared_model) if model and condition in model.conditions]
         if not models:
             raise InputError(f"{self.device} was not learned under {condition.name}; there are: "
                              f"{choices(learned.name for learned in self.conditions)}")
@@ -79,31 +79,31 @@ def of_device(device: str, folder: Path | None = None) -> CardModel | None:
 
 
 def folder() -> Path:
-    """Return where models of whole networks lie that were calibrated here."""
+    """Return the folder of models of whole networks that were calibrated here."""
     return paths.MODELS / "composed"
 
 
 def load_for(device: str, shipped: bool = False) -> CardModel | None:
-    """Return the model of whole networks of a card, see above; None where nothing is known of its like.
+    """Return the model of whole networks of a card; None without one.
 
     For a condition in which this card was not measured, the shared model answers. ``shipped``: ignore what was calibrated here.
     Raises InputError for a damaged file.
     """
     card = (None if shipped else of_device(device, folder())) or of_device(device)
-    others = of_others(device)
-    return replace(card, others=others) if card else others
+    shared = of_others(device)
+    return replace(card, shared_model=shared) if card else shared
 
 
 def of_others(device: str) -> CardModel | None:
     """Return the shared model applied to this card; None without matrix units, or if no shared model ships.
 
-    Training was measured on one card, whose weights are taken: no card could be left out of them.
+    Training was measured on one card, whose weights are taken: they could not be tested on a card left out.
     """
     vendor, shared = load_devices().get(device), of_device(ANY)
     if shared is None or vendor is None or vendor.architecture not in _MATRIX_ARCHITECTURES or "fp16" not in vendor.peak_gflops:
         return None
     alike = {load_devices()[sibling].architecture for sibling in shared.siblings}
-    wider = 1 if vendor.architecture in alike else UNKNOWN
+    wider = 1 if vendor.architecture in alike else UNKNOWN_ARCHITECTURE_FACTOR
     of_one = {condition: replace(fitted, basis="others") for sibling in shared.siblings
               for condition, fitted in (of_device(sibling) or shared).conditions.items() if condition.mode == "train"}
     return replace(shared, device=device, conditions={

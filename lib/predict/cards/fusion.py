@@ -1,4 +1,4 @@
-"""What a compiler fuses: neighbours that only move memory become one kernel, and what passes between them stays in it."""
+"""What a compiler fuses: neighbours that only move memory become one kernel, and no tensor between them goes through memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from lib.predict.cards.operator_kinds import ALWAYS, FUSING
 
 _REDUCING = frozenset(("layer_norm", "group_norm", "softmax", "reduction"))
 _KINDS = {"fused_norm": _REDUCING - {"reduction"}, "fused_reduction": _REDUCING,
-          "fused_index": frozenset(("index", "cat", "copy"))}  # the first that a kernel has something of
+          "fused_index": frozenset(("index", "cat", "copy"))}  # a kernel is of the first kind that one of its operators is of
 Traffic = Mapping[int, tuple[int, bool, int]]  # by storage: elements, whether they grow with the batch, bytes an element
 
 
@@ -21,9 +21,9 @@ class Node(NamedTuple):
 
 
 def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
-    """Return the operators that share a kernel: each joins what made its inputs, but no kernel reduces twice.
+    """Return the operators that share a kernel: each joins the operators that made its inputs, but no kernel reduces twice.
 
-    None fuses over a kernel of its own: the depth of an operator is how many of these lie on the longest way to it.
+    Operators before and after an unfusable kernel never share a kernel. Depth counts such kernels on the longest path.
     """
     group, members, reduces, writer, depths = {}, {}, {}, {}, []
     for number, node in enumerate(nodes):
@@ -43,7 +43,7 @@ def _groups(nodes: Sequence[Node]) -> Iterable[list[int]]:
 
 
 def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """Return a row a fused kernel, with the bytes and elements that it must read and write.
+    """Return one row per fused kernel, with the bytes and elements that it must read and write.
 
     A kernel writes tensors that other kernels read (once per element width), and tensors that nobody reads.
     """

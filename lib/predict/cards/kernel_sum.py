@@ -46,15 +46,15 @@ def _over_efficiency(ideal_ms: torch.Tensor, features: torch.Tensor, weights: to
     return ideal_ms / most * (1 + torch.exp(-torch.cat(forms)))
 
 
-def _parts(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Return a vector of all weights (SIZE) in SHAPES."""
+def _split_weights(weights: torch.Tensor) -> list[torch.Tensor]:
+    """Return the weights of each of SHAPES from a vector of all (SIZE)."""
     parts = torch.split(weights, [math.prod(shape) for shape in SHAPES.values()])
     return [part.reshape(shape) for part, shape in zip(parts, SHAPES.values(), strict=True)]
 
 
 def kernels_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
     """Return how long each row takes, all its calls together."""
-    of_computing, of_moving, overheads = _parts(weights)
+    of_computing, of_moving, overheads = _split_weights(weights)
     edges = terms.edges[:len(COMPUTING) + 1]
     move = _over_efficiency(terms.move_ms, terms.moving, of_moving, terms.edges, BEST["moving"])
     compute = _over_efficiency(terms.compute_ms, terms.computing, of_computing, edges, BEST["computing"])
@@ -71,7 +71,7 @@ def log_ms(terms: Terms, weights: torch.Tensor) -> torch.Tensor:
 def _both_ms(terms: Terms, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ms of the kernels of each network, and those of launching them."""
     return (terms.by_network(kernels_ms(terms, weights)),
-            terms.by_network(terms.calls) * torch.exp(_parts(weights)[-1][0]))
+            terms.by_network(terms.calls) * torch.exp(_split_weights(weights)[-1][0]))
 
 
 def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
@@ -83,9 +83,9 @@ def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
 class FittedWeights:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
 
-    Outside of the trained batch sizes the interval doubles. ``basis``: many networks of the card, few, or those of others.
-    ``scored``: the condition that interval and scores come from, if not this one. ``corrected``: by how many networks a user of
-    the card corrected the weights.
+    Outside of the trained batch sizes the interval doubles. ``basis``: many networks of the card, few, or those of other cards.
+    ``scored``: the condition that interval and scores come from, if not this one. ``corrected``: how many networks a user
+    measured on the card to correct the weights.
     """
 
     weights: array(float, file="<f4")
@@ -122,5 +122,5 @@ class FittedWeights:
         return {kind: float(part.sum()) for kind, part in zip(KERNEL_KINDS, ms, strict=True)}
 
     def outside(self, batch_size: int) -> bool:
-        """Return whether a batch size is none that was learned from."""
+        """Return whether a batch size is beyond those that were learned from."""
         return not self.batches[0] <= batch_size <= self.batches[1]

@@ -42,8 +42,8 @@ _FP32 = frozenset("native_layer_norm native_group_norm _softmax _log_softmax exp
                   "upsample_nearest2d _upsample_bicubic2d_aa _upsample_bilinear2d_aa".split())
 _WRITES = counts.FILLS | counts.RANDOM
 _ONE_OUTPUT = ("layer_norm", "group_norm", "batch_norm", "attention")  # the others are statistics
-_TAKES = ("index", "index_select", "gather", "embedding")  # of the first tensor only what they take
-_UPDATED = 16  # bytes that a step of the optimizer reads of a parameter
+_TAKES = ("index", "index_select", "gather", "embedding")  # they read a part of the first tensor
+_UPDATED = 16  # bytes that a step of the optimizer reads for each parameter
 Row = dict[str, Any]
 Key = TypeVar("Key", bound=tuple)
 
@@ -71,7 +71,7 @@ class Storages(dict[int, Storage]):
         return spec.itemsize if spec.dtype not in _FLOATS else 4 if self.of(spec).wide else 2
 
     def enter(self, op: Op, kind: str, wide: bool, grows: bool) -> None:
-        """Take down what an operator gives; what is changed in place stays in the type that it was."""
+        """Record an operator's outputs. A tensor changed in place keeps its type."""
         follows = kind in CONVOLVING or bool(kind in LAYOUT_KEPT and op.tensors and self.of(op.tensors[0]).follows)
         for spec in op.outputs:
             before = self.get(spec.storage) if op.short.endswith("_") else None
@@ -79,7 +79,7 @@ class Storages(dict[int, Storage]):
                 Storage(wide, grows, follows)
 
     def view(self, op: Op) -> None:
-        """Take down what a view gives, where it gives a storage of its own."""
+        """Record a view's outputs that have a storage of their own."""
         for spec in op.outputs if op.tensors else ():
             grows = any(self.of(source).grows for source in op.tensors)
             self.setdefault(spec.storage, Storage(self.of(op.tensors[0]).wide, grows, spec.kind == "input"))
@@ -90,14 +90,14 @@ def elements_of(spec: TensorSpec) -> int:
     return spec.bytes // spec.itemsize
 
 
-def _wanted(op: Op) -> bool | None:
+def _autocast_in_fp32(op: Op) -> bool | None:
     """Return whether autocast computes an operator in 32 bits (True), in 16 (False), or as its inputs come (None)."""
     return False if op.short in _LOWER else True if op.short.rstrip("_") in _FP32 else None
 
 
-def _result_is_wide(op: Op, floats: list[TensorSpec], wanted: bool | None, storages: Storages) -> bool:
-    if wanted is not None or not floats:
-        return wanted is not False
+def _result_is_wide(op: Op, floats: list[TensorSpec], in_fp32: bool | None, storages: Storages) -> bool:
+    if in_fp32 is not None or not floats:
+        return in_fp32 is not False
     first = storages.of(floats[0]).wide
     if "batch_norm" in op.short or op.short.endswith("_"):
         return first
@@ -117,12 +117,12 @@ def _results(op: Op) -> list[TensorSpec]:
     return results[:1] if any(part in op.short for part in _ONE_OUTPUT) else results
 
 
-def _row(op: Op, storages: Storages, wanted: bool | None, wide: bool, scales: bool) -> Row:
+def _row(op: Op, storages: Storages, in_fp32: bool | None, wide: bool, scales: bool) -> Row:
     """Return an operator as a row; its inputs count in the type that it computes in."""
     kind, sources, results = kind_of(op), _sources(op), _results(op)
     most = max((spec.elements for spec in results), default=0)
     read = [(min(elements_of(spec), most) if op.short in _TAKES and not place else elements_of(spec), storages.of(spec).grows,
-             storages.itemsize(spec) if wanted is None or spec.dtype not in _FLOATS else 4 if wanted else 2)
+             storages.itemsize(spec) if in_fp32 is None or spec.dtype not in _FLOATS else 4 if in_fp32 else 2)
             for place, spec in enumerate(sources)]
     written = [(elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
                for spec in results]
@@ -144,20 +144,20 @@ def of_graph(graph: Graph) -> pd.DataFrame:
         if not counts.is_work(op):
             storages.view(op)
             continue
-        wanted, floats = _wanted(op), [spec for spec in op.tensors if spec.dtype in _FLOATS]
-        wide = _result_is_wide(op, floats, wanted, storages)
+        in_fp32, floats = _autocast_in_fp32(op), [spec for spec in op.tensors if spec.dtype in _FLOATS]
+        wide = _result_is_wide(op, floats, in_fp32, storages)
         scales = any(storages.of(spec).grows for spec in op.tensors) and op.short not in _WRITES
-        if wanted is not None:
-            cast = [spec for spec in floats if storages.of(spec).wide != wanted and spec.storage not in cast_once]
+        if in_fp32 is not None:
+            cast = [spec for spec in floats if storages.of(spec).wide != in_fp32 and spec.storage not in cast_once]
             cast_once |= {spec.storage for spec in cast if spec.kind == "parameter"}  # a parameter once a pass
             for spec in cast:
                 size = elements_of(spec), storages.of(spec).grows
                 rows.append({"kind": "cast", "stage": "eager", "scales": size[1],
                              **fusion.traffic([(*size, storages.itemsize(spec))], "read"),
-                             **fusion.traffic([(*size, 4 if wanted else 2)], "written")})
-        row = _row(op, storages, wanted, wide, scales)
+                             **fusion.traffic([(*size, 4 if in_fp32 else 2)], "written")})
+        row = _row(op, storages, in_fp32, wide, scales)
         rows.append(row)
-        read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if wanted is False else storages.itemsize(spec))
+        read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if in_fp32 is False else storages.itemsize(spec))
                 for spec in _sources(op)}
         written = {spec.storage: (elements_of(spec), scales, 4 if wide else 2) for spec in _results(op)}
         nodes.append(fusion.Node(row["kind"], read, written))
@@ -199,7 +199,7 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
 
 
 def of_networks(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
-    """Return the rows of networks, each once, as ``build`` gives them of their keys (tuples), and why others have none."""
+    """Return the rows of the networks that ``build`` makes of keys (tuples), each once, and why other keys have none."""
     captures, reasons = {}, {}
     for key in track(list(dict.fromkeys(keys)), "capture"):
         try:

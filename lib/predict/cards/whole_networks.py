@@ -1,4 +1,4 @@
-"""What the model of whole networks of a card answers for a network."""
+"""The time of a network by its card's model of whole networks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,14 +27,14 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
                  torch: str = "") -> Condition | None:
     """Return the learned condition that a question is about, of the newest torch or the one given; None: none was learned.
 
-    Where the card has no such condition, that of the shared model of all cards is taken.
+    If the card has no such condition, that of the shared model of all cards is taken.
     """
     precisions = _PRECISIONS.get(dtype, ())
     candidates = [condition for condition in card.conditions
                   if (condition.mode, condition.compiled, condition.layout) == (mode, compiled, LAYOUTS[layout])
                   and condition.precision in precisions and torch in ("", condition.torch)]
-    if not candidates and card.others:
-        return condition_of(card.others, dtype, mode, layout, compiled, torch)
+    if not candidates and card.shared_model:
+        return condition_of(card.shared_model, dtype, mode, layout, compiled, torch)
     return max(candidates, default=None,
                key=lambda condition: (-precisions.index(condition.precision), version(condition.torch)))
 
@@ -42,23 +42,24 @@ def condition_of(card: CardModel, dtype: str, mode: str = "infer", layout: str =
 def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Condition, work: Work | None = None) -> Estimate:
     """Predict a network (``rows.of_network``) at a batch size under a learned condition; InputError for another.
 
-    ``work``: what an eager network launches, for a host of others.
+    ``work``: has the launches of an eager network, which labelled rates need.
     """
     card = card.under(condition)
     fitted = card.conditions[condition]
     terms = features.terms(rows, float(batch_size), card.chip, condition)
     half = card_errors.half_of(card.device, condition, architectures.of_rows(rows)) if fitted.basis == "many" else None
-    others = fitted.basis == "others" and (choices(card_model.measured_under(condition)) or "other cards")
-    origins = {f"networks on {others}": 1.0} if others else {}
-    is_of_strangers = others and work and not condition.compiled and not fitted.corrected
-    parts = _parts(fitted, terms, batch_size, condition, work, card) if is_of_strangers else None
+    other_cards = fitted.basis == "others" and (choices(card_model.measured_under(condition)) or "other cards")
+    origins = {f"networks on {other_cards}": 1.0} if other_cards else {}
+    uses_labelled_rates = other_cards and work and not condition.compiled and not fitted.corrected
+    parts = _card_pass_parts(fitted, terms, batch_size, condition, work, card) if uses_labelled_rates else None
     times = parts.without(ZEROING).predict(*boards.rates(card.device).of_passes) if parts else \
         fitted.predict(terms, batch_size, half)
     return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts)
 
 
-def _parts(fitted: FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work, card: CardModel) -> Parts:
-    """Return what a pass consists of, casts apart: a network that is in 16 bits as a whole has none."""
+def _card_pass_parts(fitted: FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work,
+                     card: CardModel) -> Parts:
+    """Return the kernels and launches of a pass, casts apart: a network that is in 16 bits as a whole has none."""
     kinds_ms, start = fitted.kinds_ms(terms), KERNEL_KINDS.index(CASTS)
     casts = float(terms.calls[terms.edges[start]:terms.edges[start + 1]].sum())
     forward = casts / PASSES if condition.mode == "train" else casts
@@ -77,10 +78,10 @@ def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[s
          after: Mapping[str, Any]) -> tuple[float, str] | None:
     """Return how many times as fast a network is ``after`` as ``before`` (arguments of ``condition_of``), and how right it is.
 
-    Both are of one version of torch, the newest that was learned both ways, and both of the card or both of others; None where
-    there is none.
+    Both have the same torch, the newest that was learned both ways, and both come from the card's model or both from the shared
+    one. None without such a pair.
     """
-    for source in filter(None, (replace(card, others=None), card.others)):
+    for source in filter(None, (replace(card, shared_model=None), card.shared_model)):
         releases = sorted({condition.torch for condition in source.conditions}, key=version, reverse=True)
         for release in releases:
             pair = [condition_of(source, **how, torch=release) for how in (before, after)]
@@ -91,7 +92,7 @@ def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[s
 
 
 def _how_right(card: CardModel, before: Condition, after: Condition) -> str:
-    """Say how right such gains were on what was left out: families, or the card as well where its own networks do not tell."""
+    """Describe the error of such gains with families left out, or with the card left out too if it has no data."""
     fitted = [card.conditions[condition] for condition in (before, after)]
     of_others = any(weights.basis == "others" for weights in fitted)
     of_card = None if of_others else card_errors.of_change(card.device, before, after)

@@ -13,7 +13,7 @@ from lib.measure.statistics import is_usable
 from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.network_training import TUNING
-from lib.predict.networks.composition import PARTS, TERMS
+from lib.predict.networks.composition import TERMS, TIME_TERMS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import features
 from lib.predict.operators.cost_model import CostModel
@@ -26,7 +26,7 @@ from lib.progress import track
 from lib.tables import columns
 
 _NETWORKS = ["network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
-             "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *PARTS)), "outside",
+             "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *TIME_TERMS)), "outside",
              "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED, "lines_ms",
              "flops", "bytes", "calls"]  # published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring

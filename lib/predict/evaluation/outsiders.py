@@ -30,7 +30,7 @@ from lib.work import networks
 from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
-# what ran on GPUs of any number
+# what ran, whatever the number of GPUs
 _CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "runtime", "alone")
 _ENDS = ("predicted", "low", "high")
 _COPIES = 10  # this many equal times make one device a copy of another
@@ -71,7 +71,7 @@ def read(*folders: Path) -> pd.DataFrame:
 
 
 def _devices(names) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the ids of devices by their names, and what is wrong with those that nobody knows."""
+    """Return the ids of devices by their names, and an error for each unknown name."""
     ids, unknown = {}, {}
     for name in names:
         try:
@@ -112,7 +112,7 @@ def _errors(table: pd.DataFrame) -> pd.Series:
 
 
 def _copies(table: pd.DataFrame) -> pd.Series:
-    """Return what is wrong with a device most of whose times are those of one before it, of the same source."""
+    """Return an error for the rows of a device most of whose times are an earlier device's, in the same source."""
     wrong, case = pd.Series("", table.index), [name for name in labels.COLUMNS if name not in ("device", "measured_ms")]
     good = table[table["error"] == ""]
     texts = pd.Series(list(good[[*case, "source", "measured_ms"]].astype(str).itertuples(index=False)), good.index, dtype=str)
@@ -127,9 +127,9 @@ def _copies(table: pd.DataFrame) -> pd.Series:
 def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below folders that can be predicted; ``attrs["left_out"]`` counts the others.
 
-    Each label is there twice: its range rests on labels of other devices, then of other sources alone, of the folders and (but
-    ``alone``) of the scoreboard that ships. Rates that labels teach saw neither the device nor the family; they are what ships
-    or, ``alone``, learned from the folders (``attrs["boards"]``).
+    Each label has two rows: range learned from other devices, and from other sources. Both use the labels of the folders and,
+    unless ``alone``, of the scoreboard that ships. Labelled rates were learned without the label's device and family. They are
+    the rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
     """
     table = read(*folders)
     good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
@@ -174,7 +174,7 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit: str) -> pd.DataFrame:
-    """Return rows with the range of each device or source (``unit``) learned from others, where it is ``widened``."""
+    """Return rows whose ranges, where ``widened``, are learned from other devices or sources (``unit``)."""
     own, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
     every = pd.concat([own, log_errors(more)] if len(more) else [own])
     for (name, kind, is_known), same in own[widened].groupby([unit, "kind", "is_known"]):
@@ -218,7 +218,7 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
         parts.append(rows.assign(
             **ends, error=wrong, what=KERNELS, kind=op, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
             condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
-            widened=predictor.model.is_of_strangers, parts=_gradients(shapes, predictor.model)))
+            widened=predictor.model.was_measured_elsewhere, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
 
 
@@ -270,7 +270,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
     answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
-    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.MEASURED, 1).to_numpy()[:, None]
+    answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.DATA_PARALLEL, 1).to_numpy()[:, None]
     out = {CASTS: is_pure, ZEROING: ~included[ZEROING]}
     parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
              for index, part in answers["parts"].items()]
@@ -288,7 +288,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
-    """Return predictions by the rates that saw neither the device nor the family."""
+    """Return predictions by the rates that were learned without the device and the family."""
     if not len(table):
         return table
     ends = list(_ENDS)
@@ -308,8 +308,8 @@ def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
 def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
     """Return networks with all that labels include, on many GPUs where they ran so, and the costs of all devices.
 
-    FACTORS are rows by the measured time on one GPU. Costs are those of other devices and families, or those that ship where
-    the folder has none.
+    Rows of FACTORS start from the measured time on one GPU. A row's costs are learned from other devices and families; without
+    any in the folders, they are the costs that ship.
     """
     names = dict(zip(_ENDS, parallel.ENDS, strict=True))
     rows = rows.rename(columns=names).assign(passes_ms=rows["measured_ms"] - rows["beside"],
@@ -320,7 +320,7 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, par
     many = rows.assign(alone_ms=alone_ms)[is_shared]
     measured = many.dropna(subset="alone_ms")
     many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
-    measured, parts = measured[measured["parallel"] == parallel.MEASURED], [rows[~is_shared]]
+    measured, parts = measured[measured["parallel"] == parallel.DATA_PARALLEL], [rows[~is_shared]]
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
         strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
         costs = parallel.learn(links[links["device"] != device], strangers)

@@ -22,12 +22,12 @@ TERMS = ("sum_ms", "moved_ms", "fresh_mb")
 COMPUTING = ("conv", "conv_1x1", "conv_grouped", "conv_depthwise", "gemm", "attention")  # kinds of operators
 OPERATOR_KINDS = (*COMPUTING, "pool", "batch_norm", "layer_norm", "elements", "copies")
 MAPPED = "mapped"  # an efficiency beside those of OPERATOR_KINDS: cost of a mapped MB over a replayed MB
-PARTS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "replayed_mb", "mapped_mb")
+TIME_TERMS = (*(f"{kind}_ms" for kind in OPERATOR_KINDS), "replayed_mb", "mapped_mb")
 _KIND = {"linear": "gemm", "matmul": "gemm", "bmm": "attention", "attention": "attention", "pool2d": "pool", "pool3d": "pool",
          "batch_norm": "batch_norm", "layer_norm": "layer_norm", "softmax": "layer_norm", "activation": "elements",
          "elementwise": "elements"}  # by family; all other families copy or reduce
 _LEAST_KERNEL = 0.1  # share of a call's time, launch included, that its kernel takes at least
-ZEROING, _ZEROED = "zeroing", 4  # of gradients, which are then added to: what no loop of today does; moves of an element
+ZEROING, _ZEROED = "zeroing", 4  # kind: gradients are set to 0 and then added to, as in older loops; moves of an element
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
 
@@ -63,10 +63,9 @@ PLAIN_SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.
 class Provenance:
     """Where the time of a pass comes from.
 
-    ``condition``: of the whole networks that were measured on cards, where the time was learned from them; ``gain``: the gain
-    over fp32 in the default layout that was applied on a CPU; ``runtime``: that of another runtime there. With none of
-    these, the time is a sum of operators.
-    ``origins``: shares of the time that measurements of other devices answered, by device.
+    ``condition``: of the whole networks on cards that the time was learned from. ``gain``: on a CPU, the gain over fp32 in the
+    default layout that was applied. ``runtime``: on a CPU, the answer for another runtime. Without these three, the time is a
+    sum of operators. ``origins``: shares of the time that measurements of other devices answered, by device.
     """
 
     origins: Mapping[str, float] = field(default_factory=dict)
@@ -90,8 +89,8 @@ class Estimate:
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
-    ``parts``: what it is made of on a GPU of others. ``parallel_ms``: what many GPUs add to the time of one, see
-    ``lib.predict.parallel``.
+    ``parts``: its kernels and launches, on a GPU without measured networks. ``parallel_ms``: what many GPUs add to the time of
+    one, see ``lib.predict.parallel``.
     """
 
     predicted_ms: float
@@ -160,13 +159,13 @@ def kinds_ms(operators: pd.DataFrame) -> dict[str, float]:
 
 
 def parts_of(work: Work, operators: pd.DataFrame) -> dict[str, float]:
-    """Return PARTS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
+    """Return TIME_TERMS of a network's time: the ms of each kind of operator, and fresh memory as replayed and mapped."""
     return {**{f"{kind}_ms": ms for kind, ms in kinds_ms(operators).items()}, "replayed_mb": work.fresh_bytes / 1e6,
             "mapped_mb": work.mapped_bytes / 1e6}
 
 
 def terms(parts: Terms, efficiencies: Terms) -> dict[str, float]:
-    """Return TERMS from PARTS: ``sum_ms`` of computing kinds, ``moved_ms`` of moving ones, each times its efficiency.
+    """Return TERMS from TIME_TERMS: ``sum_ms`` of computing kinds, ``moved_ms`` of moving ones, each times its efficiency.
 
     A kind without an efficiency has 1; mapped memory without one is already part of the replayed memory.
     """
@@ -195,8 +194,8 @@ def zeroing_ms(work: Work, itemsize: int, peak_gbps: float) -> float:
     return sum(work.trained) * _ZEROED * itemsize / peak_gbps / 1e6
 
 
-def _parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -> Parts:
-    """Return what a pass on a GPU consists of; ``half`` is that of the kernels in log time."""
+def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -> Parts:
+    """Return the kernels and launches of a pass on a GPU; ``half`` is that of the kernels in log time."""
     (ms, calls, backward), facts = (operators[name] for name in ("predicted_ms", "calls", "backward_calls")), model.facts
     launch_ms = facts["launch_ms"] * (facts["latency_type"] == "end_to_end")
     kernel_ms, kinds = np.maximum(ms - launch_ms, _LEAST_KERNEL * ms), kinds_of(operators)
@@ -209,9 +208,9 @@ def _parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -
 
 
 def _on_board(parts: Parts, model: CostModel) -> tuple[float, float, float]:
-    """Return predicted, low and high ms on a board of others, or on that whose launches were measured."""
+    """Return predicted, low and high ms: by labelled rates on a board measured elsewhere, else by its measured launch time."""
     used = parts.without(ZEROING)
-    if model.is_of_strangers:
+    if model.was_measured_elsewhere:
         return used.predict(*boards.rates(model.device).of_passes)
     launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
     return launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
@@ -231,7 +230,7 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     if model.chip is None or composition.networks:
         predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     else:
-        parts = _parts(work, operators, model, half * (1 + outside))
+        parts = _gpu_pass_parts(work, operators, model, half * (1 + outside))
         predicted_ms, low_ms, high_ms = _on_board(parts, model)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
     return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts)

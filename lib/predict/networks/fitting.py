@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure.networks.allocator import HEAPS
-from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, PARTS, Composition, Terms, terms
+from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, TIME_TERMS, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
@@ -43,7 +43,7 @@ class Learned:
     compositions: Mapping[str, Composition]
 
     def predict(self, memory: str, parts: Terms, outside: float = 0.0) -> tuple[float, float, float]:
-        """Return predicted, low and high ms of PARTS in a process of one heap, see ``Composition.predict``."""
+        """Return predicted, low and high ms of TIME_TERMS in a process of one heap, see ``Composition.predict``."""
         return self.compositions[memory].predict(terms(parts, self.efficiencies), outside)
 
 
@@ -59,12 +59,12 @@ def learn(sums: Sequence[Sum], names: Sequence[str], rows: pd.DataFrame, totals:
 
 
 def fit(rows: pd.DataFrame) -> Learned:
-    """Learn from the networks of one mode, both heaps together: ``network, family, memory, latency_ms`` and PARTS.
+    """Learn from the networks of one mode, both heaps together: ``network, family, memory, latency_ms`` and TIME_TERMS.
 
     Families left out give the intervals and choose the spread of the factors; scoring therefore needs outer folds. A heap
     without measurements has the interval of the other heap and no scores. Raises InputError for fewer than four networks.
     """
-    parts, measured_ms = rows[list(PARTS)].to_numpy(float, copy=True), rows["latency_ms"].to_numpy(float)
+    parts, measured_ms = rows[list(TIME_TERMS)].to_numpy(float, copy=True), rows["latency_ms"].to_numpy(float)
     parts[rows["memory"] != "default", -2:] = 0.0  # memory costs nothing where it is retained
     logs, held_out_ms = learned(_SUMS, rows, parts, measured_ms)
     common, *kinds, replayed, mapped = np.exp([*logs[:-1], logs[-1] - logs[-2]]).tolist()

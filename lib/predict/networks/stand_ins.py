@@ -1,4 +1,4 @@
-"""Operators that no family covers, as ones of a family whose model answers in their place: of like work, out of its range."""
+"""Operators that no family covers, each replaced by a similar operator whose model answers, out of its training range."""
 
 from collections.abc import Callable
 from math import prod
@@ -17,9 +17,9 @@ _MODELLED = 2  # dimensions at least of those that are swept
 def stand_in(op: Op) -> tuple[str, Params]:
     """Return the family and the parameters that stand in for an operator without a family.
 
-    Convolutions of one dimension are those of a picture of one row, transposed ones those that they turn round, group norm is
-    a layer norm of each group, recurrent layers are a product each step, grouped products a batch of them. What computes
-    otherwise is as many additions, what moves only a copy of as many bytes.
+    It takes a convolution of one dimension as one of a picture of one row, a transposed convolution as the one from its output
+    to its input, group norm as layer norm of each group, a recurrent layer as one GEMM per step, grouped GEMMs as a batch. Any
+    other operator counts as as many additions, or as a copy of as many bytes if it only moves memory.
     """
     for name, read in _READERS.items():
         if op.short.removesuffix("_backward") == name and (described := read(op)):

@@ -1,8 +1,8 @@
-"""A training step, or an evaluated batch, as it is predicted: its parts as a profile has them, and what some of them cost.
+"""A predicted training step or evaluated batch: the phases of a profile, and the costs of loader, copy and optimizer.
 
-Forward and backward come from the operators and their composition. What the loader, the copy to the device and the optimizer
-take is fitted to profiles, at non-negative rates of what they move; where no profile is of a device, the optimizer takes what
-its operators take, and the copy what the link to the device is taken to carry.
+Forward and backward come from the operators and their composition. The costs of loader, copy and optimizer are fitted to
+profiles, as non-negative rates of what they move. Without a profile of the device, the optimizer takes the time of its
+operators, and the copy an assumed bandwidth.
 """
 
 import math
@@ -20,7 +20,7 @@ from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 from lib.work.training import PHASES
 
-PARTS = PHASES
+STEP_PHASES = PHASES
 PASSES = ("forward", "backward", "parallel")  # parts of a step that its passes are
 SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
 LINE = "linear in FLOPs and bytes"  # the simple rule among them
@@ -48,7 +48,7 @@ class StepPart:
 
 @dataclass(frozen=True)
 class Step:
-    """A predicted step: ``parts`` by their names (PARTS; an evaluated batch has no backward and optimizer), in ms.
+    """A predicted step: ``parts`` by their names (STEP_PHASES; an evaluated batch has no backward and optimizer), in ms.
 
     ``passes`` is the estimate of forward and backward together; ``memory_mb`` what the step needs, the optimizer's state too.
     """
@@ -92,14 +92,14 @@ class Step:
     @property
     def columns(self) -> dict[str, float]:
         """Return the parts in ms as columns, NaN for those that there are not."""
-        return {f"{name}_ms": self.parts[name].predicted_ms if name in self.parts else math.nan for name in PARTS}
+        return {f"{name}_ms": self.parts[name].predicted_ms if name in self.parts else math.nan for name in STEP_PHASES}
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a part costs: rates (ms) of its TERMS, half its interval in log time, and on what it rests.
+    """What a part costs: rates (ms) of its TERMS, half its interval in log time, and the source of both.
 
-    ``groups`` is how many workloads or architectures were left out in turn for ``half`` and ``scores``; 0: it was not measured.
+    ``groups``: how many workloads or architectures were left out in turn for ``half`` and ``scores``; 0: none was measured.
     """
 
     rates: dict[str, NotNegative]

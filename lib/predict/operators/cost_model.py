@@ -36,6 +36,7 @@ from lib.predict.operators.features_gpu import gemm_group
 from lib.predict.operators.parts import Part
 
 ANY_GPU = "any-gpu"  # the device of a model of several GPUs, which holds relative to a chip
+PARTS_NOT_LENT = "speaks_for_itself"  # fact: groups of parts that no other device borrows, as the card was throttled
 _GEMMS = ("gemm ", "attention ")  # the parts that run as fast as GEMMs
 _ANY_CHIP = Chip(1.0, 1.0, 1.0, 1, 1.0, 4)
 _GRADIENTS = "its forward kernels"  # part and origin of backward passes of convolutions that no part answers for
@@ -47,7 +48,7 @@ PartAnswer = list[np.ndarray]  # ms, half intervals in log time, out of range, o
 
 
 class Facts(TypedDict, total=False):
-    """What is known of a model besides; other facts may stand there, too."""
+    """Facts about a model; a file may hold others, too."""
 
     __pydantic_config__ = {**ENTRY, "extra": "allow"}
 
@@ -65,7 +66,7 @@ class Facts(TypedDict, total=False):
 
 
 class FittedSum(TypedDict):
-    """What a network adds to its operators, or what it takes of resident memory."""
+    """What a network adds to its operators, or its resident memory."""
 
     __pydantic_config__ = ENTRY
 
@@ -80,8 +81,9 @@ class FittedSum(TypedDict):
 class CostModel(Saved):
     """Operator models of one device, one element type and one way of timing; ``chip`` is None for a CPU.
 
-    ``compositions`` (by mode and heap), ``efficiencies`` (by mode) and ``resident`` (by heap) are what was learned of networks.
-    ``scaling`` is the last one of the whole, see ``scaled``; it is not saved: each part has its own, from where it was trained.
+    ``compositions`` (by mode and heap), ``efficiencies`` (by mode) and ``resident`` (by heap) were learned from networks.
+    ``scaling`` is the last scaling of the whole model, see ``scaled``. It is not saved: each part has its own, relative to the
+    machine that it was trained on.
     """
 
     device: Device
@@ -98,9 +100,9 @@ class CostModel(Saved):
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin, part`` for rows of a ``sweep`` table.
 
-        ``part`` is the one that answered (for gradients: that of forward kernels); ``origin`` names the device whose kernels it
-        was trained on where that is another one, else it is empty. Raises InputError for a family or pass that the model was
-        not trained on.
+        ``part`` is the part that answered (for gradients: that of forward kernels). ``origin`` names the other device that this
+        part was trained on; it is empty if there is none. Raises InputError for a family or pass that the model was not trained
+        on.
         """
         row = features.columns(table)
         names = self._names(row, table["pass"].to_numpy(str))
@@ -122,7 +124,7 @@ class CostModel(Saved):
         return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
-        """Return the name of the part that is of each row's group and pass."""
+        """Return for each row the name of the part for its group and pass."""
         return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)
 
     def _answers(self, row: Row, names: np.ndarray) -> PartAnswer:
@@ -169,8 +171,8 @@ class CostModel(Saved):
     def answering(self, name: str) -> str:
         """Return the part that answers for ``name``; InputError lists the parts where none does.
 
-        On a GPU without backward kernels the forward ones do, by FLOPs and bytes (convolutions: see ``gradients``); without
-        convolutions the GEMMs do, as which a library computes them.
+        On a GPU without a backward part, the forward part answers, by FLOPs and bytes (convolutions: see ``gradients``).
+        Without a convolution part, the GEMM part answers: libraries compute convolutions as GEMMs.
         """
         candidates = [name]
         if self.chip is not None:
@@ -190,16 +192,16 @@ class CostModel(Saved):
                          Chip.of(vendor, dtype))
 
     @property
-    def is_of_strangers(self) -> bool:
-        """Return whether a GPU's kernels were measured by others, on boards and hosts of their own."""
+    def was_measured_elsewhere(self) -> bool:
+        """Return whether a GPU's kernels were measured by others, on their boards and hosts, or are those of other GPUs."""
         return self.facts.get("hardware_id", "").partition(":")[0] in ("vendor", "published")
 
     def is_of(self, hardware_id: str, threads: int) -> bool:
-        """Return whether a CPU's model answers for such hardware and as many threads; one that does not say, for any count."""
+        """Return whether a CPU's model answers for this hardware and thread count; one without a count answers for any."""
         return self.facts.get("hardware_id") == hardware_id and self.facts.get("threads") in (None, threads)
 
     def borrowed(self, **facts) -> "CostModel":
-        """Return this model for a device of which ``facts`` alone are known: every answer is another device's."""
+        """Return this model for another device, of which only ``facts`` are known: each part names its origin."""
         parts = {name: replace(part, origin=part.origin or self.device) for name, part in self.parts.items()}
         return replace(self, facts={**self.facts, "sweeps": [], **facts}, parts=parts)
 

@@ -12,7 +12,7 @@ from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import network_training, registry, steps, training
 from lib.predict.evaluation import baselines, evaluate, profiled_steps, training_diagnostics
-from lib.predict.networks.composition import PARTS, Composition
+from lib.predict.networks.composition import TIME_TERMS, Composition
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import fitting
@@ -130,7 +130,7 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     if predicted.empty:
         texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
         return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
-    if absent := sorted({*PARTS, *PREDICTED} - set(predicted)):
+    if absent := sorted({*TIME_TERMS, *PREDICTED} - set(predicted)):
         raise InputError(f"{machine.name}: its predicted networks are of an earlier release, without {choices(absent[:3])}; "
                          f"run: python -m lib models --train {machine.name}")
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")

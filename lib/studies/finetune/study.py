@@ -26,11 +26,11 @@ from lib.finetune.tensorboard import HISTORY
 from lib.measure import archive, machine
 from lib.measure.training.summary import PHASES_MS, steady
 from lib.predict import registry
-from lib.predict.networks.step import PARTS
+from lib.predict.networks.step import STEP_PHASES
 from lib.work import weights
 
 PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_ms", "images_per_sec",
-             *(f"{name}_ms" for name in PARTS))
+             *(f"{name}_ms" for name in STEP_PHASES))
 RESUMED = ("what", "compared", "different")
 NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
 _SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")

@@ -18,7 +18,7 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet
 from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
-from lib.studies.scheduler_eval.scenario import PARTS, StepTimes
+from lib.studies.scheduler_eval.scenario import PHASE_COLUMNS, StepTimes
 
 NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
          "affinity", "matching", "hybrid")
@@ -89,10 +89,10 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
 def part_table(times: StepTimes) -> pd.DataFrame:
     """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
-    rows = times.table.dropna(subset=list(PARTS))
+    rows = times.table.dropna(subset=list(PHASE_COLUMNS))
     beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
     return renamed(rows.assign(beside=100 * beside), {
-        "job_class": "job_class", "device": "device", "step_ms": "step", **dict(zip(PARTS, PHASES_MS.values(), strict=True)),
+        "job_class": "job_class", "device": "device", "step_ms": "step", **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)),
         "beside": "beside the passes %"})
 
 

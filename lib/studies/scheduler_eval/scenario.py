@@ -18,14 +18,14 @@ from lib.schedule import job_mixes, portable, problem_files
 from lib.schedule.problem import Fleet, JobEnergy, Problem
 
 _HALF = 1.645  # standard deviations in half of a 90 % interval
-PARTS = tuple(f"{name}_ms" for name in step.PARTS)
+PHASE_COLUMNS = tuple(f"{name}_ms" for name in step.STEP_PHASES)
 _TIMES = ["step_ms", "low_ms", "high_ms"]
 _DIGITS = 6  # of a time: the last ones of a prediction are those of the processor that made it, and schedules hang on them
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``, PARTS.
+    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``, PHASE_COLUMNS.
 
     ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval and no
     parts; those of a predicted training step are in ms.
@@ -92,7 +92,7 @@ def step_times(devices: Iterable[str], classes: Iterable[JobClass], reference: s
         answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
         profiled_ms = profiled.get((job_class.model, query.batch_size), np.nan) if job_class.mode == "train" else np.nan
         rows += [_row(job_class, answer, profiled_ms) for answer in answers.to_dict("records")]
-    table = pd.DataFrame(rows, columns=["job_class", "device", "memory_mb", "source", *_TIMES, *PARTS])
+    table = pd.DataFrame(rows, columns=["job_class", "device", "memory_mb", "source", *_TIMES, *PHASE_COLUMNS])
     return StepTimes(table.assign(**table[_TIMES].map(f"{{:.{_DIGITS}g}}".format).astype(float)))
 
 
