@@ -72,8 +72,9 @@ def is_no_space(reason: str) -> bool:
 
 def death(status: int | None) -> str:
     """Return how a process ended, by its exit status (a signal is negative); it may stand after "the worker"."""
-    killed = status is not None and status < 0
-    return f"was killed (signal {-status}): out of memory?" if killed else f"ended with status {status}"
+    if status is None or status >= 0:
+        return f"ended with status {status}"
+    return f"was killed (signal {-status}){': out of memory?' * (status == -9)}"
 
 
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):

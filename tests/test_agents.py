@@ -569,7 +569,7 @@ def test_the_end_of_a_run_follows_its_progress_in_this_attempt_and_is_never_past
     monkeypatch.setattr(run_records, "time", Mock(monotonic=lambda: next(now_s)))
     plan = pd.DataFrame({"job_id": ["late", "halfway", "waits"], "start_s": [0.0, 0.0, np.nan], "end_s": [30.0, 30.0, np.nan],
                          "status": ["running", "running", "waiting"], "reason": "large"})
-    dispatcher._service = Mock(plan=lambda: plan, now=lambda: 30.4)
+    dispatcher._service = Mock(plan=lambda spread: plan, now=lambda: 30.4)
     for share in (0.25, 0.5):
         dispatcher._records.reported("halfway#1", {"metrics": {"step": 1, "progress": share}})
     rows = dispatcher.plan()

@@ -236,7 +236,8 @@ class Mortal(ProcessWorker):
 
 
 def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
-    path, out = write(tmp_path / "jobs.csv", "job_id,workload_id,steps\na,W1,5\nb,W1,4\n"), tmp_path / "out"
+    text = "job_id,workload_id,steps,deadline_s\na,W1,5,0.01\nb,W1,4,1000\n"
+    path, out = write(tmp_path / "jobs.csv", text), tmp_path / "out"
     prepared = jobs_file.prepare(path, out, site_of=in_one_process)
     assert (prepared.predicted_s > 0).all()
     ran = jobs_file.run(replace(prepared, spawn=Mortal), out)
@@ -246,6 +247,7 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
         assert row.status == "done" and row.result["steps"] == {"a": 5, "b": 4}[row.job_id]
         assert weights.load(out / "weights" / row.job_id / "weights.pt")
     assert len(store.read(out / "schedule.csv", "schedule")) == 3
+    assert ran.facts["in_time"] == {"a": 0.0, "b": 1.0} and "b: said to keep its deadline with 100%" in run_record.text(ran)
     assert (out / "trace.json").is_file() and "done" in run_record.text(ran) and "took s" in run_record.text(ran)
     again = run_record.read(out)
     assert again.facts == ran.facts and again.job_classes == ran.job_classes and again.ends.equals(ran.ends)

@@ -287,12 +287,12 @@ def test_a_plan_says_what_runs_what_comes_and_why_and_is_made_anew_when_wanted(t
     times = {"cpu": {"a": 4.0, "b": 9.0, "c": 2.0}, "gpu": {"a": 1.0, "b": 3.0, "c": math.inf}}
     with opened(tmp_path, None, "earliest-finish", lambda spec, device: times[device][spec.job_id], slots=()) as service:
         assert service.plan().empty
-        for name in "abc":
-            service.submit(light(name))
+        for name, deadline_s in {"a": 1000.0, "b": 4.0, "c": math.nan}.items():
+            service.submit(light(name), deadline_s=deadline_s)
         assert service.plan()["status"].tolist() == ["waiting"] * 3
         service.add_slot(Slot("cpu[0]"))
         service.add_slot(Slot("gpu[0]"))
-        plan = service.plan().set_index("job_id").loc[list("abc")]
+        plan = service.plan(lambda spec, device: 0.3).set_index("job_id").loc[list("abc")]
         times["cpu"]["c"] = 7.0
         service.predict_anew()
         anew = service.plan().set_index("job_id").loc["c"]
@@ -301,6 +301,7 @@ def test_a_plan_says_what_runs_what_comes_and_why_and_is_made_anew_when_wanted(t
     assert plan["reason"]["a"] == "predicted 1 s here, 4 s on cpu[0]"
     assert plan["reason"]["c"] == "predicted 2 s here, it cannot run on gpu[0]"
     assert plan["start_s"]["b"] == pytest.approx(plan["end_s"]["a"])
+    assert plan["in_time"]["a"] == 1 and 0.3 < plan["in_time"]["b"] < 0.7 and np.isnan(plan["in_time"]["c"])
 
 
 class Dozer(killed.Inline):

@@ -9,8 +9,9 @@ From the ground up; a file imports only from its own line and those above it:
     problem_files                     problems read from CSV files
     state                             what a policy sees (State, Predict) and answers (Start, Restart, Wait)
     policies/                         queues, colocation, greedy, baselines
+      fair                            shares of users
       hybrid/                         estimator, planner, late_binding, local_search, stragglers; policy
-      fair, gangs                     shares of users; jobs on several devices at once
+      gangs                           jobs on several devices at once
       registry                        every policy by name
     simulation/                       events; compiled: the same schedules, faster; metrics, trace
     moldable, risk                    how many devices a job gets; plans where times and memory are uncertain

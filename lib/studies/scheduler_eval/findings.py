@@ -59,7 +59,7 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
 def together(gangs: pd.DataFrame) -> Numbers:
     """Return makespan over the bound and completion over first-come's of jobs on several devices, by policy."""
     means = gangs.groupby("policy", sort=False)[["ratio", "over_first"]].mean().reset_index()
-    return {"chosen": means.head(1), "fixed": means.tail(-1)}
+    return {"chosen": means.head(1), "fixed": means.tail(-1), "all": means}
 
 
 def trade(front: pd.DataFrame) -> Numbers:

@@ -92,8 +92,8 @@ def part_table(times: StepTimes) -> pd.DataFrame:
     rows = times.table.dropna(subset=list(PHASE_COLUMNS))
     beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
     return renamed(rows.assign(beside=100 * beside), {
-        "job_class": "job_class", "device": "device", "step_ms": "step", **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)),
-        "beside": "beside the passes %"})
+        "job_class": "job_class", "device": "device", "step_ms": "step",
+        **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)), "beside": "beside the passes %"})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:

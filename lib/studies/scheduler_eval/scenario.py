@@ -25,7 +25,7 @@ _DIGITS = 6  # of a time: the last ones of a prediction are those of the process
 
 @dataclass(frozen=True)
 class StepTimes:
-    """``table``: a row a job class and device: ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb``, PHASE_COLUMNS.
+    """``table``: rows ``job_class, device, step_ms, low_ms, high_ms, source, memory_mb`` and PHASE_COLUMNS, one a pair.
 
     ``source`` is measured, as ``advise`` says, or does not fit (then there is no time). Measured times have no interval and no
     parts; those of a predicted training step are in ms.
