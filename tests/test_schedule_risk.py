@@ -50,12 +50,14 @@ def test_wrong_risks_and_ranges_are_refused():
         assessed([1.0], high=0.5)
 
 
-def test_plans_keep_what_they_promise_with_the_errors_of_held_out_networks():
-    said, kept = promises.kept(20).to_numpy(float).T
-    for least, most in ((0.05, 0.5), (0.5, 0.85), (0.85, 0.999)):
+@pytest.mark.parametrize("drawn, seeds, most_off", [(promises.kept, 50, 0.08), (promises.kept_in_runs, 10, 0.12)])
+def test_plans_keep_what_they_promise_with_the_errors_of_held_out_networks_and_in_real_runs(drawn, seeds, most_off):
+    """As measured, of those said to be kept with 91 % on average, 90 % of networks and 99 % in real runs were."""
+    said, kept = drawn(seeds).to_numpy(float).T
+    for least, most in ((0.0, 0.25), (0.5, 0.75), (0.85, 0.95), (0.95, 1.0)):
         group = (said >= least) & (said <= most)
-        assert group.sum() >= 50
-        assert kept[group].mean() == pytest.approx(said[group].mean(), abs=0.08)
+        assert group.sum() >= 60
+        assert kept[group].mean() == pytest.approx(said[group].mean(), abs=most_off)
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["hybrid", "first-come", "affinity"]))

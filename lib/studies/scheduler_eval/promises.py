@@ -107,11 +107,14 @@ def kept(seeds: int) -> pd.DataFrame:
 def kept_in_runs(seeds: int) -> pd.DataFrame:
     """Return ``said`` and ``kept`` of jobs of the committed real runs, each judged by how far the other runs' times were off.
 
-    Deadlines lie about the ends that were simulated beforehand; ``kept`` is by the end that was measured.
+    Of the runs that told how likely deadlines are kept: these begin with all workers. Deadlines lie about the ends that were
+    simulated beforehand; ``kept`` is by the end that was measured.
     """
     draw, said, in_time = np.random.default_rng(7), [], []
     records, errors = run_record.committed(), run_record.errors_by_run()
     for name, record in records.items():
+        if not record.facts.get("in_time"):
+            continue
         others = [error for other, error in errors.items() if other != name]
         real = record.side_by_side()
         planned, measured = (table[table["status"] == "done"] for table in real.values())
