@@ -23,6 +23,7 @@ FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "ener
            "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved", "worst_user")
 _PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 _DEVICES, _JOBS = 16, 5  # that are shown
+_LEAST = 5e-4  # a probability to run out of memory that is told
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Answer:
             return {}
         by_job = {name: pd.Series(values, self.outcome.problem.jobs.ids).dropna().to_dict() for name, values in (
             ("in_time", self.risk.in_time), ("time_limit_s", self.risk.time_limit_s),
-            ("out_of_memory", np.where(self.risk.out_of_memory > 0, self.risk.out_of_memory, np.nan)))}
+            ("out_of_memory", np.where(self.risk.out_of_memory >= _LEAST, self.risk.out_of_memory, np.nan)))}
         return {"planned_with": self.taken, "makespan_range_s": self.risk.makespan_s, "all_in_time": self.risk.all_in_time,
                 **by_job, "time_limit_risk": self.risk.limit_risk}
 
