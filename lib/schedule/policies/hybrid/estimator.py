@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from math import inf
+from statistics import median
 
 import numpy as np
 
@@ -151,7 +152,7 @@ class Estimator:
             self.moved = max(self.moved, abs(after - before))
             self.drift += abs(after - before)
         if (finished or overdue) and len(self._errors) >= _LEAST:
-            observed = 1.4826 * float(np.median(self._errors))
+            observed = 1.4826 * median(self._errors)
             if abs(observed - self.sigma) > 0.25 * max(self.sigma, 0.2):
                 return observed
             if observed > _WRONG and len(self._finished) >= self._again:
@@ -168,7 +169,7 @@ class Estimator:
     def misled(self) -> bool:
         """Return whether a plan is outdated: an estimate moved since this was last asked, or the last jobs took other times."""
         moved, self.moved = self.moved > _MOVED, 0.0
-        return moved or bool(self._errors) and bool(np.median(list(self._errors)[-_LEAST:]) > _EXACT)
+        return moved or bool(self._errors) and median(list(self._errors)[-_LEAST:]) > _EXACT
 
     def left_s(self, state: State, ran: Running) -> float:
         """Return the estimated seconds until a running job ends; the more it is overdue, the longer it is expected to take."""

@@ -1,14 +1,13 @@
 """A plan: a queue for each device, filled by a search, and corrected as jobs come late and devices run empty early."""
 
 from collections.abc import Iterable
-from heapq import nsmallest
 from itertools import islice
 
 import numpy as np
 
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
-from lib.schedule.policies.queues import Queues
+from lib.schedule.policies.queues import Entry, LazyHeap, Queues
 from lib.schedule.state import Action, CoreBudget, Start, State
 
 _VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
@@ -21,6 +20,17 @@ class Planner(Queues):
         super().__init__(state)
         self.new, self.ended = 0, 0
         self._colocation = Colocation(state)
+
+    def rebuild(self) -> None:
+        """Build the heaps from ``end_s``; ``_latest`` has the devices with a queue, the one that ends last first."""
+        super().rebuild()
+        self._latest = LazyHeap((-self.end_s[device], device) for device, queue in enumerate(self.jobs) if queue)
+
+    def expect(self, device: int, end_s: float) -> None:
+        """Note when a device is expected to finish."""
+        super().expect(device, end_s)
+        if self.jobs[device]:  # the same entry may be there twice
+            self._latest.push((-end_s, device))
 
     def fill(self, jobs: np.ndarray, seconds: np.ndarray, assigned: np.ndarray, end_s: np.ndarray) -> None:
         """Fill the queues with jobs that take ``seconds`` on the devices ``assigned``, the longest of each device first."""
@@ -93,5 +103,8 @@ class Planner(Queues):
         return False
 
     def _ending_last(self) -> list[int]:
-        busy = (device for device, queue in enumerate(self.jobs) if queue)
-        return nsmallest(_VICTIMS, busy, key=lambda device: (-self.end_s[device], device))
+        entries = self._latest.smallest(4 * _VICTIMS, self._is_victim)
+        return list(dict.fromkeys(device for _, device in entries))[:_VICTIMS]
+
+    def _is_victim(self, entry: Entry) -> bool:
+        return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]
