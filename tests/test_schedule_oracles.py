@@ -171,13 +171,13 @@ def offering(seed):
                    seconds[:, 0], offers=Offers.of(np.tile(sizes, (count, 1)), seconds))
 
 
-@pytest.mark.parametrize("drawn, mean, most", [(gangs, 1.15, 1.8), (offering, 1.1, 1.4)])
+@pytest.mark.parametrize("drawn, mean, most", [(gangs, 1.1, 1.42), (offering, 1.045, 1.24)])
 def test_makespans_of_jobs_on_several_devices_are_near_the_optimum(drawn, mean, most):
+    """Factor as measured, over these 40 seeds: 1.096 on average, 1.414 at worst; with the number chosen 1.041 and 1.235."""
     ratios, gaps = [], []
     for problem in map(drawn, range(40)):
         best, figure = best_of_gangs(problem), api.schedule(problem).figures
         ratios.append(figure["makespan_s"] / best)
         gaps.append(bounds.makespan_bound(problem) / best)
-    print(np.mean(ratios), max(ratios), np.mean(gaps))
     assert min(ratios) >= 1 - 1e-9 and max(gaps) <= 1 + 1e-6
     assert np.mean(ratios) <= mean and max(ratios) <= most

@@ -94,7 +94,7 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     sigma = np.zeros(problem.predicted_s.shape) if high_s is None else risk.spread(problem, high_s)
     planned, taken = risk.place(problem, aimed, objective, sigma)
     real = planned if problem.actual_s is problem.predicted_s else \
-        simulate(problem.with_predictions(planned.problem.predicted_s), aimed)
+        simulate(problem.with_predictions(planned.problem.predicted_s, problem.sigma), aimed)
     return Answer(policy, objective, real, risk.assess(planned, sigma, limit_risk), taken)
 
 

@@ -170,7 +170,7 @@ def place(problem: Problem, policy: Policy, objective: str, sigma: np.ndarray) -
     for name, log_over in _TAKEN.items() if objective in _AVERAGED else [(PREDICTED, _TAKEN[PREDICTED])]:
         careful = problem.predicted_s * np.exp(log_over(sigma))
         taken_s = careful if name == PREDICTED else careful + again_s
-        outcome = simulate(problem.with_predictions(taken_s), policy)
+        outcome = simulate(problem.with_predictions(taken_s, problem.sigma), policy)
         cost = _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
         plans[name] = outcome, cost
         if not sigma.any() and not lost.any():

@@ -98,10 +98,10 @@ def _no_worse(table: pd.DataFrame, column: str, best: str) -> list[str]:
     Pairs are of the same mix and seed. Without two of them, the best alone.
     """
     keys = [name for name in ("mix", "load", "sigma", "seed") if name in table]
-    logs = np.log(table.pivot_table(index=keys, columns="policy", values=column)) if keys else pd.DataFrame()
-    over = logs.sub(logs[best], axis=0) if keys else pd.DataFrame({best: [0.0]})
-    if len(over) < 2:
+    if "seed" not in keys or len(table[keys].drop_duplicates()) < 2:
         return [best]
+    logs = np.log(table.pivot_table(index=keys, columns="policy", values=column))
+    over = logs.sub(logs[best], axis=0)
     half = stats.t.ppf(0.975, len(over) - 1) * over.std(ddof=1) / len(over) ** 0.5
     return over.columns[(over.mean() <= half) | (over.columns == best)].tolist()
 

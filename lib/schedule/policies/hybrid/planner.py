@@ -103,8 +103,12 @@ class Planner(Queues):
         return False
 
     def _ending_last(self) -> list[int]:
-        entries = self._latest.smallest(4 * _VICTIMS, self._is_victim)
-        return list(dict.fromkeys(device for _, device in entries))[:_VICTIMS]
+        found: dict[int, Entry] = {}
+        while len(found) < _VICTIMS and (entries := self._latest.take(1, self._is_victim)):
+            found[entries[0][1]] = entries[0]
+        for entry in found.values():
+            self._latest.push(entry)
+        return list(found)
 
     def _is_victim(self, entry: Entry) -> bool:
         return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]
