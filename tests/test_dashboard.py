@@ -487,9 +487,11 @@ def test_forms_make_a_project_configurations_and_runs(site):
     configs = {row["name"]: row for row in site.get(f"configs/project/{project}")}
     assert [configs[name]["kind"] for name in ("pasted", "chosen", "filled")] == ["notebook", "notebook", "finetune"]
     assert (configs["filled"]["config_json"]["eval_topk"], configs["filled"]["config_json"]["lr"]) == ([2], 0.01)
-    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1")
+    queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1",
+                    deadline_s="600")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
-    assert site.get(f"runs/{run}")["gpu_indices"] == [0, 1]
+    row = site.get(f"runs/{run}")
+    assert row["gpu_indices"] == [0, 1] and row["job"]["deadline_s"] == 600
     filled(site, f"{at}/runs", f"runs/{run}/priority", priority="7")
     site.dispatcher.reorder.assert_called_once_with(run, 7)
     cancelled, again = (filled(site, f"runs/{run}", f"runs/{run}/cancel") for _ in range(2))

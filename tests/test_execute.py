@@ -68,6 +68,25 @@ def check(attempts, ends, specs):
         assert (rows["start_s"].to_numpy()[1:] >= rows["end_s"].to_numpy()[:-1] - 1e-6).all()
 
 
+class Slow(killed.Inline):
+    """A worker that is ready later, if it is that of the second slot."""
+
+    def __init__(self, slot, limits):
+        super().__init__(slot, limits)
+        self.ready_s = time.monotonic() + 0.5 * slot.name.endswith("[1]")
+
+    def messages(self):
+        return super().messages() if time.monotonic() >= self.ready_s else []
+
+
+@pytest.mark.parametrize("gather_s, most_s", [(15.0, 15.0), (0.1, 0.45)])
+def test_a_run_starts_with_all_workers_that_are_there_in_time(tmp_path, monkeypatch, gather_s, most_s):
+    monkeypatch.setattr(executor, "_GATHER_S", gather_s)
+    attempts, ends, _ = run(sleeping(2), tmp_path, spawn=Slow)
+    assert len(ends) == 2 and min(gather_s, 0.5) <= attempts["start_s"].min() < most_s
+    assert set(attempts["device"]) == ({"cpu[0]", "cpu[1]"} if gather_s > 1 else {"cpu[0]"})
+
+
 @pytest.mark.slow
 def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
     specs, arrival = sleeping(20), np.append(np.zeros(18), [0.3, 0.6])

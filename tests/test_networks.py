@@ -61,6 +61,20 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_at_batch_3(cases, *_):
+    if any(case.batch_size == 3 for case in cases):
+        die()
+    return [result(case) for case in cases], IDS
+
+
+def test_a_case_that_ends_the_process_fails_alone(monkeypatch):
+    monkeypatch.setattr(end_to_end, "_measure", die_at_batch_3)
+    results, identity = end_to_end.in_a_process([Case("simple_cnn", "infer", size, "3x28x28") for size in (1, 2, 3, 4, 5)])
+    assert [(result.case.batch_size, result.reason.partition(":")[0]) for result in results] == [
+        (1, ""), (2, ""), (3, "the worker was killed (signal 9)"), (4, ""), (5, "")]
+    assert identity == IDS
+
+
 @pytest.mark.slow
 def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(home, tmp_path, monkeypatch):
     raw, wanted = tmp_path / "visits.jsonl", [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]

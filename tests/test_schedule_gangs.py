@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from lib.schedule.policies import registry
 from lib.schedule.policies.gangs import with_gangs
 from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from lib.schedule.simulation.events import Faults, simulate
+from lib.studies.scheduler_eval import findings, promises
 from tests import output_of, refusal, refused
 
 
@@ -158,6 +160,23 @@ def test_no_schedule_of_moldable_jobs_is_shorter_than_their_bound(seed):
     check(answer.outcome)
     ones = bounds.makespan_bound(replace(problem, offers=None))
     assert bounds.makespan_bound(problem) <= min(ones, answer.figures["makespan_s"]) * (1 + 1e-6)
+
+
+def test_devices_that_change_as_jobs_end_have_known_answers():
+    """Jobs of 4 s that two devices halve: two run side by side, and a third has both from then on."""
+    for count, ends_s in ((1, [2.0]), (2, [4.0, 4.0]), (3, [4.0, 4.0, 6.0])):
+        offers = Offers.of(np.tile([1, 2], (count, 1)), np.tile([[4.0], [2.0]], (count, 1, 1)))
+        problem = Problem(replace(Jobs.plain(count), devices=np.ones(count, int)), Fleet.from_counts({"gpu": 2}),
+                          offers.seconds[:, 0], offers.seconds[:, 0], offers=offers)
+        assert promises.rescaled_ends_s(problem) == pytest.approx(ends_s)
+
+
+def test_a_policy_is_named_alone_only_where_paired_mixes_show_that_it_is_better():
+    table = pd.DataFrame([{"mix": "m", "seed": seed, "policy": policy, "ratio": base * ratio}
+                          for seed, base in enumerate((1.0, 3.0, 9.0, 2.0)) for policy, ratio in
+                          (("a", 1.0), ("b", 1.0 + 0.02 * (-1)**seed), ("c", 1.1 + 0.01 * seed))])
+    assert findings._no_worse(table, "ratio", "a") == ["a", "b"], "c is worse on each mix, b on every other one"
+    assert findings._no_worse(table[table["seed"] == 0], "ratio", "a") == ["a"], "one pair shows nothing"
 
 
 def test_users_get_shares_by_weight_however_many_jobs_they_have():

@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 import psutil
 import pytest
 
-from lib.errors import InputError
+from lib.errors import InputError, death
 from lib.measure.worker import Service, Worker, WorkerLostError, call
 from tests import refusal, refused
 from tests.agents import until
@@ -81,6 +81,7 @@ def test_a_worker_speaks_while_it_runs_and_its_death_is_a_reason():
     assert worker.messages() == ([], "the worker was killed (signal 9): out of memory?")
     worker.shut_down()
     worker.send("to nobody")
+    assert death(-signal.SIGSEGV) == "was killed (signal 11)", "no want of memory"
 
 
 def seen():
