@@ -1,6 +1,7 @@
 """Agents over a real server on this host: every job ends once, whatever is killed; logs have no holes and no doubles."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.error import HTTPError
@@ -30,6 +32,7 @@ from lib.dashboard import database as db
 from lib.dashboard.agents import agent, devices, fleet
 from lib.dashboard.agents.messages import API_VERSION, Device, Mailbox
 from lib.dashboard.app import create_app
+from lib.dashboard.dispatcher import _left_s as left_s
 from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
 from lib.schedule.policies import registry
@@ -598,6 +601,18 @@ def test_fine_tunes_that_took_longer_than_advised_correct_the_others_there(monke
     for seconds in (20, 25):  # the first: with the assumed time to start
         assert known.placement("second", "a/cpu")["predicted_s"] == seconds
         known.measure("first", "a/cpu", 25.0)
+    spreads = []
+    for seconds in (25.0, 25.0, 50.0):  # two runs and three more
+        spreads.append(known.spread(Spec("first", "", {}), "a/cpu"))
+        known.measure("first", "a/cpu", seconds)
+    assert spreads == [0.15, 0.15, 0.05] and known.spread(Spec("first", "", {}), "a/cpu") == pytest.approx(0.31, abs=0.01)
+
+
+def test_a_deadline_counts_from_when_the_run_was_queued():
+    job = SimpleNamespace(deadline_s=60.0, enqueued_at=db.now() - timedelta(seconds=20))
+    assert left_s(job) == pytest.approx(40, abs=5)
+    assert math.isnan(left_s(SimpleNamespace(deadline_s=None)))
+    assert 0 < left_s(SimpleNamespace(deadline_s=1.0, enqueued_at=job.enqueued_at)) < 0.01
 
 
 def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):

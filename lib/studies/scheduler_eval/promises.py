@@ -146,8 +146,9 @@ def careful(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
         for objective, figure in (("makespan", "makespan_s"), ("deadline", "late")):
             policy = registry.aimed("hybrid", objective)
             planned, taken = risk.place(asked, policy, objective, spread[problem.jobs.job_class])
-            careful, plain = (metrics.metrics(simulate(true.with_predictions(times), policy))[figure]
-                              for times in (planned.problem.predicted_s, problem.predicted_s))
+            plain = metrics.metrics(simulate(true, policy))[figure]
+            careful = plain if taken == risk.PREDICTED else \
+                metrics.metrics(simulate(true.with_predictions(planned.problem.predicted_s), policy))[figure]
             yield {"objective": objective, "taken": taken, "careful": careful, "plain": plain}
 
     return trials({"careful": draw}, "mix", seeds, rows)
