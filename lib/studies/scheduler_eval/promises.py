@@ -123,13 +123,12 @@ def kept_in_runs(seeds: int) -> pd.DataFrame:
         ends_s, real_s = (table.groupby("job_id")["end_s"].max().reindex(jobs).to_numpy() for table in (planned, measured))
         classes = pd.factorize(jobs.map(record.job_classes))[0]
         ones, (sigma, common) = np.ones((len(jobs), 1)), run_record.pooled(others)
+        plain = Problem(Jobs.plain(len(jobs), job_class=classes), Fleet.from_counts({"cpu": len(devices)}), ones, ones)
+        drawn_s = risk.ends_s(plain, plan, sigma * ones, common=common)
         for _ in range(seeds):
-            plain = Jobs.plain(len(jobs), job_class=classes)
-            problem = Problem(replace(plain, deadline_s=ends_s * draw.uniform(*_DUE, len(jobs))),
-                              Fleet.from_counts({"cpu": len(devices)}), ones, ones)
-            drawn = risk.ends_s(problem, plan, sigma * ones, common=common)
-            said += risk.kept(problem, drawn).tolist()
-            in_time += (real_s <= problem.jobs.deadline_s).tolist()
+            due_s = ends_s * draw.uniform(*_DUE, len(jobs))
+            said += risk.kept(replace(plain, jobs=replace(plain.jobs, deadline_s=due_s)), drawn_s).tolist()
+            in_time += (real_s <= due_s).tolist()
     return pd.DataFrame({"said": said, "kept": in_time})
 
 
