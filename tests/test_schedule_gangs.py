@@ -14,7 +14,7 @@ from lib.schedule.policies import registry
 from lib.schedule.policies.gangs import with_gangs
 from lib.schedule.problem import Fleet, Jobs, Offers, Problem
 from lib.schedule.simulation.events import Faults, simulate
-from lib.studies.scheduler_eval import findings, promises
+from lib.studies.scheduler_eval import comparison, findings, promises
 from tests import output_of, refusal, refused
 
 
@@ -177,6 +177,14 @@ def test_a_policy_is_named_alone_only_where_paired_mixes_show_that_it_is_better(
                           (("a", 1.0), ("b", 1.0 + 0.02 * (-1)**seed), ("c", 1.1 + 0.01 * seed))])
     assert findings._no_worse(table, "ratio", "a") == ["a", "b"], "c is worse on each mix, b on every other one"
     assert findings._no_worse(table[table["seed"] == 0], "ratio", "a") == ["a"], "one pair shows nothing"
+
+
+def test_a_policy_without_a_device_is_not_compared():
+    def draw(kind):
+        return lambda seed: Problem(Jobs.plain(3), Fleet.from_counts({kind: 2}), np.ones((3, 1)), np.ones((3, 1)))
+
+    table = comparison.against_bound({kind: draw(kind) for kind in ("cpu", "gpu")}, ("cpu-only", "gpu-only", "fastest"), 1)
+    assert table.groupby("mix")["policy"].agg(list).to_dict() == {"cpu": ["cpu-only", "fastest"], "gpu": ["gpu-only", "fastest"]}
 
 
 def test_users_get_shares_by_weight_however_many_jobs_they_have():

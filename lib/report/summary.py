@@ -86,7 +86,7 @@ def panels(numbers: Numbers) -> tuple[Panel, ...]:
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
     for mix, saved in series(numbers, ": could be saved"):
-        placed |= {f"{fleet(mix)}: best single-type rule": over_bound(saved), f"{fleet(mix)}: hybrid": hybrid[mix]}
+        placed |= {f"{fleet(mix)}: best simple rule": over_bound(saved), f"{fleet(mix)}: hybrid": hybrid[mix]}
     return (Panel("Measured: training speed", "images/s, logarithmic", rates, ",.4g", logarithmic=True),
             Panel("Explained: share of the roofline", "% of what peak rates allow", shares, ".0f", 100.0),
             Panel("Predicted: mean error on unseen networks, measured CPU", "% of the measured time", errors, ".1f"),

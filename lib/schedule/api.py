@@ -79,11 +79,8 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
     expected cost (``risk.place``), and the answer has its ``risk``. Raises InputError if the problem has no device for the
     policy, or no deadline for that objective, and for wrong high ends or a ``limit_risk`` that is none.
     """
-    cpu = problem.fleet.cpu
-    wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(policy)
-    if wanted and not wanted[0].any():
-        raise InputError(f"the policy {policy} has no device: none is {wanted[1]}; the types are: "
-                         f"{choices(problem.fleet.types)}")
+    if wanted := registry.lacks(policy, problem.fleet):
+        raise InputError(f"the policy {policy} has no device: none is {wanted}; the types are: {choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
     aimed = registry.aimed(policy, objective, problem.jobs.has_gangs or problem.offers is not None)

@@ -6,6 +6,7 @@ from lib.errors import InputError, choices
 from lib.schedule.policies.baselines import BASELINES
 from lib.schedule.policies.gangs import bears_gangs, with_gangs
 from lib.schedule.policies.hybrid.policy import OBJECTIVES, hybrid
+from lib.schedule.problem import Fleet
 from lib.schedule.state import Policy
 
 _WITHOUT_GANGS = ("energy", "price")
@@ -17,6 +18,13 @@ def policy(name: str, **options: object) -> Policy:
     if name not in POLICIES:
         raise InputError(f"no policy {name!r}; there are: {choices(POLICIES)}")
     return partial(POLICIES[name], **options) if options else POLICIES[name]
+
+
+def lacks(name: str, fleet: Fleet) -> str:
+    """Return which device a policy needs and a fleet has none of; empty if it can run there."""
+    cpu = fleet.cpu
+    wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(name)
+    return wanted[1] if wanted and not wanted[0].any() else ""
 
 
 def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:

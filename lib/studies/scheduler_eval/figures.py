@@ -24,8 +24,8 @@ def against_bound(table: pd.DataFrame):
         bars = axis.barh(range(len(names)), cut["mean"] - 1, left=1, ecolor="#333333",
                          color=[_OURS if name == "hybrid" else SERIES[0] for name in names],
                          xerr=(cut["mean"] - cut["min"], cut["max"] - cut["mean"]))
-        axis.bar_label(bars, [f"{value:.3f}" if value < 9.995 else f"{value:.1f}" for value in ratios["mean"]], padding=3,
-                       fontsize=8)
+        texts = ratios["mean"].map(lambda value: f"{value:.3f}" if value < 9.995 else f"{value:.1f}", na_action="ignore")
+        axis.bar_label(bars, texts.fillna(""), padding=3, fontsize=8)
         axis.set_xlim(1, _MOST * 1.25)
         label_rows(axis, names, 11)
     figure.supxlabel("makespan / lower bound (mean of seeds; line: range)", fontsize=10)

@@ -112,7 +112,7 @@ def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
 
 
 def headroom_table(results: pd.DataFrame) -> pd.DataFrame:
-    """Return by mix what could be won over the best single-device policy, and what the main policies win of it."""
+    """Return by mix what could be won over the best simple rule, and what the main policies win of it."""
     mean = results.pivot_table(index="mix", columns="policy", values=["room", "headroom", "ratio", "decide_s"], sort=False)
     won = {f"{name}: won of it %": 100 * mean["headroom"][name] for name in ("earliest-finish", "longest-first", "hybrid")}
     return pd.DataFrame({"could be saved %": 100 * mean["room"]["hybrid"], **won, "hybrid / bound": mean["ratio"]["hybrid"],
