@@ -21,13 +21,14 @@ from lib.measure.networks import runtimes as engines
 from lib.measure.networks.case import Case, program
 from lib.measure.networks.end_to_end import Conditions, in_a_process
 from lib.measure.worker import call
-from lib.predict import registry
+from lib.predict import held_out, registry, runtime_training
 from lib.predict.advice import advise, suggestions
 from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.snippets import snippet
 from lib.predict.evaluation import runtime_choices
 from lib.predict.networks import runtimes
-from lib.predict.networks.runtimes import TERMS, RuntimeCondition
+from lib.predict.networks.composition import Composition
+from lib.predict.networks.runtimes import EAGER, TERMS, RuntimeCondition
 from tests import refused
 
 SMALL = ("simple_cnn", "infer", 2, "3x28x28")
@@ -220,6 +221,55 @@ def test_rates_of_another_machine_are_where_learning_begins():
     fitted, alone = ((terms @ list(runtimes.learn(few, before)[way].values()) / (terms @ rates * 1.5)).to_numpy()
                      for before in (elsewhere, {}))
     assert np.abs(np.log(fitted)).mean() < 0.15 < np.abs(np.log(alone)).mean()
+
+
+def a_machine(name, table, rates, **instructions):
+    """Return rows of a machine whose times are exact sums at ``rates`` by condition, and the file of these rates."""
+    parts = [table.assign(way=way, latency_ms=table[list(TERMS)] @ list(by_term.values())) for way, by_term in rates.items()]
+    fitted = {way: Composition(by_term, 0.1, 20) for way, by_term in rates.items()}
+    return pd.concat(parts, ignore_index=True), runtimes.Runtimes(name, 2, instructions, fitted, 0.1)
+
+
+def test_a_cpu_that_taught_nothing_is_predicted_from_its_eager_time_and_the_ratios_of_the_one_like_it():
+    """A machine three times as slow with the same ratios is predicted; in int8 only where instructions are the same."""
+    draw, count = np.random.default_rng(1), 60
+    table = pd.DataFrame(draw.dirichlet(np.full(len(TERMS), 0.4), count), columns=list(TERMS)).assign(
+        network=[f"net{number}" for number in range(count)], family=[f"family{number % 20}" for number in range(count)],
+        mode="infer", batch_size=1, usable=True)
+    ways = (EAGER, RuntimeCondition("onnxruntime", False, "fp32", 0, 1), RuntimeCondition("onnxruntime", False, "int8", 0, 1))
+    usual = {way: dict(zip(TERMS, np.exp(draw.normal(-0.3, 0.4, len(TERMS))).tolist(), strict=True)) for way in ways}
+    slow = {way: {name: rate * 3 for name, rate in rates.items()} for way, rates in usual.items()}
+    machines = {"usual": a_machine("usual", table, usual), "slow": a_machine("slow", table, slow),
+                "vnni": a_machine("vnni", table, usual, int8=("avx512_vnni",))}
+    rows, files = ({name: pair[place] for name, pair in machines.items()} for place in (0, 1))
+    lent = runtime_training.elsewhere(rows, files)
+    assert set(zip(lent["device"], [way.dtype for way in lent["way"]], strict=True)) == {
+        ("usual", "fp32"), ("usual", "int8"), ("slow", "fp32"), ("slow", "int8"), ("vnni", "fp32")}
+    exact = lent[lent["way"] == ways[1]]
+    assert len(exact) == 3 * count and np.abs(np.log(exact["predicted"] / exact["latency_ms"])).median() < 0.1
+    unusable = rows | {"slow": rows["slow"].assign(usable=rows["slow"]["way"] != EAGER)}
+    assert "slow" not in set(runtime_training.elsewhere(unusable, files)["device"]), "its eager times are not to be relied on"
+
+
+def test_an_answer_from_another_cpu_is_as_wide_as_errors_there_were(monkeypatch):
+    file, half = runtimes.shipped(), {}
+    work = cpu_answer("squeezenet1_1", 1)
+    for name in (file.machine, "another"):
+        monkeypatch.setattr(machine, "name", lambda name=name: name)
+        monkeypatch.setattr(runtimes, "shipped", lambda: replace(file, elsewhere_half=2.0))
+        monkeypatch.setattr(runtimes.Runtimes, "refusal", lambda *_: "")
+        found = work.runtime(RuntimeCondition("onnxruntime", False, "fp32", 0, 1))
+        half[found.is_borrowed] = np.log(found.high_ms / found.predicted_ms)
+    assert half[False] < 1 < 2 < half[True]
+
+
+def test_ranges_hold_on_cpus_that_were_left_out():
+    rows = held_out.load(runtimes.OUTSIDERS)
+    rows = rows.assign(inside=rows["measured"].between(rows["low"], rows["high"]))
+    inside = rows.groupby(["source", "device"])["inside"].mean()
+    own = inside[held_out.PROJECT]
+    assert len(own) == len(list(runtimes.FOLDER.glob("*.json"))) and own.between(0.85, 0.99).all()
+    assert len(inside) - len(own) >= 6 and 0.85 < inside.mean() < 0.95, "each device has one vote"
 
 
 @pytest.mark.slow

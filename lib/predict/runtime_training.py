@@ -1,12 +1,13 @@
 """Learning how long networks take in each runtime, from a reference machine's networks; families left out score it."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import csv_files, store
 from lib.errors import InputError
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
@@ -14,7 +15,7 @@ from lib.predict import held_out, network_training, registry
 from lib.predict.network_training import Works
 from lib.predict.networks import composition, fitting, runtimes
 from lib.predict.networks.composition import Composition
-from lib.predict.networks.runtimes import EAGER, FOLDER, TERMS, RuntimeCondition, Runtimes
+from lib.predict.networks.runtimes import EAGER, FOLDER, OUTSIDERS, TERMS, RuntimeCondition, Runtimes
 from lib.predict.networks.sums import LEAST_NETWORKS, folds
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
@@ -22,6 +23,8 @@ from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
 _CAMPAIGN = "networks/runtimes/networks.parquet"
+_QUANTILES = np.linspace(0.005, 0.995, 100)  # that stand for the errors of a device
+_OUTSIDERS = ("device", "int8_instructions", "network", "input_shape", "condition", "gain", "source")
 
 
 def campaigns() -> dict[str, Path]:
@@ -105,33 +108,92 @@ def _fitted(rates: Mapping[str, float], usable: pd.DataFrame) -> Composition:
     return Composition(dict(rates), half_interval(np.log(times[0] / times[1])), int(usable["network"].nunique()), score(*times))
 
 
+def elsewhere(rows: Mapping[str, pd.DataFrame], files: Mapping[str, Runtimes]) -> pd.DataFrame:
+    """Return usable rows ``with_terms`` of each machine with ``predicted``, in ms, as for a CPU that taught nothing.
+
+    The measured time in eager torch times the ``ratio`` of the other machine that is most like it, which is learned without the
+    row's family. ``rows`` and ``files`` are by machine, the first one that of the first rates.
+    """
+    parts, first = [], next(iter(rows))
+    for name, table in rows.items():
+        source = runtimes.nearest([file for other, file in files.items() if other != name], files[name].instructions)
+        before = None if first in (name, source.machine) else rows[first]
+        usable = table[table["usable"]]
+        eager_ms = usable[usable["way"] == EAGER].set_index(_CASE)["latency_ms"].rename("eager_ms")
+        usable = usable[usable["way"] != EAGER].join(eager_ms, on=_CASE).dropna(subset="eager_ms")
+        for test in folds(usable):
+            part = usable[test]
+            taught = [None if other is None else other[~other["family"].isin(part["family"])]
+                      for other in (rows[source.machine], before)]
+            learned = replace(source, conditions={way: Composition(rates, 0.0, 0) for way, rates in _learned(*taught).items()})
+            part = part[[learned.lends(way, files[name].instructions) for way in part["way"]]]
+            ratios = [learned.ratio(row["way"], row) for row in part.to_dict("records")]
+            parts.append(part.assign(device=name, predicted=part["eager_ms"] * ratios))
+    return pd.concat(parts, ignore_index=True)
+
+
+def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
+    """Return what others measured (OUTSIDERS) as rows like those of ``elsewhere``; times are over that of eager torch."""
+    table = csv_files.with_columns(OUTSIDERS, _OUTSIDERS, "see data/README.md", keep_default_na=False)
+    table = table.assign(mode="infer", batch_size=1, latency_ms=1 / table["gain"].astype(float))
+    items, model, parts = network_training.works(table), registry.shipped_cpu("fp32"), []
+    for row in table.to_dict("records"):
+        instructions = {"int8": tuple(row["int8_instructions"].split())}
+        file = runtimes.nearest([*files.values()], instructions)
+        way = next(way for way in file.conditions if way.words == row["condition"])
+        if file.lends(way, instructions):
+            work = items[row["network"], "infer", 1]
+            terms = runtimes.terms(work, composition.predicted_operators(work, model))
+            ratio = file.ratio(way, terms, replace(EAGER, threads=way.threads))
+            parts.append({**row, "way": way, "predicted": ratio, "family": networks.family(row["network"])})
+    return pd.DataFrame(parts)
+
+
+def _half(rows: pd.DataFrame) -> float:
+    """Return half the interval in log time of rows of ``elsewhere`` and ``outsiders``; each device has one vote."""
+    errors = np.log(rows["latency_ms"] / rows["predicted"]).groupby(rows["device"])
+    return half_interval(np.concatenate([np.quantile(part, _QUANTILES) for _, part in errors]))
+
+
 def ship() -> pd.DataFrame:
     """Learn from each reference machine's networks, write the files that ship and held-out rows, and return the scores.
 
     The machine with the most networks is learned first; rates of the others are expected near its own.
     """
-    scores, first = [], None
+    rows, files, scores, first = {}, {}, [], None
     for name, path in campaigns().items():
-        rows, table = _ship(name, path, first)
-        first = rows if first is None else first
-        scores.append(table)
-    return pd.concat(scores, ignore_index=True)
+        rows[name], files[name], predicted = _learned_file(name, path, first)
+        first = rows[name] if first is None else first
+        held_out.save(held_out_rows(name, predicted), _path(name))
+        scores += [{"machine": name, "condition": way.words, "networks": fitted.networks, **fitted.scores}
+                   for way, fitted in files[name].conditions.items()]
+    lent = pd.concat([elsewhere(rows, files).assign(source=held_out.PROJECT, left_out="CPUs and families of networks"),
+                      outsiders(files).assign(left_out="CPUs", licence="not stated")], ignore_index=True)
+    for name, file in files.items():
+        replace(file, elsewhere_half=_half(lent)).save(_path(name))
+    half = lent["device"].map({device: _half(lent[lent["device"] != device]) for device in lent["device"].unique()})
+    held_out.save(held_out.frame(
+        **lent[["device", "mode", "batch_size", "predicted", "left_out", "source"]], what=held_out.NEW_CPUS,
+        condition=[way.words for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency_ms"],
+        licence=lent["licence"].fillna("MIT"), low=lent["predicted"] * np.exp(-half), high=lent["predicted"] * np.exp(half)),
+        OUTSIDERS)
+    return pd.DataFrame(scores)
 
 
-def _ship(name: str, path: Path, elsewhere: pd.DataFrame | None) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Learn from one machine's networks and write its file; return its rows ``with_terms``, and the scores."""
+def _path(machine: str) -> Path:
+    return FOLDER / f"cpu-{machine}.json"
+
+
+def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd.DataFrame, Runtimes, pd.DataFrame]:
+    """Learn from one machine's networks; return its rows ``with_terms``, its file, and the rows ``left_out``."""
     facts, table = store.read_json(path.with_name("networks.meta.json")), store.read(path, "networks")
     table = table[table["status"] == "ok"].reset_index(drop=True)
     items = network_training.works(table.assign(input_shape=""))
     rows = with_terms(table, items)
-    predicted, rates = left_out(rows, elsewhere), _learned(rows, elsewhere)
+    predicted, rates = left_out(rows, first), _learned(rows, first)
     conditions = {way: _fitted(rates[way], part) for way, part in _by_way(predicted).items() if way in rates}
-    predicted = predicted[predicted["way"].isin(list(conditions))]
     if EAGER not in conditions:
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
-    model_path = FOLDER / f"cpu-{name}.json"
-    Runtimes(name, int(table["threads"].max()), instructions, conditions, preparations(table, items)).save(model_path)
-    held_out.save(held_out_rows(name, predicted), model_path)
-    return rows, pd.DataFrame([{"machine": name, "condition": way.words, "networks": fitted.networks, **fitted.scores}
-                               for way, fitted in conditions.items()])
+    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, preparations(table, items))
+    return rows, file, predicted[predicted["way"].isin(list(conditions))].reset_index(drop=True)

@@ -10,7 +10,7 @@ from lib.work import dtypes
 from lib.work.building import timm_models
 
 _FOLDER = "os.chdir(tempfile.mkdtemp())  # for exported files, of this process alone"
-_EXPORT = """torch.onnx.export(model, (batch,), "model.onnx", dynamo=True, external_data=False)"""
+_EXPORT = """torch.onnx.export(model, (batch,), "model.onnx", dynamo=True, verbose=False, external_data=False)"""
 _QUANTISATION = """from onnxruntime import InferenceSession, quantization
 from onnxruntime.quantization import shape_inference"""
 _QUANTISE = """class Batches(quantization.CalibrationDataReader):

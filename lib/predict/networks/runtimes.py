@@ -5,7 +5,7 @@ taught, condition by condition: a runtime that fuses a kind has a rate near 0 fo
 one calibrated, the ratio of two such sums scales the eager estimate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -17,13 +17,14 @@ from lib import paths
 from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 from lib.measure import machine, worker
-from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
+from lib.predict.model_file import AtLeastOne, Format, Positive, Saved, keyed, require
 from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
 from lib.predict.networks.work import Work
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
+OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
 RETRAIN = "train it again with: python -m lib models --train runtimes"
 TERMS = (*OPERATOR_KINDS, "weights", "calls", "fresh")
 PREPARED = ("start", "calls", "weights_mb")
@@ -126,12 +127,14 @@ class Runtimes(Saved):
     """What networks of a machine taught: rates of TERMS by condition, its instructions by element type, and preparations.
 
     ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``RuntimeCondition.prepared``.
+    ``elsewhere_half``: half of the interval, in log time, of a condition's ``ratio`` on CPUs that taught nothing.
     """
 
     machine: str
     threads: AtLeastOne
     instructions: dict[str, tuple[str, ...]]
     conditions: keyed(RuntimeCondition, Composition)
+    elsewhere_half: Positive
     prepare: dict[str, Composition] = field(default_factory=dict)
 
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
@@ -141,6 +144,14 @@ class Runtimes(Saved):
         known = all(set(fitted.rates) == set(TERMS) for fitted in self.conditions.values())
         require(known, f"has rates of other terms than {TERMS}")
         require(EAGER in self.conditions, f"lacks {EAGER.words}")
+
+    def ratio(self, way: RuntimeCondition, parts: Mapping[str, float], base: RuntimeCondition = EAGER) -> float:
+        """Return the time of a pass under a condition over that under ``base``; ``parts`` are TERMS of the network."""
+        return self.conditions[way].total(parts) / self.conditions[base].total(parts)
+
+    def lends(self, way: RuntimeCondition, instructions: Mapping[str, Sequence[str]]) -> bool:
+        """Return whether a condition's ``ratio`` is that of a CPU with these instructions, too, on as many cores."""
+        return way in self.conditions and self.instructions.get(way.dtype, ()) == tuple(instructions.get(way.dtype, ()))
 
     def refusal(self, way: RuntimeCondition) -> str:
         """Return why nothing is known of a condition on this CPU; empty where something is."""
@@ -163,8 +174,13 @@ def shipped() -> Runtimes:
     files = [Runtimes.load(path) for path in sorted(FOLDER.glob("*.json"))]
     if not files:
         raise InputError(f"no runtimes ship in {FOLDER}; {RETRAIN}")
-    return min(files, key=lambda known: (known.machine != machine.name(), sum(
-        theirs != machine.instructions(dtype) for dtype, theirs in known.instructions.items())))
+    return nearest(files, {dtype: machine.instructions(dtype) for dtype in ("bf16", "int8")}, machine.name())
+
+
+def nearest(files: Sequence[Runtimes], instructions: Mapping[str, Sequence[str]], name: str = "") -> Runtimes:
+    """Return what was learned on the machine ``name``, or else on the CPU most like one with these ``instructions``."""
+    return min(files, key=lambda file: (file.machine != name, sum(
+        theirs != tuple(instructions.get(dtype, ())) for dtype, theirs in file.instructions.items())))
 
 
 def known() -> tuple[RuntimeCondition, ...]:
@@ -203,11 +219,12 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
     ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
-    half = float(np.hypot(fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
+    is_borrowed = models.machine != machine.name()
+    half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
     scores = fitted.scores
     evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
                 f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
-    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, models.machine != machine.name())
+    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed)
 
 
 def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:

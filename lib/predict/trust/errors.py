@@ -28,6 +28,7 @@ from lib.predict.held_out import (
     LIMITS,
     NETWORKS,
     NEW_CARDS,
+    NEW_CPUS,
     NOISE,
     OPERATORS,
     PROJECT,
@@ -81,6 +82,10 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     "a kernel on a GPU that nobody measured": f"what == '{OPERATORS}' and device == '{ANY_GPU}'",
     "how much faster channels_last, bf16 or compiling is": f"what == '{GAINS}'",
     "a network in another runtime, int8 or on other threads, on a measured CPU": f"what == '{RUNTIMES}'",
+    "a network in another runtime on a CPU that nobody measured, given its eager time":
+        f"what == '{NEW_CPUS}' and source == '{PROJECT}'",
+    "a network in another runtime on CPUs of outsiders, given its eager time":
+        f"what == '{NEW_CPUS}' and source != '{PROJECT}'",
     "the peak of memory that tensors take": f"what == '{TENSORS}'",
     **{f"the memory that a process comes to occupy, {kind}": f"what == '{RESIDENT}' and kind == '{kind}'"
        for kind in (FIRST, LATER)},
@@ -272,7 +277,7 @@ def _of_gains() -> Iterator[Row]:
 
 
 def _runtimes() -> Iterator[pd.DataFrame]:
-    return map(load, sorted(cpu_runtimes.FOLDER.glob("*.json")))
+    return map(load, [*sorted(cpu_runtimes.FOLDER.glob("*.json")), cpu_runtimes.OUTSIDERS])
 
 
 def _of_steps() -> Iterator[Row]:
