@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import LAYOUTS
@@ -92,8 +92,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
     or if one that was ``named`` is left out.
     """
     query = captured.query
-    if query.layout not in LAYOUTS:
-        raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
+    entry(LAYOUTS, query.layout, "layout")
     results = [Answer(captured, predictor, batch_size) for predictor in predictors]
     able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
             and (query.gpus == 1 or answer.predictor.device_type != "cpu")]

@@ -124,12 +124,10 @@ class CapturedQuery:
     """
 
     def __init__(self, query: Query):
-        if query.dtype not in _DTYPES:
-            raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
-        if query.mode not in ops.MODES:
-            raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
+        for noun, name, names in (("element type", query.dtype, _DTYPES), ("mode", query.mode, ops.MODES),
+                                  ("runtime", query.runtime, RUNTIMES)):
+            entry(dict.fromkeys(names), name, noun)
         query.check_gpus()
-        entry(dict.fromkeys(RUNTIMES), query.runtime, "runtime")
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
@@ -222,7 +220,8 @@ class Answer:
         return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
 
     @property
-    def _is_of_fp32_model(self) -> bool:
+    def is_of_fp32_model(self) -> bool:
+        """Return whether this machine's CPU answers by its fp32 model."""
         return self.predictor.device == "cpu" and self.predictor.model.facts["dtype"] == "fp32"
 
     @property
@@ -230,13 +229,13 @@ class Answer:
         """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
         query = self.query
         is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_for_cpu
-        return self._is_of_fp32_model and not is_default
+        return self.is_of_fp32_model and not is_default
 
     @property
     def uses_runtime(self) -> bool:
         """Return whether this CPU's answer is that of another runtime, int8, torch.compile, threads or instances."""
         query = self.query
-        return self._is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
+        return self.is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
             (query.mode, query.layout) == ("infer", "contiguous")
 
     @property
@@ -393,8 +392,8 @@ class Answer:
         rate = gpus * self.query.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
-        return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
-                "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
+        return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
+                "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
                 "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
@@ -420,10 +419,11 @@ class Answer:
 
     def _bound(self) -> str:
         """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
-        if self.passes.parallel_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+        dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
+        if self.passes.parallel_ms > dominant_ms:
             return self.query.parallel
-        parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
-        if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+        longest = getattr(self.estimate, "longest", "")
+        if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
         return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
 
@@ -437,9 +437,8 @@ class Answer:
         table = self.predictor.measured_networks
         if table is None:
             return math.nan
-        case = {"network": query.model, "mode": query.mode, "batch_size": batch_size, "dtype": query.dtype,
-                "input_shape": query.input_shape, "channels_last": query.layout == "channels_last",
-                "compiled": query.compiled, "runtime": query.runtime, "instances": query.instances, "status": "ok",
-                "memory": "default"}
+        alike = ("mode", "dtype", "input_shape", "compiled", "runtime", "instances")
+        case = {"network": query.model, "batch_size": batch_size, "channels_last": query.layout == "channels_last",
+                "status": "ok", "memory": "default", **{name: getattr(query, name) for name in alike}}
         same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

@@ -82,8 +82,7 @@ def _runtimes(answer: Answer) -> list[Change]:
     Each runtime and element type is there once, with its best number of threads and processes.
     """
     query, best = answer.query, {}
-    of_fp32 = answer.predictor.device == "cpu" and answer.predictor.model.facts["dtype"] == "fp32"
-    if not of_fp32 or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
+    if not answer.is_of_fp32_model or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
         return []
     before_ms = answer.passes.predicted_ms / query.instances
     for way in runtimes.known():
@@ -100,11 +99,11 @@ def _runtimes(answer: Answer) -> list[Change]:
 def _learned(answer: Answer, change: Change) -> Change:
     """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
     before = {name: getattr(answer.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after, predictor = {**before, **change.settings}, answer.predictor
+    after = {**before, **change.settings}
     if answer.condition:
-        learned = gain(predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
+        learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
-    if predictor.device != "cpu" or after["compiled"] or predictor.model.facts["dtype"] != "fp32":
+    if not answer.is_of_fp32_model or after["compiled"]:
         return change  # gains are over fp32
     try:
         way = answer.gain(after["dtype"], after["layout"])

@@ -10,7 +10,6 @@ from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
 from lib.predict.learners.trees import default_trees
-from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.operators import features, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fitting import LEAST_ROWS
@@ -52,12 +51,6 @@ class Baselines:
 Learner = Callable[[Baselines, np.ndarray, np.ndarray], np.ndarray]  # (data, train, test) -> predicted ms of test
 
 
-def _mean(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    return np.full(len(test), np.exp(np.log(data.measured[train]).mean()))
-
-
-def _roofline(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    return data.ideal_ms[test]
 
 
 def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -102,18 +95,10 @@ def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     return data.ideal_ms[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
 
 
-def network_line(table: pd.DataFrame, groups: pd.Series) -> np.ndarray:
-    """Return ms of networks (``predictions/networks.csv``) by a line per mode and allocator, each of ``groups`` left out."""
-    def of_part(rows: pd.DataFrame) -> pd.Series:
-        sizes, ms = rows[["flops", "bytes", "calls"]], rows["latency_ms"].to_numpy()
-        ms = cross_predicted(each(groups[rows.index]), lambda test: sizes[test] @ nonnegative_rates(sizes[~test], ms[~test]))
-        return pd.Series(ms, rows.index)
-
-    return pd.concat([of_part(rows) for _, rows in table.groupby(["mode", "memory"])])[table.index].to_numpy()
-
-
-BASELINES: Mapping[str, Learner] = {"mean": _mean, "roofline": _roofline, "linear per operator": _linear,
-                                    "Lasso polynomial": _lasso, "boosted trees": _trees, "MLP": _mlp}
+BASELINES: Mapping[str, Learner] = {
+    "mean": lambda data, train, test: np.full(len(test), np.exp(np.log(data.measured[train]).mean())),
+    "roofline": lambda data, train, test: data.ideal_ms[test],
+    "linear per operator": _linear, "Lasso polynomial": _lasso, "boosted trees": _trees, "MLP": _mlp}
 
 
 def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],

@@ -26,6 +26,7 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
+from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
 
@@ -36,8 +37,6 @@ _ENDS = ("predicted", "low", "high")
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
-_ANSWERED = ("device", "what", "kind", "mode", "condition", "group", "case", "batch_size", "left_out", "measured", "predicted",
-             "low", "high", "out_of_range", "source", "licence")
 
 
 def read(*folders: Path) -> pd.DataFrame:
@@ -63,8 +62,7 @@ def read(*folders: Path) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
     table["device"] = table["device"].map(ids).fillna(table["device"])
-    in_default = table["dtype"] == DEFAULT
-    table.loc[in_default, "dtype"] = table.loc[in_default, "device"].map(_default_type)
+    table["dtype"] = table["dtype"].mask(table["dtype"] == DEFAULT, table["device"].map(_default_type))
     for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
     return table
@@ -152,7 +150,7 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     result = pd.DataFrame()
     if len(rows):
         rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
-        answers = held_out.frame(**{name: rows[name] for name in _ANSWERED})
+        answers = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
         others, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
         result = pd.concat([_conformed(answers, others, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
@@ -204,8 +202,7 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
             predictor = registry.for_devices([device], dtype)[0]
             answer = predictor.model.predict(shapes) if len(shapes) else shapes
         except InputError as error:
-            parts.append(rows.assign(error=str(error)))
-            continue
+            shapes, wrong = shapes[:0], str(error)
         if shapes.empty:
             parts.append(rows.assign(error=wrong))
             continue
@@ -266,7 +263,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     asked = questions.from_table(alone[list(questions.FIELDS)].astype(object))
     answers = questions.answer(asked, more=("parts",)).set_axis(table.index)
     included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
-    is_training, is_answered, is_pure = table["mode"] == "train", answers["error"] == "", table["autocast"] == "false"
+    is_training, is_pure = table["mode"] == "train", table["autocast"] == "false"
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
     answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
@@ -278,13 +275,12 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     return table.assign(
         **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS}, **answers[list(parallel.TERMS)],
-        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"), what=NETWORKS, parts=parts,
+        error=answers["error"].mask(too_fast, "above the peak rate of the device"), what=NETWORKS, parts=parts,
         beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
-        out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
+        **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
         condition=[condition_of(row.dtype, row.layout, bool(row.compile), count, scheme)
-                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)],
-        widened=answers["widened"].fillna(False).astype(bool))
+                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)])
 
 
 def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:

@@ -108,8 +108,7 @@ def _sums_of_parts(train: pd.DataFrame, column: str, predictor: Predictor) -> pd
         costs = _costs(train.drop(test.index), "")
         for case in test.itertuples():
             total = steps.predict(predictor, case.work, steps.loading(case.workload, case.work), costs=costs)
-            ends = {end: getattr(total, end) for end in ("predicted_ms", "low_ms", "high_ms")}
-            rows[case.Index] = {**ends, **total.columns}
+            rows[case.Index] = total.times | total.columns
     return pd.DataFrame.from_dict(rows, orient="index")
 
 

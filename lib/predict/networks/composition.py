@@ -84,8 +84,17 @@ class Provenance:
         return sum(self.origins.values())
 
 
+class Times:
+    """Base of predictions in ms."""
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Return predicted, low and high ms by their names."""
+        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Times):
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
@@ -101,11 +110,6 @@ class Estimate:
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
     parts: Parts | None = None
     parallel_ms: float = 0.0
-
-    @property
-    def times(self) -> dict[str, float]:
-        """Return predicted, low and high ms by their names."""
-        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms")}
 
     @cached_property
     def operators(self) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks.composition import Estimate, Times
 from lib.predict.networks.sums import cross_predicted, each, interval
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
@@ -47,7 +47,7 @@ class StepPart:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Times):
     """A predicted step: ``parts`` by their names (STEP_PHASES; an evaluated batch has no backward and optimizer), in ms.
 
     ``passes`` is the estimate of forward and backward together; ``memory_mb`` what the step needs, the optimizer's state too.
