@@ -98,9 +98,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
             and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        how = [query.layout, *["compiled"] * query.compiled, query.dtype]
-        how = [query.runtime_condition.words] if query.is_for_cpu else how
-        condition = " ".join([*how, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
+        condition = " ".join([*query.words, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
 from lib.measure import load
@@ -45,15 +46,14 @@ Row = dict[str, Any]
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
-    what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
-    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    how = [query.runtime_condition.words] if query.is_for_cpu else how
-    scheme = parallel.SCHEMES[query.parallel].words.format(advice.table["gradients_mb"].iloc[0]) if query.mode == "train" \
-        else query.parallel
-    how += [f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)
+    work, scheme = "a forward pass", query.parallel
+    if query.mode == "train":
+        work = "a training step (loader, copy, forward, backward, Adam)"
+        scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
+    conditions = [*query.words, *[f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)]
     given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
-    return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
-            f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
+    return (f"{query.model}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
+            f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
 
 
 # ---------------------------------------------------------------------------------------------- on one screen
@@ -168,10 +168,8 @@ def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _table(cells: Sequence[dict[str, str]]) -> list[str]:
-    columns = [[name, *(row[name] for row in cells)] for name in cells[0]]
-    padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
-              for number, column in enumerate(columns)]
-    return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
+    table = pd.DataFrame(cells).set_index("device").rename_axis(None).rename_axis("device", axis=1)
+    return textwrap.indent(table.to_string(), "  ").splitlines()
 
 
 # ---------------------------------------------------------------------------------------------- all of it
@@ -258,9 +256,8 @@ def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) 
 
 def expected(advice: Advice, speed: Speed) -> Row:
     """Return ``on_this_cpu`` of an answer that has a CPU."""
-    row = advice.table[advice.table["device"] == "cpu"].iloc[0]
-    return on_this_cpu(advice.of("cpu").predictor, {name: float(row[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
-                       speed)
+    cpu = advice.of("cpu")
+    return on_this_cpu(cpu.predictor, cpu.estimate.times, speed)
 
 
 def _here(advice: Advice, speed: Speed) -> str:
@@ -320,17 +317,12 @@ def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = No
     if verified:
         more |= {"verified_ms": verified[0],
                  "changes": [{name: getattr(change, name) for name in names} for change in verified[1]]}
-    rows = [row | more if row["device"] == "cpu" else row for row in rows]
-    return plain(rows)
+    return plain([row | more if row["device"] == "cpu" else row for row in rows])
 
 
 def plain(value: Any) -> Any:
     """Return a value with null in place of every number that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
+    return to_jsonable_python(value, inf_nan_mode="null", fallback={pd.NA: None}.__getitem__)
 
 
 def changes(suggested: Sequence[Change]) -> str:

@@ -94,6 +94,13 @@ class Query:
         return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
 
     @property
+    def words(self) -> list[str]:
+        """Return how its passes run."""
+        if self.is_for_cpu:
+            return [self.runtime_condition.words]
+        return [self.dtype, *[self.layout] * (self.layout != "contiguous"), *["compiled"] * self.compiled]
+
+    @property
     def runtime_condition(self) -> RuntimeCondition:
         """Return how its passes run on a CPU."""
         threads = 0 if self.threads == worker.usable_cores() else self.threads

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from lib.config.definitions import RUNTIMES, load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.networks import allocator
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
-from lib.predict.advice.query import INT8, Answer, CapturedQuery
+from lib.predict.advice.query import INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import gain
 from lib.predict.networks import runtimes
 from lib.predict.power import limits
@@ -43,11 +43,11 @@ class Change:
     @property
     def options(self) -> str:
         """Return the options of ``advise`` that ask for another runtime; empty for other changes."""
-        given = {"--runtime": self.settings.get("runtime", RUNTIMES[0]), "--dtype": self.settings.get("dtype", "fp32"),
-                 "--threads": self.settings.get("threads", 0), "--instances": self.settings.get("instances", 1)}
-        usual = (RUNTIMES[0], "fp32", 0, 1)
-        texts = [f"{name} {value}" for (name, value), other in zip(given.items(), usual, strict=True) if value != other]
-        return " ".join(["--compile"] * self.settings.get("compiled", False) + texts) if "runtime" in self.settings else ""
+        if "runtime" not in self.settings:
+            return ""
+        texts = [f"--{name} {self.settings[name]}" for name in ("runtime", "dtype", "threads", "instances")
+                 if self.settings[name] != getattr(Query, name)]
+        return " ".join(["--compile"] * self.settings["compiled"] + texts)
 
 
 def suggestions(advice: Advice) -> list[Change]:
@@ -60,11 +60,9 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    query = answer.query
-    suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
-    others = _runtimes(answer)
-    suggested += others
-    if not query.compiled and not others:
+    query, other_runtimes = answer.query, _runtimes(answer)
+    suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer), *other_runtimes]
+    if not query.compiled and not other_runtimes:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
         suggested.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
