@@ -21,6 +21,7 @@ from lib.progress import track
 
 FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
           "threads", "instances")
+_NAMES = {"input": "input_shape", "compile": "compiled"}  # of fields of a query that are called otherwise
 _NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
 _APART = ("layout", "compiled", "gpus", "parallel", "runtime", "threads", "instances")  # of a query; captures do not depend on
@@ -41,11 +42,9 @@ class Question:
     @property
     def columns(self) -> dict[str, Any]:
         """Return the question as columns of the answer."""
-        query = self.query
-        return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
-                "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
-                "compile": query.compiled, "gpus": query.gpus, "parallel": query.parallel, "runtime": query.runtime,
-                "threads": query.threads or None, "instances": query.instances}
+        query = {name: getattr(self.query, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
+        return {"question": self.number, "device": self.device, **query, "batch_size": query["batch_size"] or None,
+                "threads": query["threads"] or None}
 
     @property
     def shared(self) -> Query:
@@ -81,21 +80,20 @@ def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: It
 
 
 def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
-    texts = {name: row.get(name, "").strip() for name in FIELDS}
-    numbers, compiled, error = {}, texts["compile"].lower(), ""
+    texts, error = {name: row.get(name, "").strip() for name in FIELDS}, ""
+    values = {**texts, "compile": _TRUTH.get(texts["compile"].lower())}
     for name in _NUMBERS:
         text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
         if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
             error, text = f"{name} {texts[name]!r} is no whole number of 1 or more", ""
-        numbers[name] = int(text or 0)
+        values[name] = int(text or 0)
     if not texts["model"]:
         error = "it names no model"
-    if compiled and compiled not in _TRUTH:
+    if texts["compile"] and values["compile"] is None:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    given = {"input_shape": texts["input"], "compiled": _TRUTH.get(compiled), **numbers,
-             **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel", "runtime")}}
-    stated = {name: value for name, value in given.items() if value or value is False}
-    return Question(number, replace(usual, **stated), texts["device"], error)
+    device = values.pop("device")
+    stated = {_NAMES.get(name, name): value for name, value in values.items() if value or value is False}
+    return Question(number, replace(usual, **stated), device, error)
 
 
 def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFrame:

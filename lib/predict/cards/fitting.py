@@ -59,8 +59,8 @@ class ConditionNetworks:
 
     def predicted(self, weights: np.ndarray) -> pd.DataFrame:
         """Return the table with what weights predict, ``log_predicted`` beside ``log_ms``, and the ``condition`` by name."""
-        return self.table.assign(log_ms=self.log_ms, log_predicted=kernel_sum.predict(self.terms, weights),
-                                 condition=self.condition.name)
+        log_predicted = kernel_sum.log_ms(self.terms, torch.as_tensor(weights)).numpy()
+        return self.table.assign(log_ms=self.log_ms, log_predicted=log_predicted, condition=self.condition.name)
 
 
 WeightsByCondition = Callable[[ConditionNetworks], np.ndarray]  # gives the weights of a condition

@@ -74,11 +74,6 @@ def _both_ms(terms: Terms, weights: torch.Tensor) -> tuple[torch.Tensor, torch.T
             terms.by_network(terms.calls) * torch.exp(_split_weights(weights)[-1][0]))
 
 
-def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
-    """Return the log of the ms of each network."""
-    return log_ms(terms, torch.as_tensor(weights)).numpy()
-
-
 @dataclass(frozen=True)
 class FittedWeights:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.

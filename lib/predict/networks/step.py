@@ -16,6 +16,7 @@ from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate, Times
 from lib.predict.networks.sums import cross_predicted, each, interval
+from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 from lib.work.training import PHASES
@@ -131,10 +132,7 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
 
 def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:
     """Return non-negative rates of the terms by least squares of the relative error, 1 for those of _FIXED."""
-    from scipy.optimize import nnls
-
-    values, fixed = terms.to_numpy(float), terms.columns.isin(_FIXED)
-    rates, scale = fixed.astype(float), values.max(axis=0) + 1e-30
-    costs, _ = nnls((values / scale / measured[:, None])[:, ~fixed], (measured - values @ rates) / measured)
-    rates[~fixed] = costs / scale[~fixed]
+    fixed = terms.columns.isin(_FIXED)
+    rates = fixed.astype(float)
+    rates[~fixed] = nonnegative_rates(terms.loc[:, ~fixed], measured, terms.to_numpy(float) @ rates)
     return rates
