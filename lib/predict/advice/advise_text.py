@@ -12,7 +12,6 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
-from lib.measure import load
 from lib.measure.speed_history import Speed
 from lib.predict import parallel, steps
 from lib.predict.advice.advise import Advice, advise
@@ -275,16 +274,16 @@ def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
             if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def cpu_load_note(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
+def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``reading``: the load a moment ago (default: it is measured now). ``brief``: in few words. ``speed``: the processor's, from
-    which follow the time to expect now and the range usual here.
+    ``free``: cores that they left free a moment ago. ``brief``: in few words. ``speed``: the processor's, from which follow the
+    time to expect now and the range usual here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
         return ""
-    threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
+    threads = torch.get_num_threads()
     idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
     if brief:
         busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if free < threads else ""
