@@ -70,8 +70,9 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``cpu_load_note``)."""
     rows = _graded(advice)
+    shown = _cells(rows).set_index("device").rename_axis(None).rename_axis("device", axis=1).to_string()
     lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "",
-             *_table(_cells(rows)), ""]
+             textwrap.indent(shown, "  "), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     best = _worthwhile(suggested)
@@ -122,7 +123,7 @@ def shortlist(advice: Advice) -> pd.DataFrame:
     """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
     fastest, *others = _graded(advice)
     surest = sorted(others, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
-    return pd.DataFrame(_cells([fastest, *(row for row in others if row in surest or row["device"] == "cpu")]))
+    return _cells([fastest, *(row for row in others if row in surest or row["device"] == "cpu")])
 
 
 def verdicts(advice: Advice) -> list[str]:
@@ -155,20 +156,16 @@ def _figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
-def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _cells(rows: Sequence[Row]) -> pd.DataFrame:
     """Return rows as text by column; columns that say nothing are left out."""
-    cells = [{"device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
-              "images/s": _figures(row["images_per_sec"]),
-              "scaling": f"{row['scaling_efficiency']:.0%}" * (row["scaling_efficiency"] < 1),
-              "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
-              "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
-             for row in rows]
-    return [{name: row[name] for name in row if any(other[name] for other in cells)} for row in cells]
-
-
-def _table(cells: Sequence[dict[str, str]]) -> list[str]:
-    table = pd.DataFrame(cells).set_index("device").rename_axis(None).rename_axis("device", axis=1)
-    return textwrap.indent(table.to_string(), "  ").splitlines()
+    cells = pd.DataFrame([{
+        "device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
+        "images/s": _figures(row["images_per_sec"]),
+        "scaling": f"{row['scaling_efficiency']:.0%}" * (row["scaling_efficiency"] < 1),
+        "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
+        "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
+        for row in rows])
+    return cells.loc[:, (cells != "").any()]
 
 
 # ---------------------------------------------------------------------------------------------- all of it
@@ -203,7 +200,6 @@ def _notes(advice: Advice) -> list[str]:
     def listed(name: str) -> str:
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
-    gpus = shown[~shown["device"].str.match("cpu(@|$)")]
     strange = choices(answer.predictor.device for answer in advice.answers if answer.is_widened)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
@@ -216,7 +212,7 @@ def _notes(advice: Advice) -> list[str]:
         f"its control flow depends on values ({branches}): the branch of random inputs was taken": branches,
         **dict.fromkeys(resident, True),
         "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
-        "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
+        "unless told otherwise, they may be faster": "cuda" in works and dtype == "fp32",
         "nobody measured the host that launches the kernels of "
         f"{strange}: ranges include launches of {HOST_MS[1] / HOST_MS[0]:g} to {HOST_MS[2] / HOST_MS[0]:g} times the "
         "usual": strange,

@@ -97,7 +97,7 @@ def _runtimes(answer: Answer) -> list[Change]:
 def _learned(answer: Answer, change: Change) -> Change:
     """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
     before = {name: getattr(answer.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after = {**before, **change.settings}
+    after = before | change.settings
     if answer.condition:
         learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change

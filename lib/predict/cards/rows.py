@@ -6,7 +6,7 @@ what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRE
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import nn
@@ -45,7 +45,6 @@ _ONE_OUTPUT = ("layer_norm", "group_norm", "batch_norm", "attention")  # the oth
 _TAKES = ("index", "index_select", "gather", "embedding")  # they read a part of the first tensor
 _UPDATED = 16  # bytes that a step of the optimizer reads for each parameter
 Row = dict[str, Any]
-Key = TypeVar("Key", bound=tuple)
 
 
 class Storage(NamedTuple):
@@ -198,7 +197,7 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
     return of_graph(capture.of_network(small, "infer", device="cuda:0", ready=ready))
 
 
-def of_networks(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
+def of_networks(keys: Iterable[tuple], build: Callable[..., Network]) -> tuple[dict[tuple, pd.DataFrame], dict[str, str]]:
     """Return the rows of the networks that ``build`` makes of keys (tuples), each once, and why other keys have none."""
     captures, reasons = {}, {}
     for key in track(list(dict.fromkeys(keys)), "capture"):

@@ -27,8 +27,8 @@ def summary() -> pd.DataFrame:
     """
     machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
                 for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
-    cards = {**card_model.files_of_cards(), **card_model.files_of_cards(card_model.folder())}
-    files = [*((*key, _kernels, path) for key, path in {**registry.model_files(), **machines}.items()),
+    cards = card_model.files_of_cards() | card_model.files_of_cards(card_model.folder())
+    files = [*((*key, _kernels, path) for key, path in (registry.model_files() | machines).items()),
              *((device, "fp16", _card, path) for device, path in cards.items()),  # its conditions may state another dtype
              *((*registry.key_of(path), _power, path) for path in power_model.model_files())]
     rows = []

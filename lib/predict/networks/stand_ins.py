@@ -85,7 +85,7 @@ def _grouped(op: Op) -> tuple[str, Params]:
 
 
 def _vector(op: Op) -> tuple[str, Params] | None:
-    matrix = max((spec for spec in op.tensors), key=lambda spec: (len(spec.shape), spec.elements))
+    matrix = max(op.tensors, key=lambda spec: (len(spec.shape), spec.elements))
     rows, columns = (1, *matrix.shape)[-2:]
     return "matmul", {"gemm_m": max(1, rows), "gemm_k": max(1, columns), "gemm_n": 1, "layout": "nn"}
 
