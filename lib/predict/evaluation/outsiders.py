@@ -34,6 +34,7 @@ _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewe
 # what ran, whatever the number of GPUs
 _CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "runtime", "alone")
 _ENDS = ("predicted", "low", "high")
+_TOO_FAST = "above the peak rate of the device"
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
@@ -194,27 +195,26 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
     """Predict operators as ``advise-op`` does."""
     parts, described = [], cache(_described)
     for (device, dtype), rows in track(list(table.groupby(["device", "dtype"])), "devices"):
-        answers = [described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
-                   for row in rows.itertuples()]
-        wrong = pd.Series([answer if isinstance(answer, str) else "" for answer in answers], rows.index)
-        shapes = pd.DataFrame([answer for answer in answers if not isinstance(answer, str)], index=rows.index[wrong == ""])
+        operators = pd.Series([described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
+                               for row in rows.itertuples()], rows.index, dtype=object)
+        is_wrong = operators.map(lambda operator: isinstance(operator, str)).astype(bool)
+        if is_wrong.any():
+            parts.append(rows[is_wrong].assign(error=operators))
+        if is_wrong.all():
+            continue
+        rows, shapes = rows[~is_wrong], pd.DataFrame(operators[~is_wrong].tolist(), rows.index[~is_wrong])
         try:
             predictor = registry.for_devices([device], dtype)[0]
-            answer = predictor.model.predict(shapes) if len(shapes) else shapes
+            answer = predictor.model.predict(shapes)
         except InputError as error:
-            shapes, wrong = shapes[:0], str(error)
-        if shapes.empty:
-            parts.append(rows.assign(error=wrong))
+            parts.append(rows.assign(error=str(error)))
             continue
-        ms, op = rows["measured_ms"].astype(float).reindex(shapes.index), shapes["op"]
-        fastest = np.where(rows["model"].reindex(shapes.index).map(_is_winograd), _WINOGRAD, _BOOST)
-        allowed = shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
-        wrong = wrong.where(~(ms < allowed).reindex(rows.index, fill_value=False), "above the peak rate of the device")
-        ends = {end: answer[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        group = op.combine(rows["model"].reindex(op.index), _shape_group)
+        fastest = np.where(rows["model"].map(_is_winograd), _WINOGRAD, _BOOST)
+        too_fast = rows["measured_ms"] < shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
         parts.append(rows.assign(
-            **ends, error=wrong, what=KERNELS, kind=op, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
-            condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
+            **{end: answer[f"{end}_ms"] for end in _ENDS}, error=np.where(too_fast, _TOO_FAST, ""), what=KERNELS,
+            kind=shapes["op"], mode=rows["mode"].map(_PASSES), group=shapes["op"].combine(rows["model"], _shape_group),
+            batch_size=None, condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
             widened=predictor.model.was_measured_elsewhere, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
 
@@ -227,7 +227,7 @@ def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
         for name, places, ms, values, *_ in model.gradients(features.columns(backward)):
             for place, *part in zip(places, ms, values, strict=True):
                 parts[place][name] = part
-    return pd.Series(parts, backward.index, dtype=object).reindex(shapes.index)
+    return pd.Series(parts, backward.index, dtype=object)
 
 
 def _described(text: str, dtype: str, passes: str, on_cpu: bool) -> dict[str, Any] | str:
@@ -275,7 +275,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     return table.assign(
         **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS}, **answers[list(parallel.TERMS)],
-        error=answers["error"].mask(too_fast, "above the peak rate of the device"), what=NETWORKS, parts=parts,
+        error=answers["error"].mask(too_fast, _TOO_FAST), what=NETWORKS, parts=parts,
         beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
         **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
