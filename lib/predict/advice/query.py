@@ -384,11 +384,7 @@ class Answer:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
         gain = self.gain(self.query.dtype, self.query.layout)
-        predicted_ms, gain_half = base.predicted_ms / gain.gain, math.log(gain.high / gain.gain)
-        below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), gain_half))
-                        for end in (base.low_ms, base.high_ms))
-        return replace(base, predicted_ms=predicted_ms, low_ms=predicted_ms / below, high_ms=predicted_ms * above,
-                       provenance=replace(base.provenance, gain=gain))
+        return base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
 
     @property
     def columns(self) -> dict[str, Any]:

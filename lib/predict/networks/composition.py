@@ -5,7 +5,7 @@ Both are learned from networks that were measured end to end (``fitting``).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -110,6 +110,12 @@ class Estimate(Times):
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
     parts: Parts | None = None
     parallel_ms: float = 0.0
+
+    def scaled(self, factor: float, half: float, **changes: Any) -> "Estimate":
+        """Return this estimate times a factor; ``half``: of the factor's interval, in log, whose errors are independent."""
+        ms = self.predicted_ms
+        below, above = (math.exp(math.hypot(math.log(end / ms), half)) for end in (self.low_ms, self.high_ms))
+        return replace(self, predicted_ms=ms * factor, low_ms=ms * factor / below, high_ms=ms * factor * above, **changes)
 
     @cached_property
     def operators(self) -> pd.DataFrame:

@@ -104,19 +104,18 @@ def shipped() -> Gains:
 
 @dataclass(frozen=True)
 class GainAnswer:
-    """By how many times a network is predicted to be faster, at least and at most in 90 % of cases, and the evidence."""
+    """By how many times a network is predicted to be faster, half the 90 % interval of its log, and the evidence."""
 
     gain: float
-    low: float
-    high: float
+    half: float
     evidence: str
 
 
 def serves(dtype: str) -> bool:
     """Return whether networks tell what an element type gains on this machine's CPU."""
-    known = shipped()
-    computed_so = dtype != "bf16" or machine.instructions("bf16") == known.bf16_instructions
-    return computed_so and any(way.dtype == dtype for way in known.ways)
+    model = shipped()
+    computed_so = dtype != "bf16" or machine.instructions("bf16") == model.bf16_instructions
+    return computed_so and any(way.dtype == dtype for way in model.ways)
 
 
 def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAnswer:
@@ -124,20 +123,21 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
     """
-    known, way = shipped(), GainCondition(work.mode, dtype, layout)
-    if way not in known.ways:
+    model, way = shipped(), GainCondition(work.mode, dtype, layout)
+    if way not in model.ways:
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
-                         f"{choices(f'{other.dtype} {other.layout}' for other in known.ways if other.mode == work.mode)}")
+                         f"{choices(f'{other.dtype} {other.layout}' for other in model.ways if other.mode == work.mode)}")
     if not serves(dtype):
         own = choices(machine.instructions("bf16")) or \
             "neither, where bf16 is computed by other instructions and is often slower"
-        raise InputError(f"networks were measured in bf16 on a CPU with {choices(known.bf16_instructions)}, and this one has "
+        raise InputError(f"networks were measured in bf16 on a CPU with {choices(model.bf16_instructions)}, and this one has "
                          f"{own}")
-    gain = known.ways[way]
-    scores, times = gain.scores, gain_interval(gain, terms(work, composition.predicted_operators(work, cost_model)))
-    evidence = (f"{dtype} {layout} gains {times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f}); "
-                f"from {gain.networks} networks that ran both ways on {known.machine} with "
-                f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
+    fitted = model.ways[way]
+    gain, low, high = gain_interval(fitted, terms(work, composition.predicted_operators(work, cost_model)))
+    scores = fitted.scores
+    evidence = (f"{dtype} {layout} gains {gain:.2f} ({low:.2f} to {high:.2f}); "
+                f"from {fitted.networks} networks that ran both ways on {model.machine} with "
+                f"{model.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
                 f"{scores['constant_mape']:.0f} %), its sign is right in {scores['sign']:.0f} % of cases (always: "
                 f"{scores['constant_sign']:.0f} %)")
-    return GainAnswer(*times, evidence)
+    return GainAnswer(gain, fitted.half, evidence)
