@@ -124,15 +124,6 @@ def error(predicted: pd.DataFrame) -> np.ndarray:
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
 
 
-def fit_card(device: str, parts: list[ConditionNetworks], predicted: pd.DataFrame) -> CardModel:
-    """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
-    weights, fitted = fit(parts), {}
-    for part in parts:
-        of_condition = predicted[predicted["condition"] == part.condition.name]
-        fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
-    return CardModel(device, fitted, **card_model.SOURCE)
-
-
 def is_final(modules: pd.Series) -> pd.Series:
     """Return which families are in the final set, a tenth of them by a hash of their names: no choice and no fit sees them."""
     return modules.map(lambda name: int(hashlib.sha256(name.encode()).hexdigest(), 16) % FINAL == 0)
@@ -166,7 +157,7 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
         also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
         name, size = table.loc[table.index[place], _KEY]
         reasons[f"{name} {size} of {stated[place]:.2f} M parameters"] = f"timm builds it with {usual_m[place]:.2f} M{also}"
-    named = table.assign(network=names.where(~merged, names + MERGED))[~neither]
+    named = table.assign(network=names.mask(merged, names + MERGED))[~neither]
     return with_rows(named, captures), reasons
 
 
@@ -186,8 +177,11 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
         raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
     tables_of = []
     for device, parts in cards.items():
-        predicted = left_out(parts, fit)
-        path = fit_card(device, parts, predicted).save(card_model.FOLDER / f"{device}.json")
+        predicted, weights, fitted = left_out(parts, fit), fit(parts), {}
+        for part in parts:
+            of_condition = predicted[predicted["condition"] == part.condition.name]
+            fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
+        path = CardModel(device, fitted, **card_model.SOURCE).save(card_model.FOLDER / f"{device}.json")
         tables_of.append(card_errors.table(predicted))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])
