@@ -17,8 +17,6 @@ from lib.tables import PARAMETERS
 from lib.work.graph import families, spaces
 from lib.work.graph.spaces import Config
 
-COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "gbps", "pct_of_attainable", "bound",
-           "out_of_range", "measured_ms", "latency_type", "cache")
 _AXES = ("kernel", "stride", "padding", "dilation")  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 _TIMED = {"kernel": "kernels alone", "end_to_end": "end to end, launch included"}
@@ -46,7 +44,7 @@ def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str
 
 
 def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
-    """Return a row a device (COLUMNS), the fastest first: those named, or all that have a model of the element type.
+    """Return a row a device, the fastest first: those named, or all that have a model of the element type.
 
     Devices whose model does not know the family are left out, and named in ``attrs["left_out"]`` with the reason;
     ``attrs["work"]`` says what a device type computes and moves. Raises InputError for an impossible operator, and where no
@@ -62,7 +60,7 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
             left_out[predictor.device] = str(error)
     if not rows:
         raise InputError("; ".join(left_out.values()))
-    table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    table = pd.DataFrame(rows).sort_values("predicted_ms", ignore_index=True)
     words = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in of_types.items()}
     alike = len(set(words.values())) == 1
     table.attrs |= {"left_out": left_out, "work": next(iter(words.values())) if alike else

@@ -106,7 +106,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
         raise InputError(f"{device} cannot be calibrated: params/devices.yaml needs an entry with matrix units and an fp16 "
                          "rate")
     start = replace(start, shared_model=None)  # it holds at sustained rates, a card's own weights at its vendor's
-    table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
+    table = pd.concat(map(read, files_of_networks), ignore_index=True)
     names = table[["network", "image_size"]]
     captures, reasons = rows.of_networks(names.itertuples(index=False, name=None), _images)
     table = learning.with_rows(table, captures)

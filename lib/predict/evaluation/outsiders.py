@@ -62,7 +62,7 @@ def read(*folders: Path) -> pd.DataFrame:
                          f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
-    table["device"] = table["device"].map(ids).fillna(table["device"])
+    table["device"] = table["device"].replace(ids)
     table["dtype"] = table["dtype"].mask(table["dtype"] == DEFAULT, table["device"].map(_default_type))
     for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
@@ -112,10 +112,9 @@ def _errors(table: pd.DataFrame) -> pd.Series:
 
 def _copies(table: pd.DataFrame) -> pd.Series:
     """Return an error for the rows of a device most of whose times are an earlier device's, in the same source."""
-    wrong, case = pd.Series("", table.index), [name for name in labels.COLUMNS if name not in ("device", "measured_ms")]
-    good = table[table["error"] == ""]
-    texts = pd.Series(list(good[[*case, "source", "measured_ms"]].astype(str).itertuples(index=False)), good.index, dtype=str)
-    first = good["device"].groupby(texts).transform("first")
+    wrong, good = pd.Series("", table.index), table[table["error"] == ""].astype(str)
+    label = [name for name in (*labels.COLUMNS, "source") if name != "device"]
+    first = good.groupby(label, dropna=False, sort=False)["device"].transform("first")
     for (source, device), rows in good.groupby(["source", "device"]):
         others = first[rows.index][first[rows.index] != device].value_counts()
         if len(others) and others.iloc[0] >= max(_COPIES, len(rows) / 2):
@@ -164,9 +163,9 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what ``boards.learn`` takes of rows."""
     kinds = [boards.kernel_kind(kind.removesuffix(SMALL), mode) if what == KERNELS else boards.network_kind(mode, condition)
              for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
-    known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
-                         "is_known": rows["device"].map(known).astype(bool), "device": rows["device"],
+                         "is_known": rows["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
+                         "device": rows["device"],
                          "source": rows["source"].str.partition(",")[0],
                          "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
@@ -287,8 +286,7 @@ def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
     """Return predictions by the rates that were learned without the device and the family."""
     if not len(table):
         return table
-    ends = list(_ENDS)
-    table = table.assign(**{name: table[name].astype(float) for name in ends})
+    table, ends = table.astype(dict.fromkeys(_ENDS, float)), list(_ENDS)
     for row in table[(table["error"] == "") & table["parts"].notna()].itertuples():
         if isinstance(row.parts, Parts):
             rates = learned.without(row.device, row.group, row.source)

@@ -42,11 +42,10 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
 
 def predicted(table: pd.DataFrame) -> pd.DataFrame:
     """Return networks with PREDICTED: their resident memory, learned without each network's family."""
-    answers, terms = [], _terms(table).to_dict("records")
     without = {family: learned(table, family) for family in sorted(set(table["family"]))}
-    for row, family, memory in zip(terms, table["family"], table["memory"], strict=True):
-        fitted = without[family].get(memory)
-        answers.append(fitted.predict(row) if fitted else (np.nan,) * len(PREDICTED))
+    cases = zip(_terms(table).to_dict("records"), table["family"], table["memory"], strict=True)
+    answers = [without[family][memory].predict(row) if memory in without[family] else (np.nan,) * len(PREDICTED)
+               for row, family, memory in cases]
     return table.assign(**pd.DataFrame(answers, table.index, PREDICTED, float))
 
 
