@@ -109,7 +109,7 @@ class Query:
 
 def cached_with_errors(call: Callable) -> Callable:
     """Cache a function's results and its exceptions by argument."""
-    outcomes: dict[tuple, tuple[Any, Exception | None]] = {}
+    outcomes = {}
 
     def outcome(*given: Any) -> Any:
         if given not in outcomes:

@@ -47,7 +47,7 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
 
     A kernel writes tensors that other kernels read (once per element width), and tensors that nobody reads.
     """
-    readers: dict[int, set[int]] = defaultdict(set)
+    readers = defaultdict(set)
     for number, node in enumerate(nodes):
         for storage in node.read:
             readers[storage].add(number)

@@ -32,7 +32,7 @@ def of_cards(table: pd.DataFrame) -> OfCards:
         for part in learning.cases(table, device, sustained(vendors[device])):
             of_card = (f"card:{device}", f"exact:{device} {part.condition.name}")
             parts.append(replace(part, levels=(*shared(part.condition), *of_card)))
-    cards: OfCards = {}
+    cards = {}
     for part in learning.with_folds(parts) if parts else ():
         cards.setdefault(part.table["device"].iloc[0], []).append(part)
     if len(cards) < _LEAST_CARDS:

@@ -26,7 +26,7 @@ from lib.predict.operators.validation import usable
 from lib.predict.scores import score_by
 from lib.predict.transfer import siblings
 
-OPERATORS: Mapping[str, tuple[str, ...]] = {
+OPERATORS = {
     "GEMM": ("linear", "matmul"), "batched GEMM": ("bmm",), "element-wise": ("elementwise", "activation"),
     "softmax": ("softmax",), "layer norm": ("layer_norm",), "convolution": ("conv2d",)}
 SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"

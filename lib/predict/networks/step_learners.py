@@ -57,10 +57,6 @@ def _predicted(regressor: Boosted | Student, terms: pd.DataFrame, x: pd.DataFram
     return regressor.predict(terms.to_numpy(), x[regressor.names].to_numpy(), np.zeros(len(x), bool))
 
 
-def _boosted(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -> Boosted:
-    return Boosted.fit(terms, x, measured_ms, np.ones(len(x)), _ROUNDS, **_FEW)
-
-
 def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -> Student:
     costs = nonnegative_rates(terms, measured_ms)
     total, share = shares(terms.to_numpy(), costs)
@@ -70,7 +66,8 @@ def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -
     return Student(list(terms), costs, list(x), {}, bounds, nets.centre, nets.scale, nets.layers)
 
 
-_TRAIN = {"GBT": _boosted, "MLP": _perceptron}
+_TRAIN = {"GBT": lambda terms, x, measured_ms: Boosted.fit(terms, x, measured_ms, np.ones(len(x)), _ROUNDS, **_FEW),
+          "MLP": _perceptron}
 NAMES = tuple(_TRAIN)
 
 
