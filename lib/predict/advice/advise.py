@@ -14,7 +14,6 @@ from lib.predict.advice.query import COLUMNS, INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import LAYOUTS
 from lib.predict.networks import gains
 from lib.predict.power import limits
-from lib.predict.registry import Predictor
 
 BATCHES = (1, 4, 16, 64, 256)
 _COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
@@ -71,7 +70,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
 
 
-def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predictor]:
+def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[registry.Predictor]:
     """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
 
     This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
@@ -85,7 +84,8 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
     return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if more else ())]
 
 
-def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool, batch_size: int = 0) -> list[Answer]:
+def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], named: bool,
+            batch_size: int = 0) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the query's layout, compiled or not.
 
     With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,

@@ -12,7 +12,6 @@ from lib.errors import InputError, choices
 from lib.predict import boards, registry
 from lib.predict.advice.advise_text import NUMBER
 from lib.predict.networks import composition, work
-from lib.predict.registry import Predictor
 from lib.tables import PARAMETERS
 from lib.work.graph import families, spaces
 from lib.work.graph.spaces import Config
@@ -74,7 +73,7 @@ def described(wanted: Config, device_type: str) -> dict[str, Any]:
     return {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
 
 
-def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
+def _row(predictor: registry.Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
     origin, flops, moved = predictor.origin or str(answer["origin"]), row["flops"], row["bytes"]
     launch_ms = roof.launch_us / 1e3

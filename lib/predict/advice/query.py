@@ -25,7 +25,6 @@ from lib.predict.networks.runtimes import RuntimeCondition
 from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
-from lib.predict.registry import Predictor
 from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 from lib.work import dtypes, networks
@@ -204,7 +203,7 @@ class Answer:
     """
 
     captured: CapturedQuery
-    predictor: Predictor
+    predictor: registry.Predictor
     batch_size: int = 0
     memory: str = "default"
 

@@ -21,7 +21,6 @@ from lib.predict.cards.whole_networks import LAYOUTS, condition_of
 from lib.predict.operators.validation import half_interval, worse
 from lib.predict.scores import score
 from lib.work import networks
-from lib.work.networks import Network
 
 LEAST = 10  # networks: of fewer errors, not even the largest bounds 90 % of new ones
 _COLUMNS = ["network", "image_size", "module", "batch_size", "latency_ms", *learning.CONDITION]
@@ -64,7 +63,7 @@ def read(path: Path) -> pd.DataFrame:
     return table
 
 
-def _images(name: str, sample: str) -> Network:
+def _images(name: str, sample: str) -> networks.Network:
     """Return a network that takes images; InputError for another."""
     network = networks.network(name, rows.BATCH, sample)
     if len(network.shape) != 4:  # noqa: PLR2004 - batch, channels, height, width

@@ -12,7 +12,6 @@ import pandas as pd
 
 from lib.predict import held_out
 from lib.predict.cards import card_model
-from lib.predict.cards.card_model import ANY
 from lib.predict.cards.features import Condition, version
 from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
 from lib.predict.operators.validation import half_interval
@@ -99,7 +98,7 @@ def _halves(model: Path, condition: str, _: int) -> dict[str, float]:
 
 @cache
 def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
-    table, shared = held_out.load(model), model.stem == ANY
+    table, shared = held_out.load(model), model.stem == card_model.ANY
     if what == GAINS:
         return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
                               "before": before.name_without_torch, "after": after.name_without_torch,
@@ -111,7 +110,7 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     of_cards_left_out = shared and what == NETWORKS
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
-    view = table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})
+    view = table.assign(what=what, kind=kind, **{"device": card_model.ANY} if of_cards_left_out else {})
     return score_draws(view if shared or what != NETWORKS else pd.concat([view, table]), _KEYS)
 
 

@@ -12,14 +12,13 @@ import pandas as pd
 import torch
 
 from lib.predict.cards import features, kernel_sum
-from lib.predict.cards.features import COMPUTING_FEATURES, Condition, Terms
 from lib.predict.operators.chip import Chip
 
 SIGMA = 0.08  # of the log time: beyond it an error counts in proportion, not squared
 # Prior widths of intercepts, slopes and overheads; other kernels run backward, and convolutions of a kind differ more in them.
 WIDTHS = {"base": (0.25, 0.085, 1.0), "level": (0.14, 0.042, 0.5), "train": (0.28, 0.085, 0.5)}
 FAMILY_CORRELATION = {"way:compiled": 0.2}  # of the errors of one family, by level: how much less each of many networks says
-FLAGS = np.isin(COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd"))  # as wide as intercepts
+FLAGS = np.isin(features.COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd"))  # as wide as intercepts
 ITERATIONS, SHIFT_ITERATIONS = 150, 60
 # Prior widths of a shift by few networks: of what all computing, and all moving, is faster by, and of each weight of its own.
 TOGETHER = 0.5
@@ -35,13 +34,13 @@ class ConditionNetworks:
     """
 
     table: pd.DataFrame
-    condition: Condition
+    condition: features.Condition
     chip: Chip
     levels: tuple[str, ...] = ()
     start: np.ndarray | None = None
 
     @cached_property
-    def terms(self) -> Terms:
+    def terms(self) -> features.Terms:
         """Give the terms of all networks."""
         frames = list(self.table["rows"])
         network = np.repeat(np.arange(len(frames)), list(map(len, frames)))

@@ -12,8 +12,6 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out
 from lib.predict.cards import card_errors, card_model, features, fitting, rows
-from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import Condition
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.networks import architectures
@@ -63,7 +61,7 @@ def with_folds(cases: Sequence[ConditionNetworks]) -> list[ConditionNetworks]:
     return [replace(part, table=part.table.assign(fold=part.table["module"].map(place))) for part in cases]
 
 
-def shared(condition: Condition) -> tuple[str, ...]:
+def shared(condition: features.Condition) -> tuple[str, ...]:
     """Return the levels that conditions share, on a card that nobody measured as well."""
     return f"layout:{condition.layout}:{condition.execution}", f"way:{condition.execution}"
 
@@ -75,7 +73,7 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Co
     """
     chip, conditions = chip or Chip.of(load_devices()[device], "fp16"), []
     for values, part in table[(table["device"] == device) & (table["precision"] != "fp32")].groupby(CONDITION):
-        condition, distinct = Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
+        condition, distinct = features.Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
         recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
         if len(distinct) >= LEAST and recent:
             conditions.append(ConditionNetworks(distinct, condition, chip, (*shared(condition), f"exact:{condition.name}")))
@@ -181,7 +179,7 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
         for part in parts:
             of_condition = predicted[predicted["condition"] == part.condition.name]
             fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
-        path = CardModel(device, fitted, **card_model.SOURCE).save(card_model.FOLDER / f"{device}.json")
+        path = card_model.CardModel(device, fitted, **card_model.SOURCE).save(card_model.FOLDER / f"{device}.json")
         tables_of.append(card_errors.table(predicted))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

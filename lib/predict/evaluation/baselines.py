@@ -8,7 +8,6 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
-from lib.predict.analytic.roofline import Roof
 from lib.predict.learners.trees import default_trees
 from lib.predict.operators import features, inputs
 from lib.predict.operators.cost_model import CostModel
@@ -104,7 +103,7 @@ def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
     return predicted
 
 
-def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
+def compare(table: pd.DataFrame, roof: roofline.Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
             baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
 

@@ -12,7 +12,6 @@ from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
-from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import TERMS, TIME_TERMS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import features
@@ -20,7 +19,6 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.lines import Lines
 from lib.predict.operators.validation import shapes_of
 from lib.predict.scores import score_by
-from lib.predict.training import CPU, Target
 from lib.predict.trust import errors
 from lib.progress import track
 from lib.tables import columns
@@ -51,7 +49,8 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
         columns=columns("scores"))
 
 
-def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> pd.DataFrame:
+def evaluate(quick: bool = False, folder: Path | None = None, target: training.Target = training.CPU,
+             publish: bool = True) -> pd.DataFrame:
     """Train the model of a reference machine's device, save it, and return its scores; ``publish`` them beside its data, too.
 
     ``folder`` defaults to the first machine with networks. Published with the scores are the predictions that they are of.
@@ -67,7 +66,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     scores = pd.concat([scores.assign(kind="operator"), network_scores(networks)],
                        ignore_index=True).reindex(columns=columns("scores"))
     facts = {name: model.facts[name] for name in ("sweeps", "hardware_id", "software_id")}
-    facts |= {"model": path.name, "tuning_networks": list(TUNING), "quick": quick, "target": asdict(target)}
+    facts |= {"model": path.name, "tuning_networks": list(network_training.TUNING), "quick": quick, "target": asdict(target)}
     published = folder / "predictions"
     store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
     every = pd.concat([predictions.assign(usable=True), _unusable(model, training.swept(folder, target)[0], table)])

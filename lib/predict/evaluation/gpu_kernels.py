@@ -20,7 +20,6 @@ from lib.predict.operators.correction import Correction
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.operators.fine_tuning import farthest_first, smooth_of
-from lib.predict.operators.fitting import Frames
 from lib.predict.operators.parts import Part
 from lib.predict.operators.validation import usable
 from lib.predict.scores import score_by
@@ -55,7 +54,7 @@ class Case:
     name: str
     rows: pd.DataFrame
     held_out: pd.DataFrame
-    frames: Frames
+    frames: fitting.Frames
     split: list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -76,7 +75,7 @@ def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
         yield Case(model.device, LARGEST, part, answer, frames, [(np.flatnonzero(~large), np.flatnonzero(large))])
 
 
-def _answer(part: Part, rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
+def _answer(part: Part, rows: pd.DataFrame, frames: fitting.Frames) -> pd.DataFrame:
     terms, x = frames(rows)
     return pd.DataFrame({"predicted_ms": part.predict(terms.to_numpy(), x.to_numpy())[0]}, index=rows.index)
 

@@ -12,7 +12,6 @@ from lib.errors import InputError
 from lib.measure import archive
 from lib.predict import registry
 from lib.predict.cards import card_model
-from lib.predict.cards.card_model import CardModel
 from lib.predict.operators.parts import Part
 from lib.predict.power import model as power_model
 
@@ -51,7 +50,7 @@ def _power(path: Path) -> list[Row]:
 
 
 def _card(path: Path) -> list[Row]:
-    model = CardModel.load(path)
+    model = card_model.CardModel.load(path)
     return [{"dtype": "bf16" if "bf16" in condition.precision else "fp16",
              **_row(f"networks {condition.name}", int(fitted.scores["n"]), fitted.scores, fitted.half, model.source,
                     model.licence)} for condition, fitted in model.conditions.items()]

@@ -12,10 +12,8 @@ import pandas as pd
 from lib.config.definitions import RUNTIMES, load_devices
 from lib.errors import InputError, choices
 from lib.measure.published import labels
-from lib.measure.published.labels import DEFAULT, READERS
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
-from lib.predict.boards import Boards
 from lib.predict.cards import card_model
 from lib.predict.cards.whole_networks import CASTS
 from lib.predict.evaluation import labelled_rates
@@ -57,13 +55,13 @@ def read(*folders: Path) -> pd.DataFrame:
                 part = pd.DataFrame([{"error": str(error)}])
             parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
-        known = choices(source.name for source in READERS)
+        known = choices(source.name for source in labels.READERS)
         raise InputError(f"{choices(map(str, folders))} has no labels: no file of {known}, and no CSV with the columns model, "
                          f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
     table["device"] = table["device"].replace(ids)
-    table["dtype"] = table["dtype"].mask(table["dtype"] == DEFAULT, table["device"].map(_default_type))
+    table["dtype"] = table["dtype"].mask(table["dtype"] == labels.DEFAULT, table["device"].map(_default_type))
     for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
     return table
@@ -136,7 +134,7 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
                        mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
     is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
     is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
-    learned = Boards() if alone else boards.shipped()
+    learned = boards.Boards() if alone else boards.shipped()
     with boards.scoring(learned):
         kernels = _kernels(good[is_kernel])
     learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
@@ -282,7 +280,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
                    for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)])
 
 
-def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
+def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
     """Return predictions by the rates that were learned without the device and the family."""
     if not len(table):
         return table

@@ -16,7 +16,6 @@ from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry, steps
 from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.step_learners import StepModel
 from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
@@ -77,11 +76,11 @@ def _costs(table: pd.DataFrame, source: str) -> dict[str, step.Costs]:
             for name in step.TERMS}
 
 
-def learn(table: pd.DataFrame, device: str) -> StepModel:
+def learn(table: pd.DataFrame, device: str) -> step_learners.StepModel:
     """Learn costs of the parts and whole steps of one device from its profiles (``gather``)."""
     learners = step_learners.fit(list(table["work"]), table["step"].to_numpy(), table["arch"])
     train = table[table["mode"] == "train"]
-    return StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
+    return step_learners.StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
                      tuple(sorted(set(train["hardware_id"] + " " + train["run_id"]))), _costs(train, f"profiles of {device}"),
                      learners)
 

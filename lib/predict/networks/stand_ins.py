@@ -5,7 +5,6 @@ from typing import Any
 
 from lib.work.graph import counts, shapes
 from lib.work.graph.ops import Op
-from lib.work.graph.shapes import AXES
 
 StandIn = tuple[str, dict[str, Any]]  # family and parameters
 _COPIED = 8  # bytes that a copy moves for one element
@@ -46,7 +45,7 @@ def _convolution(op: Op) -> StandIn | None:
         return None
     source, result = (given.output, given.data) if given.transposed else (given.data, given.output)
     added = max(0, _MODELLED - dims)
-    axes = AXES[len(AXES) - dims - added:]
+    axes = shapes.AXES[len(shapes.AXES) - dims - added:]
     window = zip(("kernel", "stride", "padding", "dilation"), (given.weight.shape[2:], *given.steps), strict=True)
     sizes = {f"{name}_{axis[0]}": value for name, values in window
              for axis, value in zip(axes, (*[int(name != "padding")] * added, *values), strict=True)}

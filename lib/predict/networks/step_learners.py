@@ -13,7 +13,6 @@ from lib.errors import InputError, choices
 from lib.predict.learners import mlp
 from lib.predict.model_file import Device, Format, NotNegative, Saved, require
 from lib.predict.networks import step
-from lib.predict.networks.step import Costs
 from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
@@ -95,7 +94,7 @@ class StepModel(Saved):
     device: Device
     hardware_id: str
     runs: tuple[str, ...]
-    costs: dict[Literal[*step.TERMS], Costs]
+    costs: dict[Literal[*step.TERMS], step.Costs]
     learners: dict[str, Learner]
     source: Literal["profiles"] = field(default="profiles", kw_only=True)
 
