@@ -12,7 +12,7 @@ import torch
 from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
-from lib.measure.speed_history import Speed
+from lib.measure.speed_history import ELASTICITY, Speed
 from lib.predict import parallel, steps
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
@@ -243,10 +243,11 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
 
 def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) -> Row:
     """Return the CPU's time at its usual speed (``usual_ms``), now, and its range here (``Speed.expected``)."""
-    learned = predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
-    now = replace(speed, usual_ms=learned["usual_ms"]) if learned else speed
-    more = {"elasticity": learned["elasticity"]} if learned else {}
-    return {"usual_ms": times["predicted_ms"], **now.expected(**times, **more), "speed": now.share, "looks": now.looks}
+    usual = {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY}
+    learned = predictor.model.facts.get("processor_speed", usual)  # when this machine was calibrated
+    now = replace(speed, usual_ms=learned["usual_ms"])
+    return {"usual_ms": times["predicted_ms"], **now.expected(**times, elasticity=learned["elasticity"]), "speed": now.share,
+            "looks": now.looks}
 
 
 def expected(advice: Advice, speed: Speed) -> Row:

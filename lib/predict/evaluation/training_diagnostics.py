@@ -34,9 +34,8 @@ def by_size(predictions: pd.DataFrame, bins: int = 6) -> pd.DataFrame:
         edges = np.quantile(part["latency_ms"], np.linspace(0, 1, bins + 1))
         place = np.clip(np.searchsorted(edges, part["latency_ms"], side="right") - 1, 0, bins - 1)
         by_place = (part["relative_error"].abs() * 100).groupby(place)
-        ends = {"family": family, "from_ms": edges[:-1], "to_ms": edges[1:]}
-        lines.append(pd.DataFrame(ends).join(pd.DataFrame({"median": by_place.median(), "p90": by_place.quantile(0.9),
-                                                           "n": by_place.size()}), how="inner"))
+        ends = pd.DataFrame({"family": family, "from_ms": edges[:-1], "to_ms": edges[1:]})
+        lines.append(ends.join(by_place.agg(median="median", p90=lambda size: size.quantile(0.9), n="size"), how="inner"))
     return pd.concat(lines, ignore_index=True)
 
 

@@ -217,15 +217,6 @@ def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half:
     return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
 
 
-def _on_board(parts: Parts, model: CostModel) -> tuple[float, float, float]:
-    """Return predicted, low and high ms: by labelled rates on a board measured elsewhere, else by its measured launch time."""
-    used = parts.without(ZEROING)
-    if model.was_measured_elsewhere:
-        return used.predict(*boards.rates(model.device).of_passes)
-    launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
-    return launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
-
-
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks of unseen families.
 
@@ -241,6 +232,9 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
         predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     else:
         parts = _gpu_pass_parts(work, operators, model, half * (1 + outside))
-        predicted_ms, low_ms, high_ms = _on_board(parts, model)
+        used = parts.without(ZEROING)
+        launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
+        predicted_ms, low_ms, high_ms = used.predict(*boards.rates(model.device).of_passes) \
+            if model.was_measured_elsewhere else launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
     return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts)
