@@ -197,7 +197,7 @@ def _notes(advice: Advice) -> list[str]:
     shown, dtype = advice.table, advice.captured.query.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
-    def listed(name: str) -> str:
+    def listed(name):
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
     strange = choices(answer.predictor.device for answer in advice.answers if answer.is_widened)

@@ -110,7 +110,7 @@ def cached_with_errors(call: Callable) -> Callable:
     """Cache a function's results and its exceptions by argument."""
     outcomes = {}
 
-    def outcome(*given: Any) -> Any:
+    def outcome(*given):
         if given not in outcomes:
             try:
                 outcomes[given] = call(*given), None

@@ -82,7 +82,7 @@ def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable[[torch.
 
     counts = [torch.as_tensor(_network_weights(part)) for part in cases]
 
-    def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(numbers):
         apart = torch.as_tensor(numbers).requires_grad_()
         total = 0.5 * (apart ** 2).sum()
         for number, part in enumerate(cases):
@@ -113,7 +113,7 @@ def fit(cases: Sequence[ConditionNetworks]) -> pd.DataFrame:
     width = torch.as_tensor(np.stack([_width(FLAGS, *of_level) for of_level in widths]))
     rows = [[levels.index(level) for level in ("", *part.levels)] for part in cases]
 
-    def every(apart: torch.Tensor) -> torch.Tensor:
+    def every(apart):
         return mean + width * apart.reshape(mean.shape)
 
     apart = _most_probable(cases, lambda apart, number: every(apart)[rows[number]].sum(0), mean.numel(), ITERATIONS)
@@ -133,7 +133,7 @@ def shift(cases: Sequence[ConditionNetworks]) -> np.ndarray:
                                            for name, first in kernel_sum.INTERCEPTS.items()]))
     starts = [torch.as_tensor(part.start) for part in cases]
 
-    def added(apart: torch.Tensor) -> torch.Tensor:
+    def added(apart):
         return width * apart[2:] + apart[:2] @ directions
 
     return added(_most_probable(cases, lambda apart, number: starts[number] + added(apart), kernel_sum.SIZE + 2,

@@ -135,7 +135,7 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     """
     captures, reasons = {}, {}
 
-    def built_m(names: pd.Series) -> np.ndarray:
+    def built_m(names):
         """Capture networks by their names; return the million parameters of each row of the table (NaN: not captured)."""
         keys = list(zip(names, table.loc[names.index, "image_size"], strict=True))
         frames, why = rows.of_networks(keys, lambda name, size: networks.network(f"timm:{name}", rows.BATCH,

@@ -50,7 +50,7 @@ def effects(model: CostModel, rows: pd.DataFrame) -> pd.DataFrame:
     terms, x = (frame.to_numpy() for frame in inputs.frames(rows, model.chip))
     work, draw, added = (rows["flops"].to_numpy(), rows["bytes"].to_numpy()), np.random.default_rng(_SEED), []
 
-    def error(features: np.ndarray) -> float:
+    def error(features):
         return float(np.abs(part.predict(terms, features, work)[0] / measured - 1).mean())
 
     for feature in part.regressor.names:

@@ -95,11 +95,11 @@ class Sum:
 
         parts, log_totals, prior = parts * self.usual, np.log(totals), np.diag(1 / self.expected)
 
-        def errors(logs: np.ndarray) -> np.ndarray:
+        def errors(logs):
             sums = parts @ np.exp(self.factors @ logs)
             return np.append((np.log(sums) - log_totals) / self.noise, logs / self.expected)
 
-        def slopes(logs: np.ndarray) -> np.ndarray:
+        def slopes(logs):
             scaled = parts * np.exp(self.factors @ logs)
             noise = np.broadcast_to(self.noise, len(parts))[:, None]
             return np.concatenate([scaled / scaled.sum(axis=1, keepdims=True) @ self.factors / noise, prior])
