@@ -79,9 +79,9 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[registr
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
         return registry.for_devices(devices, dtype, **how)
     (cpu,) = registry.for_devices(["cpu"], "fp32", **how)
-    others = [device for device in devices if device != "cpu"]
-    more = others or (not devices and dtype != INT8)
-    return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if more else ())]
+    gpus = [device for device in devices if device != "cpu"]
+    has_gpus = gpus or (not devices and dtype != INT8)
+    return [replace(cpu, dtype=dtype), *(registry.for_devices(gpus, dtype, **how) if has_gpus else ())]
 
 
 def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], named: bool,
@@ -108,8 +108,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
 
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:
     """Return one row per device (COLUMNS), the fastest first."""
-    rows = [answer.columns for answer in results]
-    return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    return pd.DataFrame([answer.columns for answer in results], columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
 def _crossovers(compared: Sequence[Answer]) -> list[str]:

@@ -67,11 +67,10 @@ def fit(rows: pd.DataFrame) -> PowerLimits:
                        rates(power, (5, 0.8), "limit", "drawn", "power"), dict.fromkeys(QUANTITIES, 1.0), "Zeus", labels.ZEUS)
 
 
-def predicted(model: PowerLimits, rows: pd.DataFrame, drawn: pd.Series | None = None) -> dict[str, pd.Series]:
-    """Return the factors of QUANTITIES; ``drawn``: the share of power without a limit, if it was measured."""
+def predicted(model: PowerLimits, rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the factors of QUANTITIES."""
     static = model.static * rows["bit"]
-    drawn = draw(model.drawn, static, rows["busy"], rows["memory"]) if drawn is None else drawn
-    return model.factors(static, rows["limit"], drawn)
+    return model.factors(static, rows["limit"], draw(model.drawn, static, rows["busy"], rows["memory"]))
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:

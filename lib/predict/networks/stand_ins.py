@@ -19,9 +19,9 @@ def stand_in(op: Op) -> StandIn:
     to its input, group norm as layer norm of each group, a recurrent layer as one GEMM per step, grouped GEMMs as a batch. Any
     other operator counts as as many additions, or as a copy of as many bytes if it only moves memory.
     """
-    for name, read in _READERS.items():
-        if op.short.removesuffix("_backward") == name and (described := read(op)):
-            return described
+    read = _READERS.get(op.short.removesuffix("_backward"))
+    if read and (described := read(op)):
+        return described
     if least_flops(op):
         return "elementwise", {"kind": "add", "outer": 1, "inner": max(1, _elements(op)), "broadcast": "none", "inplace": 0}
     elements = max(1, counts.compulsory_bytes(op) // _COPIED)

@@ -92,8 +92,8 @@ class Step(Times):
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return the parts in ms as columns, NaN for those that there are not."""
-        return {f"{name}_ms": self.parts[name].predicted_ms if name in self.parts else math.nan for name in STEP_PHASES}
+        """Return the parts in ms as columns."""
+        return {f"{name}_ms": part.predicted_ms for name, part in self.parts.items()}
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ def folds(rows: pd.DataFrame) -> Iterator[np.ndarray]:
     """Yield which rows are left out together: families of networks, or networks where there are too few families."""
     group = rows["family" if rows["family"].nunique() >= LEAST_NETWORKS else "network"]
     names = sorted(set(group))
-    for fold in range(min(_FOLDS, len(names))):
-        yield group.isin(names[fold::min(_FOLDS, len(names))]).to_numpy()
+    count = min(_FOLDS, len(names))
+    for fold in range(count):
+        yield group.isin(names[fold::count]).to_numpy()
 
 
 def each(groups: pd.Series | np.ndarray) -> Iterator[np.ndarray]:
