@@ -105,7 +105,7 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
     models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
-    for query, same in track(list(groups.items()), "networks"):
+    for query, same in track(groups.items(), "networks"):
         at = _captures(query, {question.query.batch_per_gpu for question in same})
         on_cpu = [question for question in same if question.device.partition("@")[0] in ("", "cpu")]
         for batch in sorted({question.query.batch_per_gpu for question in on_cpu}):

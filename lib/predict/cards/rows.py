@@ -194,7 +194,7 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
 def of_networks(keys: Iterable[tuple], build: Callable[..., Network]) -> tuple[dict[tuple, pd.DataFrame], dict[str, str]]:
     """Return the rows of the networks that ``build`` makes of keys (tuples), each once, and why other keys have none."""
     captures, reasons = {}, {}
-    for key in track(list(dict.fromkeys(keys)), "capture"):
+    for key in track(dict.fromkeys(keys), "capture"):
         try:
             captures[key] = of_network(build(*key))
         except InputError as error:

@@ -66,9 +66,9 @@ def _lasso(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     chosen = data.x.loc[:, data.x.iloc[train].std() > 0].iloc[:, :14]
     model = make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler(),
                           LassoCV(cv=3, alphas=20, max_iter=2000, tol=1e-3, random_state=_SEED))
-    model.fit(chosen.iloc[train], np.log(data.measured[train]))
-    low, high = np.log(data.measured[train].min()), np.log(data.measured[train].max())
-    return np.exp(np.clip(model.predict(chosen.iloc[test]), low - 2, high + 2))
+    log_ms = np.log(data.measured[train])
+    model.fit(chosen.iloc[train], log_ms)
+    return np.exp(np.clip(model.predict(chosen.iloc[test]), log_ms.min() - 2, log_ms.max() + 2))
 
 
 def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:

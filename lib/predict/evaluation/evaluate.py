@@ -121,7 +121,7 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
-    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
+    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
     points = _POINTS if kind in training.GRIDS else 0
     asked = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
     scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, asked), points),

@@ -191,7 +191,7 @@ def ship(rows: pd.DataFrame) -> None:
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
     """Predict operators as ``advise-op`` does."""
     parts, described = [], cache(_described)
-    for (device, dtype), rows in track(list(table.groupby(["device", "dtype"])), "devices"):
+    for (device, dtype), rows in track(table.groupby(["device", "dtype"]), "devices"):
         operators = pd.Series([described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
                                for row in rows.itertuples()], rows.index, dtype=object)
         is_wrong = operators.map(lambda operator: isinstance(operator, str)).astype(bool)
@@ -257,8 +257,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
         return table
     gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
     alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
-    asked = questions.from_table(alone[list(questions.FIELDS)].astype(object))
-    answers = questions.answer(asked, more=("parts",)).set_axis(table.index)
+    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)]), more=("parts",)).set_axis(table.index)
     included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
     is_training, is_pure = table["mode"] == "train", table["autocast"] == "false"
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
