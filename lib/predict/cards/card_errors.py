@@ -123,8 +123,8 @@ def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condit
             yield before, after
 
 
-def _conditions(table: pd.DataFrame) -> list[Condition]:
-    return sorted(map(Condition.from_name, table["condition"].unique()), key=lambda condition: condition.name)
+def _conditions(table: pd.DataFrame) -> Iterator[Condition]:
+    return map(Condition.from_name, sorted(table["condition"].unique()))
 
 
 def _of_same_cases(table: pd.DataFrame, before: Condition, after: Condition, *more: str) -> pd.DataFrame:

@@ -74,8 +74,8 @@ def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
 
 def of_device(device: str, folder: Path | None = None) -> CardModel | None:
     """Return the model of a card in a folder (default: that ships), or None; InputError for a damaged file."""
-    path = (folder or FOLDER) / f"{device}.json"
-    return CardModel.load(path) if path.is_file() else None
+    path = files_of_cards(folder).get(device)
+    return CardModel.load(path) if path else None
 
 
 def folder() -> Path:

@@ -92,15 +92,14 @@ def left_out(parts: Sequence[ConditionNetworks],
 
     ``learn`` takes networks, and returns what gives the weights of a condition.
     """
-    predicted = []
+    predicted = [[] for _ in parts]
     for fold in sorted({fold for part in parts for fold in part.table["fold"]}):
         weights = learn(without(parts, fold))
-        for number, part in enumerate(parts):
+        for part, folds in zip(parts, predicted, strict=True):
             test = (part.table["fold"] == fold).to_numpy()
             if test.any():
-                predicted.append(part.of(test).predicted(weights(part)).assign(case=number))
-    joined = pd.concat(predicted).rename_axis("row").sort_values(["case", "row"])
-    return joined.drop(columns="case").reset_index(drop=True)
+                folds.append(part.of(test).predicted(weights(part)))
+    return pd.concat([pd.concat(folds).sort_index() for folds in predicted], ignore_index=True)
 
 
 def fit(parts: list[ConditionNetworks]) -> WeightsByCondition:

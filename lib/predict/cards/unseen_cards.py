@@ -18,7 +18,6 @@ from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
-_LEAST_CARDS = 2
 OfCards = dict[str, list[fitting.ConditionNetworks]]
 
 
@@ -32,7 +31,7 @@ def of_cards(table: pd.DataFrame) -> OfCards:
     cards = {}
     for part in learning.with_folds(parts) if parts else ():
         cards.setdefault(part.table["device"].iloc[0], []).append(part)
-    if len(cards) < _LEAST_CARDS:
+    if len(cards) < 2:
         raise InputError(f"{len(cards)} cards have {learning.LEAST} networks or more, two are needed to leave one out")
     return cards
 
