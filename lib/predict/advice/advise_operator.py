@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict import boards, registry
-from lib.predict.advice.advise_text import NUMBER
+from lib.predict.advice.advise_text import NUMBER, SHOWN
 from lib.predict.networks import composition, work
 from lib.tables import PARAMETERS
 from lib.work.graph import families, spaces
@@ -92,8 +92,7 @@ def _row(predictor: registry.Predictor, row: Mapping[str, Any]) -> dict[str, Any
 
 def text(wanted: Config, table: pd.DataFrame) -> str:
     """Return the answer for a terminal: a table for each way of timing, as times of one way do not rank those of another."""
-    names = {"predicted_ms": "ms", "low_ms": "low", "high_ms": "high", "gflops": "GFLOP/s", "gbps": "GB/s",
-             "pct_of_attainable": "% of attainable", "out_of_range": "outside", "measured_ms": "measured ms"}
+    names = SHOWN | {"gflops": "GFLOP/s", "gbps": "GB/s", "pct_of_attainable": "% of attainable"}
     parameters = ", ".join(f"{name} {value}" for name, value in wanted.parameters)
     lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}", table.attrs["work"]]
     for (latency_type, cache), part in table.groupby(["latency_type", "cache"], sort=False):

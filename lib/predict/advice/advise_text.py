@@ -32,13 +32,13 @@ CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2
               "a narrow range: learned from other devices, or out of the training range.")
 _EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
 NUMBER = "{:,.4g}".format
-_SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
-          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
-          "below_roof": "x below roof", "fits": "fits",
-          "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
-          "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
-          "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
-          "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
+SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
+         "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
+         "below_roof": "x below roof", "fits": "fits",
+         "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
+         "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
+         "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
+         "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
 Row = dict[str, Any]
 
 
@@ -82,7 +82,7 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
         [f"No change is predicted to make it faster on {device}."]
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
-    lines += ["With these options and --code, advise prints a program that runs it so."] * any(one.options for one in best)
+    lines += ["With these options and --code, advise prints a program that runs it so."] * any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
@@ -172,7 +172,7 @@ def _cells(rows: Sequence[Row]) -> pd.DataFrame:
 
 def table(advice: Advice) -> pd.DataFrame:
     """Return the devices as people read them; columns that say nothing are left out."""
-    return advice.table[list(_SHOWN)].rename(columns=_SHOWN).dropna(axis=1, how="all")
+    return advice.table[list(SHOWN)].rename(columns=SHOWN).dropna(axis=1, how="all")
 
 
 def text(advice: Advice) -> str:

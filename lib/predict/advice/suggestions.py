@@ -1,7 +1,7 @@
 """What would make a network faster on one device: the predicted gain of each change, and the gain measured on this machine."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -138,8 +138,8 @@ def _power_limit(answer: Answer) -> Iterator[Change]:
         saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
                   if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
         for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:
-            change = {"power_limit_w": best["power_limit_w"]}
-            yield Change("nvidia-smi -pl {power_limit_w:g}".format(**change), 1 / best["time_ratio"], limits.text(best), change)
+            limit_w = best["power_limit_w"]
+            yield Change(f"nvidia-smi -pl {limit_w:g}", 1 / best["time_ratio"], limits.text(best), {"power_limit_w": limit_w})
 
 
 def _half_precision(answer: Answer) -> Change:
@@ -156,7 +156,7 @@ def _half_precision(answer: Answer) -> Change:
                    why=f"by the bf16 model, {other.source(half.passes)}")
 
 
-def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[Change]]:
+def verified(advice: Advice, suggested: Sequence[Change]) -> tuple[float, list[Change]]:
     """Measure the query and each change on this machine's CPU, a fresh process each; return the ms and the changes with gains.
 
     A gain is in images a second. Of a training step, forward and backward are measured and the rest is predicted. A change that
@@ -169,7 +169,7 @@ def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[C
     base_ms = _median_ms(answer, {})
     if isinstance(base_ms, str):
         raise InputError(f"{answer.query.model} cannot be measured on cpu: {base_ms}")
-    return base_ms, [_verified(answer, change, base_ms) for change in track(list(suggested), "verify")]
+    return base_ms, [_verified(answer, change, base_ms) for change in track(suggested, "verify")]
 
 
 def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
@@ -191,8 +191,9 @@ def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
     from lib.measure.networks import end_to_end
     from lib.measure.networks.case import Case
 
-    memory, fields = settings.get("memory", "default"), {name: value for name, value in settings.items() if name != "memory"}
-    query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
+    fields = {"batch_size": answer.captured.batch_size, "memory": "default", **settings}
+    memory = fields.pop("memory")
+    query = replace(answer.query, **fields)
     case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
                 query.compiled, query.runtime, query.threads, query.instances)
     visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
