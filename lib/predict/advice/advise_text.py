@@ -82,7 +82,8 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
         [f"No change is predicted to make it faster on {device}."]
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
-    lines += ["With these options and --code, advise prints a program that runs it so."] * any(change.options for change in best)
+    lines += ["With these options and --code, advise prints a program that runs it so."] * \
+        any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
