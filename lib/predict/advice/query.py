@@ -14,6 +14,7 @@ from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices, entry
 from lib.measure import worker
 from lib.measure.networks import allocator
+from lib.measure.networks.case import Case
 from lib.predict import boards, parallel, registry, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
@@ -81,6 +82,11 @@ class Query:
     def network(self, batch_size: int = 0) -> networks.Network:
         """Return the network with the batch of a GPU; InputError if it cannot be built."""
         return networks.network(self.model, batch_size or self.batch_per_gpu, self.input_shape)
+
+    def case(self, batch_size: int) -> Case:
+        """Return what is measured of it on this machine."""
+        return Case(self.model, self.mode, batch_size, self.input_shape, self.dtype, self.layout == "channels_last",
+                    self.compiled, self.runtime, self.threads, self.instances)
 
     @property
     def is_plain(self) -> bool:
@@ -439,8 +445,7 @@ class Answer:
         table = self.predictor.measured_networks
         if table is None:
             return math.nan
-        alike = ("mode", "dtype", "input_shape", "compiled", "runtime", "instances")
-        case = {"network": query.model, "batch_size": batch_size, "channels_last": query.layout == "channels_last",
-                "status": "ok", "memory": "default", **{name: getattr(query, name) for name in alike}}
+        case = vars(query.case(batch_size)) | {"status": "ok", "memory": "default"}
+        del case["threads"]  # of the table they are those of the model
         same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

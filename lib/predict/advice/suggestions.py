@@ -189,13 +189,11 @@ def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
 def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
     """Return the median time of a changed query in a process of its own, or the reason why there is none."""
     from lib.measure.networks import end_to_end
-    from lib.measure.networks.case import Case
 
     fields = {"batch_size": answer.captured.batch_size, "memory": "default", **settings}
     memory = fields.pop("memory")
     query = replace(answer.query, **fields)
-    case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
-                query.compiled, query.runtime, query.threads, query.instances)
+    case = query.case(query.batch_size)
     visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
     return visit.reason or float(np.median(visit.samples_ms))
 
