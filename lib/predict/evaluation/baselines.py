@@ -124,8 +124,8 @@ def compare(table: pd.DataFrame, roof: roofline.Roof, model: CostModel, families
                              np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
             answers = predictions(data, folds(shapes_of(rows)))
             scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
-        ends = {end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        scored.append(pd.DataFrame({**case, "learner": "this model", **ends}))
+        scored.append(pd.DataFrame({**case, "learner": "this model",
+                                    **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))
         predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
                                      predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
     if not predicted:

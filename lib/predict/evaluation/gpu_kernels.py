@@ -163,8 +163,8 @@ def _predictions(case: Case) -> pd.DataFrame:
     data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
     shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_GROUP),
               "measured": case.rows["latency_ms"]}
-    ours = {end.removesuffix("_ms"): held_out.get(end, np.nan) for end in ("low_ms", "high_ms")}
-    answers = [pd.DataFrame({**shared, "learner": OURS, "predicted": held_out["predicted_ms"], **ours})]
+    ends = {end: held_out.get(f"{end}_ms", np.nan) for end in ("predicted", "low", "high")}
+    answers = [pd.DataFrame({**shared, "learner": OURS, **ends})]
     answers += [pd.DataFrame({**shared, "learner": _BASELINES[name], "predicted": predicted})
                 for name, predicted in predictions(data, case.split, _BASELINES).items()]
     return pd.concat([answer[held_out["predicted_ms"].notna()] for answer in answers])
