@@ -85,9 +85,9 @@ def _default_type(device: str) -> str:
 
 def _learned() -> set[tuple[str, str]]:
     """Return the sources and devices that models which ship learned from."""
-    of_kernels = {path: device for (device, _), path in registry.model_files(shipped=True).items()}
     return {("timm", device) for device in card_model.files_of_cards()} | {
-        ("NeuSight", device) for path, device in of_kernels.items() if registry.load(path).facts.get("source") == "neusight"}
+        ("NeuSight", device) for (device, _), path in registry.model_files(shipped=True).items()
+        if registry.load(path).facts.get("source") == "neusight"}
 
 
 def _errors(table: pd.DataFrame) -> pd.Series:
