@@ -59,22 +59,22 @@ def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) ->
     no such table; a wrong row becomes a Question with its error.
     """
     header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
-    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual, devices)
+    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual or Query(""), devices)
 
 
-def from_table(table: pd.DataFrame, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
+def from_table(table: pd.DataFrame) -> list[Question]:
     """Take questions from a table as ``read`` does from a file."""
-    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", usual, devices)
+    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", Query(""), ())
 
 
-def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: Iterable[str]) -> list[Question]:
+def _questions(texts: pd.DataFrame, where: str, usual: Query, devices: Iterable[str]) -> list[Question]:
     unknown = sorted(set(texts) - set(FIELDS))
     if unknown or "model" not in texts:
         missing = "" if "model" in texts else "missing the column model; "
         raise InputError(f"{where}: {missing}unknown columns [{choices(unknown)}]; it takes: {choices(FIELDS)}")
     if texts.empty:
         raise InputError(f"{where} has no row")
-    questions = [_question(number, row, usual or Query("")) for number, row in enumerate(texts.to_dict("records"), start=1)]
+    questions = [_question(number, row, usual) for number, row in enumerate(texts.to_dict("records"), start=1)]
     return [replace(question, device=device) for question in questions
             for device in ([question.device] if question.device else list(devices) or [""])]
 
