@@ -107,8 +107,8 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(groups.items(), "networks"):
         at = _captures(query, {question.query.batch_per_gpu for question in same})
-        on_cpu = [question for question in same if question.device.partition("@")[0] in ("", "cpu")]
-        for batch in sorted({question.query.batch_per_gpu for question in on_cpu}):
+        for batch in sorted({question.query.batch_per_gpu for question in same
+                             if question.device.partition("@")[0] in ("", "cpu")}):
             with suppress(Exception):  # each question tells its own error
                 at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:

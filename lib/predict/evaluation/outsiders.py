@@ -61,7 +61,8 @@ def read(*folders: Path) -> pd.DataFrame:
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
     table["device"] = table["device"].replace(ids)
-    table["dtype"] = table["dtype"].mask(table["dtype"] == labels.DEFAULT, table["device"].map(_default_type))
+    with_tf32 = table["device"].isin([device for device, vendor in load_devices().items() if "tf32" in vendor.peak_gflops])
+    table["dtype"] = table["dtype"].mask(table["dtype"] == labels.DEFAULT, np.where(with_tf32, "tf32", "fp32"))
     for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
     return table
@@ -76,11 +77,6 @@ def _devices(names) -> tuple[dict[str, str], dict[str, str]]:
         except InputError as error:
             unknown[name] = str(error)
     return ids, unknown
-
-
-def _default_type(device: str) -> str:
-    vendor = load_devices().get(device)
-    return "tf32" if vendor and "tf32" in vendor.peak_gflops else "fp32"
 
 
 def _learned() -> set[tuple[str, str]]:
