@@ -27,7 +27,7 @@ def table(predicted: pd.DataFrame) -> pd.DataFrame:
     """Return a card's networks, each predicted without its family (``learning.left_out``), as rows ``held_out``."""
     half = pd.Series(np.nan, predicted.index)
     for _, part in predicted.groupby("condition"):
-        half[part.index] = _intervals_of(part, part["log_ms"] - part["log_predicted"])[0]
+        half[part.index] = intervals(part["log_ms"] - part["log_predicted"], part)[0]
     return rows(predicted.assign(half=half), what=NETWORKS, left_out="families of timm")
 
 
@@ -47,12 +47,14 @@ def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
     return np.array([halves[number] for number in fold])
 
 
-def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+def intervals(error: pd.Series, part: pd.DataFrame) -> tuple[np.ndarray, dict[str, float]]:
     """Return the half width of each log error's interval, see ``fold_halves``, and the half widths for new networks by kind.
 
-    A kind gets its own interval under two conditions. At least _LEAST of its networks lie outside of each fold. The interval
-    covers _HOLDS of its held-out networks, or as many as the common interval does.
+    ``part`` has ``fold`` and ``kind`` of each error. A kind gets its own interval under two conditions. At least _LEAST of its
+    networks lie outside of each fold. The interval covers _HOLDS of its held-out networks, or as many as the common interval
+    does.
     """
+    error, fold, kind = error.to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str)
     half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
     for name in np.unique(kind):
         alike = kind == name
@@ -61,10 +63,6 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
             if (size <= narrow).mean() >= min(_HOLDS, (size <= half[alike]).mean()):
                 half[alike], of_kinds[str(name)] = narrow, half_interval(error[alike])
     return half, of_kinds
-
-
-def _intervals_of(part: pd.DataFrame, error: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
-    return intervals(error.to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str))
 
 
 def scores(device: str, what: str) -> pd.DataFrame:
@@ -93,7 +91,7 @@ def _halves(model: Path, condition: str, _: int) -> dict[str, float]:
     table = held_out.load(model)
     part = table[(table["what"] == NETWORKS) & (table["condition"] == condition)]
     measured, predicted = (np.log(part[name].astype(float)) for name in ("measured", "predicted"))
-    return _intervals_of(part, measured - predicted)[1] if len(part) else {}
+    return intervals(measured - predicted, part)[1] if len(part) else {}
 
 
 @cache

@@ -17,7 +17,7 @@ from pydantic import Field
 from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
 from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
-from lib.predict.networks.sums import HOST_MS, OVERLAP, launched
+from lib.predict.networks.sums import HOST_MS, OVERLAP, Range, launched
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KERNEL_KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
@@ -101,7 +101,7 @@ class FittedWeights:
         """Give by how many networks the weights were corrected after these scores were made."""
         return 0 if self.basis == "few" else self.corrected
 
-    def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
+    def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> Range:
         """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.
 
         ``half`` is half the interval of networks of its kind (default: of all).

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import boards
-from lib.predict.networks.sums import Parts, interval, launched
+from lib.predict.networks.sums import Parts, Range, interval, launched
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features import CONVOLUTIONS
@@ -46,7 +46,7 @@ class Composition:
     scores: Mapping[str, float] = field(default_factory=dict)
     interval_of: str = ""
 
-    def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> tuple[float, float, float]:
+    def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> Range:
         """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
         half = self.half if self.networks else operators_half
         return interval(self.total(terms), half * (1 + outside))
