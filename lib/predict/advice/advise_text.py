@@ -13,14 +13,12 @@ from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
 from lib.measure.speed_history import ELASTICITY, Speed
-from lib.predict import parallel, steps
+from lib.predict import parallel, registry, steps, transfer_cpu
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
-from lib.predict.registry import Predictor
-from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
@@ -242,7 +240,7 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) -> Row:
+def on_this_cpu(predictor: registry.Predictor, times: Mapping[str, float], speed: Speed) -> Row:
     """Return the CPU's time at its usual speed (``usual_ms``), now, and its range here (``Speed.expected``)."""
     usual = {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY}
     learned = predictor.model.facts.get("processor_speed", usual)  # when this machine was calibrated
@@ -288,7 +286,7 @@ def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed |
         return f"The CPU's time is that of {idle}{busy}." + (f" {_here(advice, speed)}" if speed else "")
     text = (f"{_here(advice, speed)}\n" if speed else "") + f"cpu: the time is that of {idle}"
     if cpu.predictor.is_unscaled:
-        is_doubtful = bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        is_doubtful = bool(cpu.predictor.model.facts.get(transfer_cpu.DOUBTFUL))
         doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
         text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
     if free >= threads:

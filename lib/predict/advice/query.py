@@ -15,7 +15,7 @@ from lib.errors import InputError, choices, entry
 from lib.measure import worker
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case
-from lib.predict import boards, parallel, registry, steps
+from lib.predict import boards, parallel, registry, scores, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
@@ -26,7 +26,6 @@ from lib.predict.networks.runtimes import RuntimeCondition
 from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
-from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
@@ -404,7 +403,7 @@ class Answer:
                 "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
+                "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
                                      or (runtime and runtime.is_borrowed)),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,

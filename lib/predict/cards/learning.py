@@ -11,9 +11,8 @@ from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out
-from lib.predict.cards import card_errors, card_model, features, fitting, rows
+from lib.predict.cards import card_errors, card_model, features, fitting, kernel_sum, rows
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
-from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.validation import half_interval
@@ -108,11 +107,11 @@ def fit(parts: list[ConditionNetworks]) -> WeightsByCondition:
     return lambda part: fitting.weights_of(fitted, part.levels)
 
 
-def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> FittedWeights:
+def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> kernel_sum.FittedWeights:
     """Return weights with their interval, and what predicted networks whose families were left out say of them."""
     scores = score(np.exp(predicted["log_ms"]), np.exp(predicted["log_predicted"]), interval=False)
     batches = predicted["batch_size"]
-    return FittedWeights(weights, half, {**scores, "families": predicted["module"].nunique()},
+    return kernel_sum.FittedWeights(weights, half, {**scores, "families": predicted["module"].nunique()},
                   (int(batches.min()), int(batches.max())), basis)
 
 

@@ -11,11 +11,9 @@ import pandas as pd
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict import held_out
-from lib.predict.cards import card_errors, card_model, fitting, learning
-from lib.predict.cards.features import sustained
+from lib.predict import held_out, scores
+from lib.predict.cards import card_errors, card_model, features, fitting, learning
 from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
 OfCards = dict[str, list[fitting.ConditionNetworks]]
@@ -25,7 +23,7 @@ def of_cards(table: pd.DataFrame) -> OfCards:
     """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
     vendors, parts = load_devices(), []
     for device in sorted(set(table["device"]) & set(vendors)):
-        for part in learning.cases(table, device, sustained(vendors[device])):
+        for part in learning.cases(table, device, features.sustained(vendors[device])):
             of_card = (f"card:{device}", f"exact:{device} {part.condition.name}")
             parts.append(replace(part, levels=(*learning.shared(part.condition), *of_card)))
     cards = {}
@@ -110,4 +108,4 @@ def ship(networks: pd.DataFrame) -> pd.DataFrame:
 
 def curve(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of ``table`` by card, condition and number of its own networks, means over draws."""
-    return score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), ["device", "condition", "networks"])
+    return scores.score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), ["device", "condition", "networks"])

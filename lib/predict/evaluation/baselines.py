@@ -9,11 +9,8 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
 from lib.predict.learners.trees import default_trees
-from lib.predict.operators import features, inputs
-from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import LEAST_ROWS
+from lib.predict.operators import cost_model, features, fitting, inputs, validation
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import folds, shapes_of
 from lib.predict.scores import score_by
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
@@ -103,7 +100,7 @@ def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
     return predicted
 
 
-def compare(table: pd.DataFrame, roof: roofline.Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
+def compare(table: pd.DataFrame, roof: roofline.Roof, model: cost_model.CostModel, families: Mapping[str, Family] = FAMILIES,
             baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
 
@@ -115,14 +112,14 @@ def compare(table: pd.DataFrame, roof: roofline.Roof, model: CostModel, families
     held_out = pd.concat([part.held_out for part in model.parts.values()])
     for family, (ops, passes) in families.items():
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(held_out.index)]
-        if len(rows) < LEAST_ROWS:
+        if len(rows) < fitting.LEAST_ROWS:
             continue
         ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
         if baselines:
             work = rows[["flops", "bytes"]].to_numpy(float)
             data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
                              np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
-            answers = predictions(data, folds(shapes_of(rows)))
+            answers = predictions(data, validation.folds(validation.shapes_of(rows)))
             scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
         scored.append(pd.DataFrame({**case, "learner": "this model",
                                     **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))

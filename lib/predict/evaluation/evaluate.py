@@ -14,10 +14,7 @@ from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
 from lib.predict.networks.composition import TERMS, TIME_TERMS
 from lib.predict.networks.resident import PREDICTED
-from lib.predict.operators import features
-from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.lines import Lines
-from lib.predict.operators.validation import shapes_of
+from lib.predict.operators import cost_model, features, lines, validation
 from lib.predict.scores import score_by
 from lib.predict.trust import errors
 from lib.progress import track
@@ -59,7 +56,7 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: training.T
     model = training.own_model(folder, target, quick)
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
-    networks = network_training.fit_networks(model, folder, target, Lines.fit(table, model))
+    networks = network_training.fit_networks(model, folder, target, lines.Lines.fit(table, model))
     path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
         return scores
@@ -94,10 +91,10 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     return pd.concat(scores, ignore_index=True), reasons
 
 
-def _unusable(model: CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
+def _unusable(model: cost_model.CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """Return predictions of operators that repeated too badly to train, those of a trained shape left out."""
     rows = every[(every["status"] == "ok") & ~is_usable(every)]
-    rows = rows[~shapes_of(rows).isin(set(shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
+    rows = rows[~validation.shapes_of(rows).isin(set(validation.shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
     families = {(op, passes): family for family, (ops, passes) in baselines.FAMILIES.items() for op in ops}
     named = rows.assign(family=list(map(families.get, zip(rows["op"], rows["pass"], strict=True))), usable=False)
     return named.join(model.predict(rows)).dropna(subset="family")

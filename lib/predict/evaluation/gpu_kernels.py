@@ -15,13 +15,9 @@ import pandas as pd
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
 from lib.predict.evaluation.baselines import Baselines, predictions
-from lib.predict.operators import fitting, inputs
-from lib.predict.operators.correction import Correction
+from lib.predict.operators import correction, features_gpu, fine_tuning, fitting, inputs, validation
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.fine_tuning import farthest_first, smooth_of
 from lib.predict.operators.parts import Part
-from lib.predict.operators.validation import usable
 from lib.predict.scores import score_by
 from lib.predict.transfer import siblings
 
@@ -61,7 +57,7 @@ class Case:
 def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
     """Yield the cases of a model that was just trained on a table of its GPU's rows: unseen shapes, and the largest."""
     frames = partial(inputs.frames, chip=model.chip)
-    for name, part in inputs.by_part(usable(table), model.chip):
+    for name, part in inputs.by_part(validation.usable(table), model.chip):
         if name not in model.parts:
             continue
         held_out = model.parts[name].held_out
@@ -88,7 +84,7 @@ def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[C
     dtype = model.facts["dtype"]
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
     rows = pd.concat([trained, training.of_several(tables, dtype, of_throttled=True)], ignore_index=True)
-    for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
+    for name, part in inputs.by_part(rows, features_gpu.Chip.of(load_devices()[next(iter(tables))], dtype)):
         if name not in model.parts:
             continue
         answer = model.parts[name].held_out.combine_first(_answer(model.parts[name], part, frames)).loc[part.index]
@@ -131,12 +127,12 @@ def _corrected(cases: Iterable[Case], points: int) -> Iterator[Case]:
         if not 0 < points < len(tested):
             continue
         _, x = case.frames(case.rows)
-        names = smooth_of(x)
+        names = fine_tuning.smooth_of(x)
         smooth, predicted = x[names].to_numpy()[tested], case.held_out["predicted_ms"].to_numpy()[tested]
-        chosen = farthest_first(smooth, points)
+        chosen = fine_tuning.farthest_first(smooth, points)
         rest = np.setdiff1d(np.arange(len(tested)), chosen)
         ratio = np.log(case.rows["latency_ms"].to_numpy()[tested[chosen]] / predicted[chosen])
-        factor = Correction.fit(names, smooth[chosen], ratio, lengths=True)
+        factor = correction.Correction.fit(names, smooth[chosen], ratio, lengths=True)
         corrected = pd.DataFrame({"predicted_ms": np.full(len(case.rows), np.nan)}, index=case.rows.index)
         corrected.iloc[tested[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
         split = [(tested[chosen], tested[rest])]

@@ -14,13 +14,11 @@ from lib.errors import InputError, choices
 from lib.measure.published import labels
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
-from lib.predict.cards import card_model
-from lib.predict.cards.whole_networks import CASTS
+from lib.predict.cards import card_model, whole_networks
 from lib.predict.evaluation import labelled_rates
 from lib.predict.networks.composition import ZEROING
 from lib.predict.networks.sums import Parts
-from lib.predict.operators import features
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators import cost_model, features
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
@@ -212,7 +210,7 @@ def _kernels(table: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts) if parts else table
 
 
-def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
+def _gradients(shapes: pd.DataFrame, model: cost_model.CostModel) -> pd.Series:
     """Return what each backward pass of a convolution on a GPU consists of: ms and features of kernels, by gradient."""
     backward = shapes[(shapes["pass"] == "backward") & shapes["op"].isin(features.CONVOLUTIONS)]
     parts = [{} for _ in backward.index]
@@ -260,7 +258,7 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
     answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
     answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.DATA_PARALLEL, 1).to_numpy()[:, None]
-    out = {CASTS: is_pure, ZEROING: ~included[ZEROING]}
+    out = {whole_networks.CASTS: is_pure, ZEROING: ~included[ZEROING]}
     parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
              for index, part in answers["parts"].items()]
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])

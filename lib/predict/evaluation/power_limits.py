@@ -12,10 +12,9 @@ from scipy.optimize import least_squares
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.published import labels
-from lib.predict import held_out, registry
+from lib.predict import held_out, registry, scores
 from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.power.limits import ENERGY_PER_BIT, PATH, QUANTITIES, PowerLimits, draw, power, slowdown, width
-from lib.predict.scores import score_draws
 
 SPLITS = {"device": "cards", "network": "networks"}
 _CASE = ["device", "dataset", "network", "batch_size", "optimizer"]
@@ -104,4 +103,4 @@ def ship(folder: Path) -> pd.DataFrame:
     model.halves.update({name: float(halves[what]) for name, what in held_out.LIMITS.items()})
     model.save(PATH)
     held_out.save(table.drop(columns="half"), PATH)
-    return score_draws(table, ["what", "left_out", "device"])
+    return scores.score_draws(table, ["what", "left_out", "device"])

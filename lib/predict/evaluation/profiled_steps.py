@@ -15,8 +15,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry, steps
-from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.sums import cross_predicted, each
+from lib.predict.networks import step, step_learners, sums, work
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
 from lib.predict.scores import score_by
@@ -118,7 +117,8 @@ def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndar
     of_group = logs.groupby(groups)
     mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
     sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
-    line = cross_predicted(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
+    line = sums.cross_predicted(
+        sums.each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
     return {"mean": mean, step.LINE: line} | {
         name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
 

@@ -17,9 +17,8 @@ from lib import paths
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
-from lib.predict.networks import composition, fitting
+from lib.predict.networks import composition, fitting, sums
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition
-from lib.predict.networks.sums import folds, interval, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 
@@ -29,7 +28,7 @@ TERMS = (*OPERATOR_KINDS, "weights", "calls")
 _WEIGHT_MS, _CALL_MS = 0.15, 0.004  # what a MB of weights and a call more are expected to cost
 # Spreads of logs: of a kind's factor about that of all (one is chosen by families left out), of the latter, of what weights and
 # calls cost, and of networks about their sums.
-_SUMS = sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
+_SUMS = sums.sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def fit(rows: pd.DataFrame) -> Composition:
 
 def gain_interval(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
-    return interval(1 / way.total(terms), way.half)
+    return sums.interval(1 / way.total(terms), way.half)
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +70,7 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
     Only ``usable`` rows teach.
     """
     parts = []
-    for number, test in enumerate(folds(rows)):
+    for number, test in enumerate(sums.folds(rows)):
         predicted, low, high = gain_interval(fit(rows[~test & rows["usable"]]), rows[test])
         parts.append(rows[test].assign(fold=number, predicted=predicted, low=low, high=high))
     return pd.concat(parts).loc[rows.index].assign(measured=1 / rows["ratio"])

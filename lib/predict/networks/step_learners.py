@@ -12,8 +12,7 @@ from pydantic import Field
 from lib.errors import InputError, choices
 from lib.predict.learners import mlp
 from lib.predict.model_file import Device, Format, NotNegative, Saved, require
-from lib.predict.networks import step
-from lib.predict.networks.sums import cross_predicted, each
+from lib.predict.networks import step, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
 from lib.predict.operators.validation import half_interval
@@ -73,8 +72,8 @@ NAMES = tuple(_TRAIN)
 def left_out(name: str, items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     """Return ms of each step, each group (an architecture, a workload) predicted by what was learned without it."""
     terms, x = frames(items)
-    return cross_predicted(each(groups), lambda test: _predicted(_TRAIN[name](terms[~test], x[~test], measured_ms[~test]),
-                                                                 terms[test], x[test]))
+    return sums.cross_predicted(sums.each(groups), lambda test: _predicted(
+        _TRAIN[name](terms[~test], x[~test], measured_ms[~test]), terms[test], x[test]))
 
 
 def fit(items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> dict[str, Learner]:
