@@ -46,8 +46,8 @@ def _parts(model: CostModel | CardModel) -> list[Row]:
                  **_row(f"networks {condition.name}", int(fitted.scores["n"]), fitted.scores, fitted.half, model.source,
                         model.licence)} for condition, fitted in model.conditions.items()]
     source, licence = (model.facts.get(name, "") for name in ("source", "licence"))
-    return [_row(name, part.rows, part.scores, np.mean(part.halves), f"that of {part.origin}" if part.origin else source, licence)
-            for name, part in model.parts.items()]
+    return [_row(name, part.rows, part.scores, np.mean(part.halves), f"that of {part.origin}" if part.origin else source,
+                 licence) for name, part in model.parts.items()]
 
 
 def _row(name: str, rows: int, scores: Mapping[str, float], half: float, source: str, licence: str) -> Row:
