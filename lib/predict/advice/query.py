@@ -30,11 +30,11 @@ from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
-COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
-           "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
-           "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "prepare_s", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms",
-           "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
+COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
+            "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
+            "latency_type widened prepare_s rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+           *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", *parallel.TERMS, "not_modelled",
+           "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 INT8 = "int8"  # of a quantised network, captured in fp32
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones

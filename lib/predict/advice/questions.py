@@ -19,8 +19,7 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
-FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
-          "threads", "instances")
+FIELDS = "model batch_size device mode dtype input layout compile gpus parallel runtime threads instances".split()
 _NAMES = {"input": "input_shape", "compile": "compiled"}  # of fields of a query that are called otherwise
 _NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")

@@ -20,9 +20,9 @@ from lib.predict.trust import errors
 from lib.progress import track
 from lib.tables import columns
 
-_NETWORKS = ["network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
-             "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *TIME_TERMS)), "outside",
-             "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED, "lines_ms",
+_NETWORKS = [*"network family kind mode batch_size memory tuning latency_ms latency_iqr_ms verdict status predicted_ms low_ms "
+              "high_ms shipped_ms".split(), *dict.fromkeys((*TERMS, *TIME_TERMS)),
+             *"outside looked_up first_use rss_mb tensors_mb peak_mb memory_mb blocks_mb".split(), *PREDICTED, "lines_ms",
              "flops", "bytes", "calls"]  # published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 

@@ -28,7 +28,7 @@ from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 # what ran, whatever the number of GPUs
-_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "runtime", "alone")
+_CASE = "source device model mode dtype input layout compile runtime alone".split()
 _ENDS = ("predicted", "low", "high")
 _TOO_FAST = "above the peak rate of the device"
 _COPIES = 10  # this many equal times make one device a copy of another

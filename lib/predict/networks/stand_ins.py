@@ -82,7 +82,7 @@ def _grouped(op: Op) -> StandIn:
     return _products(groups, rows // groups if shared else rows, columns, right.shape[-1])
 
 
-def _vector(op: Op) -> StandIn | None:
+def _vector(op: Op) -> StandIn:
     matrix = max(op.tensors, key=lambda spec: (len(spec.shape), spec.elements))
     rows, columns = (1, *matrix.shape)[-2:]
     return "matmul", {"gemm_m": max(1, rows), "gemm_k": max(1, columns), "gemm_n": 1, "layout": "nn"}

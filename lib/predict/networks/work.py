@@ -18,7 +18,7 @@ from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families
 from lib.work.graph.ops import Graph, Op
 
-_WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
+_WITH_BACKWARD = "conv2d conv3d attention pool2d pool3d batch_norm layer_norm softmax activation".split()
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
 _SHORT = {name: short for short, name in dtypes.NAMES.items()}
 _LOW = tuple(map(dtypes.torch_name, dtypes.AUTOCAST))
