@@ -33,7 +33,7 @@ def table(predicted: pd.DataFrame) -> pd.DataFrame:
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
     """Return rows ``held_out`` of networks with ``log_ms, log_predicted, half`` (of their interval), ``module, condition``."""
-    names = ("device", "kind", "condition", "batch_size", "fold", "networks", "draw")
+    names = "device kind condition batch_size fold networks draw".split()
     low, predicted, high = (np.exp(part["log_predicted"] + sign * part["half"]) for sign in (-1, 0, 1))
     return held_out.frame(
         **{name: part[name] for name in names if name in part}, **values, **card_model.SOURCE, group=part["module"],

@@ -21,9 +21,8 @@ from lib.predict.operators.parts import Part
 from lib.predict.scores import score_by
 from lib.predict.transfer import siblings
 
-OPERATORS = {
-    "GEMM": ("linear", "matmul"), "batched GEMM": ("bmm",), "element-wise": ("elementwise", "activation"),
-    "softmax": ("softmax",), "layer norm": ("layer_norm",), "convolution": ("conv2d",)}
+_OPERATOR = {"linear": "GEMM", "matmul": "GEMM", "bmm": "batched GEMM", "elementwise": "element-wise",
+             "activation": "element-wise", "softmax": "softmax", "layer_norm": "layer norm", "conv2d": "convolution"}
 SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
 DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
 CORRECTED = "{}, {} of its kernels measured"
@@ -31,7 +30,6 @@ _CASE = ["device", "split", "operator", "learner"]
 COLUMNS = [*_CASE, *"mape mape_low mape_high median p90 bias within_10 cover n".split()]
 OURS, _LARGEST = "this model", 0.9
 _BASELINES = {"linear per operator": "line", "boosted trees": "trees", "roofline": "roofline"}  # how they are called here
-_GROUP = {op: operator for operator, ops in OPERATORS.items() for op in ops}
 
 
 def path(dtype: str) -> Path:
@@ -157,7 +155,7 @@ def _predictions(case: Case) -> pd.DataFrame:
     """Return the rows of a case that were held out: what each learner predicted of them, and the intervals of the model."""
     (_, x), work, held_out = case.frames(case.rows), _work(case.rows), case.held_out
     data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
-    shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_GROUP),
+    shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_OPERATOR),
               "measured": case.rows["latency_ms"]}
     ends = {end: held_out.get(f"{end}_ms", np.nan) for end in ("predicted", "low", "high")}
     answers = [pd.DataFrame({**shared, "learner": OURS, **ends})]

@@ -19,7 +19,7 @@ from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
 TERMS = ["flops", "bytes", "trained", "input", "step"]
-FEATURES = ["flops", "bytes", "intensity", "weights", "operators", "batch", "fresh"]
+FEATURES = "flops bytes intensity weights operators batch fresh".split()
 _ROUNDS, _WIDTH, _NETS = 60, 16, 3
 _FEW = {"num_leaves": 4, "min_data_in_leaf": 3, "bagging_freq": 0}  # of trees on tens of runs
 _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the training runs
