@@ -24,7 +24,7 @@ _RUNTIMES = 3  # that are suggested
 _BUDGET_S = 2.0  # of measuring one change
 RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
 _SLOWER, _STEP_W = 1.1, 5.0  # times as long may a step take under a suggested power limit; the distance of limits compared
-_FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
+_FUSED = "activation elementwise batch_norm copy cat".split()  # families that a compiler fuses into others
 
 
 @dataclass(frozen=True)

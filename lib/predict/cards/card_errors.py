@@ -20,7 +20,7 @@ from lib.predict.scores import score_draws, score_gains
 _LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
 _HOLDS = 0.86  # of a nominal 0.9
 _AUTOCAST = {"amp_fp16", "amp_bf16"}
-_KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]
+_KEYS = "device what kind mode condition left_out".split()
 
 
 def table(predicted: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,7 @@ OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
 PARAMETER_TOLERANCE = 1e-3  # share of its parameters: timm has changed some networks by less since, such as TNT
-CONDITION = ["mode", "precision", "layout", "compiled", "torch"]
+CONDITION = "mode precision layout compiled torch".split()
 _KEY = ["network", "image_size"]
 
 

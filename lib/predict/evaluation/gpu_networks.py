@@ -9,7 +9,7 @@ from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.progress import track
 
-NETWORKS = ("vit_b_16", "resnet50", "efficientnet_b0", "swin_t", "mobilenet_v2")
+NETWORKS = "vit_b_16 resnet50 efficientnet_b0 swin_t mobilenet_v2".split()
 BATCHES, DTYPES = (1, 64), ("fp32", "bf16")
 
 

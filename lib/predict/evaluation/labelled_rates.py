@@ -53,7 +53,7 @@ def _of_networks(table: pd.DataFrame) -> Rates:
         return sum(side ** OVERLAP for side in sides) ** (1 / OVERLAP)
 
     ms = table["measured_ms"].astype(float)
-    votes = table.groupby(["source", "device", "dtype", "mode", "group"])["device"].transform("size").to_numpy() ** 0.5
+    votes = table.groupby("source device dtype mode group".split())["device"].transform("size").to_numpy() ** 0.5
     of_kernels, of_launches, *_ = split(_logs(predicted, np.maximum(ms - table["beside"], _LEAST_PASS * ms).to_numpy(),
                                               np.concatenate(spreads), _NOISE * votes * (1 / votes).mean()))
     return Rates(dict(zip(kernels, of_kernels.tolist(), strict=True)),

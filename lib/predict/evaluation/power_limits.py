@@ -17,7 +17,7 @@ from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.power.limits import ENERGY_PER_BIT, PATH, QUANTITIES, PowerLimits, draw, power, slowdown, width
 
 SPLITS = {"device": "cards", "network": "networks"}
-_CASE = ["device", "dataset", "network", "batch_size", "optimizer"]
+_CASE = "device dataset network batch_size optimizer".split()
 _WORK = ["device", "model", "input", "batch_size"]
 _BERT = json.dumps({"model_type": "bert", "architectures": ["BertModel"]})  # of the usual size
 _NOMINAL = 0.9

@@ -18,7 +18,7 @@ from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
-TERMS = ["flops", "bytes", "trained", "input", "step"]
+TERMS = "flops bytes trained input step".split()
 FEATURES = "flops bytes intensity weights operators batch fresh".split()
 _ROUNDS, _WIDTH, _NETS = 60, 16, 3
 _FEW = {"num_leaves": 4, "min_data_in_leaf": 3, "bagging_freq": 0}  # of trees on tens of runs

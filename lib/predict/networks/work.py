@@ -173,10 +173,9 @@ def row_of(op: Op) -> dict[str, Any]:
     family, params = described or stand_ins.stand_in(op)
     backward = family in _WITH_BACKWARD and "backward" in op.short
     if family in _MOVING:
-        params = {"outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
-        family = "copy"
+        family, params = "copy", {"outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
     if family == "copy":
-        params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
+        params = params | {"kind": "clone"}  # the one that is swept; the others copy as it does
     return {"op": family, **params, "dtype": _SHORT.get(op.dtype, op.dtype), "pass": "backward" if backward else "forward",
             "flops": stand_ins.least_flops(op), "bytes": counts.compulsory_bytes(op),
             "covered": described is not None and not counts.is_complex(op)}
