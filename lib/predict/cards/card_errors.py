@@ -103,8 +103,7 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
                               **score_draws(part, ["left_out"], score_gains).iloc[0]}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
     if what == NOISE:
-        views = list(measured_again(table[table["what"] == NETWORKS]))
-        return score_draws(pd.concat(views, ignore_index=True), _KEYS) if views else pd.DataFrame(columns=_KEYS)
+        return score_draws(pd.concat([table[:0], *measured_again(table[table["what"] == NETWORKS])]), _KEYS)
     of_cards_left_out = shared and what == NETWORKS
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)

@@ -51,8 +51,8 @@ def with_folds(cases: Sequence[ConditionNetworks]) -> list[ConditionNetworks]:
 
     Families (modules) stay whole, the largest are dealt first, to the smallest fold.
     """
-    joined = pd.concat([part.table for part in cases], ignore_index=True)
-    sizes = joined.drop_duplicates(_KEY)["module"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
+    distinct = pd.concat([part.table for part in cases]).drop_duplicates(_KEY)
+    sizes = distinct["module"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
     loads, place = np.zeros(FOLDS), {}
     for module, size in sizes.items():
         place[module] = int(np.argmin(loads))

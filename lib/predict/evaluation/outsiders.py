@@ -122,12 +122,11 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     the rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
     """
     table = read(*folders)
-    good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
-    good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
-                       gbps=good["device"].map(links),
-                       mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
-    is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
-    is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
+    good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
+    good = good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
+                       mb=good["model"].str.extract("^all_reduce mb=(.*)")[0].astype(float))
+    is_kernel = (good["gpus"] == 1) & good["model"].str.partition(" ")[0].isin(families.families())
+    is_exchange = good["mb"].notna()
     learned = boards.Boards() if alone else boards.shipped()
     with boards.scoring(learned):
         kernels = _kernels(good[is_kernel])
