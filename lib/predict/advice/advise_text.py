@@ -68,7 +68,7 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``cpu_load_note``)."""
     rows = _graded(advice)
-    shown = _cells(rows).set_index("device").rename_axis(None).rename_axis("device", axis=1).to_string()
+    shown = _cells(rows).set_index("device").add_prefix(" ").rename_axis(index=None, columns="device").to_string()
     lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "",
              textwrap.indent(shown, "  "), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
