@@ -48,12 +48,12 @@ class Advice:
         fitting = self.table[self.table["fits"]].to_dict("records")
         if not fitting:
             return f"none: {self.table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
-        best, *others = fitting
+        best, *slower = fitting
         high = "or more" if math.isinf(best["high_ms"]) else f"to {best['high_ms']:,.3g}"
         text = f"{best['device']}: {best['predicted_ms']:,.3g} ms ({best['low_ms']:,.3g} {high})"
-        if others:
-            text += f", {others[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {others[0]['device']}"
-            text += ", but their intervals overlap: measure both" * (others[0]["low_ms"] < best["high_ms"])
+        if slower:
+            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {slower[0]['device']}"
+            text += ", but their intervals overlap: measure both" * (slower[0]["low_ms"] < best["high_ms"])
         return text + "; it lies out of its model's training range" * best["out_of_range"]
 
 

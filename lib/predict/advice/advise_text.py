@@ -120,9 +120,9 @@ def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
 
 def shortlist(advice: Advice) -> pd.DataFrame:
     """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
-    fastest, *others = _graded(advice)
-    surest = sorted(others, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
-    return _cells([fastest, *(row for row in others if row in surest or row["device"] == "cpu")])
+    fastest, *slower = _graded(advice)
+    surest = sorted(slower, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
+    return _cells([fastest, *(row for row in slower if row in surest or row["device"] == "cpu")])
 
 
 def verdicts(advice: Advice) -> list[str]:

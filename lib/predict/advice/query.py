@@ -380,9 +380,9 @@ class Answer:
         return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
 
     def _by_runtime(self) -> Estimate:
-        known, base = self.runtime(self.query.runtime_condition), self.eager["default"]
-        return replace(base, predicted_ms=known.predicted_ms, low_ms=known.low_ms, high_ms=known.high_ms,
-                       provenance=replace(base.provenance, runtime=known))
+        runtime, base = self.runtime(self.query.runtime_condition), self.eager["default"]
+        return replace(base, predicted_ms=runtime.predicted_ms, low_ms=runtime.low_ms, high_ms=runtime.high_ms,
+                       provenance=replace(base.provenance, runtime=runtime))
 
     def _by_gain(self) -> Estimate:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \

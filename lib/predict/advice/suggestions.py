@@ -70,8 +70,8 @@ def changes(answer: Answer) -> list[Change]:
     if query.layout == "contiguous" and not query.is_for_cpu and any(entry.is_picture for entry in query.network().batch):
         suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
                                                   "this layout", {"layout": "channels_last"})))
-    half = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
-    return [*suggested, *half, *_power_limit(answer)]
+    in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
+    return [*suggested, *in_bf16, *_power_limit(answer)]
 
 
 def _runtimes(answer: Answer) -> list[Change]:
@@ -151,9 +151,9 @@ def _half_precision(answer: Answer) -> Change:
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     batch_size = answer.captured.batch_size * answer.query.gpus
-    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
-    return replace(change, predicted_gain=answer.estimate.predicted_ms / half.estimate.predicted_ms,
-                   why=f"by the bf16 model, {other.source(half.passes)}")
+    in_bf16 = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
+    return replace(change, predicted_gain=answer.estimate.predicted_ms / in_bf16.estimate.predicted_ms,
+                   why=f"by the bf16 model, {other.source(in_bf16.passes)}")
 
 
 def verified(advice: Advice, suggested: Sequence[Change]) -> tuple[float, list[Change]]:

@@ -81,8 +81,7 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Co
 
 def without(parts: Iterable[ConditionNetworks], fold: int) -> list[ConditionNetworks]:
     """Return the conditions without the fold's families; drop those left empty."""
-    kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in parts]
-    return [part.of(mask) for part, mask in kept if mask.any()]
+    return [part.of(mask) for part in parts if (mask := (part.table["fold"] != fold).to_numpy()).any()]
 
 
 def left_out(parts: Sequence[ConditionNetworks],

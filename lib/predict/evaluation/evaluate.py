@@ -120,10 +120,10 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
     models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
     points = _POINTS if kind in training.GRIDS else 0
-    asked = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
-    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, asked), points),
-              gpu_kernels.scores(gpu_kernels.by_sibling(models, asked), points),
-              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(asked[model.device], dtype)))
+    described = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
+    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described), points),
+              gpu_kernels.scores(gpu_kernels.by_sibling(models, described), points),
+              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(described[model.device], dtype)))
                 for model in models)]
     for model in (shared, *models):
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))

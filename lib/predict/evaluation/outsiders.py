@@ -53,8 +53,8 @@ def read(*folders: Path) -> pd.DataFrame:
                 part = pd.DataFrame([{"error": str(error)}])
             parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
-        known = choices(source.name for source in labels.READERS)
-        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {known}, and no CSV with the columns model, "
+        sources = choices(source.name for source in labels.READERS)
+        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {sources}, and no CSV with the columns model, "
                          f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
@@ -108,9 +108,9 @@ def _copies(table: pd.DataFrame) -> pd.Series:
     label = [name for name in (*labels.COLUMNS, "source") if name != "device"]
     first = good.groupby(label, dropna=False, sort=False)["device"].transform("first")
     for (source, device), rows in good.groupby(["source", "device"]):
-        others = first[rows.index][first[rows.index] != device].value_counts()
-        if len(others) and others.iloc[0] >= max(_COPIES, len(rows) / 2):
-            wrong[rows.index] = f"a copy of {others.index[0]}'s times, which {source} has, too"
+        originals = first[rows.index][first[rows.index] != device].value_counts()
+        if len(originals) and originals.iloc[0] >= max(_COPIES, len(rows) / 2):
+            wrong[rows.index] = f"a copy of {originals.index[0]}'s times, which {source} has, too"
     return wrong
 
 
@@ -142,8 +142,8 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     if len(rows):
         rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
         answers = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
-        others, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
-        result = pd.concat([_conformed(answers, others, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
+        more, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
+        result = pd.concat([_conformed(answers, more, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned, "costs": costs}
@@ -164,9 +164,9 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit: str) -> pd.DataFrame:
     """Return rows whose ranges, where ``widened``, are learned from other devices or sources (``unit``)."""
-    own, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
-    every = pd.concat([own, log_errors(more)] if len(more) else [own])
-    for (name, kind, is_known), same in own[widened].groupby([unit, "kind", "is_known"]):
+    errors, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
+    every = pd.concat([errors, log_errors(more)] if len(more) else [errors])
+    for (name, kind, is_known), same in errors[widened].groupby([unit, "kind", "is_known"]):
         part, spreads = rows.loc[same.index], boards.learn(every[every[unit] != name])
         low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
         conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high

@@ -133,14 +133,14 @@ def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, f
     """
     table, answer = work.table, model.predict(work.table)
     least_ms = np.where(table["covered"], 0.0, table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
-    own = table["dtype"].isin(("", model.facts.get("dtype", "fp32")))
-    times = pd.Series([(measured or {}).get(key, np.nan) for key in work.keys], table.index, float).where(own)
+    same_dtype = table["dtype"].isin(("", model.facts.get("dtype", "fp32")))
+    times = pd.Series([(measured or {}).get(key, np.nan) for key in work.keys], table.index, float).where(same_dtype)
     looked_up = times.notna()
     predicted_ms = np.maximum(times.fillna(answer["predicted_ms"]), least_ms)
     return table.assign(predicted_ms=predicted_ms, at_least=least_ms > answer["predicted_ms"], looked_up=looked_up,
                         out_of_range=(answer["out_of_range"] | ~table["covered"].astype(bool)) & ~looked_up,
                         half=np.log(answer["high_ms"] / answer["predicted_ms"]), part=answer["part"],
-                        origin=answer["origin"].where(own | (answer["origin"] != ""), _BY_BYTES),
+                        origin=answer["origin"].where(same_dtype | (answer["origin"] != ""), _BY_BYTES),
                         cost_ms=predicted_ms * table["calls"])
 
 

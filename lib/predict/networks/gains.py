@@ -127,10 +127,10 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
                          f"{choices(f'{other.dtype} {other.layout}' for other in model.ways if other.mode == work.mode)}")
     if not serves(dtype):
-        own = choices(machine.instructions("bf16")) or \
+        instructions = choices(machine.instructions("bf16")) or \
             "neither, where bf16 is computed by other instructions and is often slower"
         raise InputError(f"networks were measured in bf16 on a CPU with {choices(model.bf16_instructions)}, and this one has "
-                         f"{own}")
+                         f"{instructions}")
     fitted = model.ways[way]
     gain, low, high = gain_interval(fitted, terms(work, composition.predicted_operators(work, cost_model)))
     scores = fitted.scores
