@@ -177,7 +177,7 @@ class CapturedQuery:
         return self if self.query.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
-def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
+def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: str) -> Work:
     base = max(_LEAST_BATCH, usual)
     if batch_size in (usual, base, 2 * base):
         return captured(batch_size, device_type)

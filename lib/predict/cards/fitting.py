@@ -75,8 +75,7 @@ def _network_weights(cases: ConditionNetworks) -> np.ndarray:
     return 1 / (1 + (family.groupby(family).transform("size").to_numpy() - 1) * alike)
 
 
-def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable[[torch.Tensor, int], torch.Tensor], size: int,
-                   iterations: int) -> torch.Tensor:
+def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable, size: int, iterations: int) -> torch.Tensor:
     """Return the mode of ``size`` standard normal numbers, of which ``weights`` makes those of each case, by its number."""
     from scipy.optimize import minimize  # fitting alone waits for it to load
 

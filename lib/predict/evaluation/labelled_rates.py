@@ -23,9 +23,8 @@ _LEAST = 10  # labels of a board that tell its rates from those of kernels
 _LEAST_PASS = 0.3  # share of a measured time that its passes take at least, whatever else it includes
 
 
-def _logs(predicted: Callable[[np.ndarray], np.ndarray], measured: np.ndarray, spreads: np.ndarray,
-          noise: np.ndarray) -> np.ndarray:
-    """Return the most probable logs of rates, expected within ``spreads`` of 0, from measured times."""
+def _logs(predicted: Callable, measured: np.ndarray, spreads: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Return the most probable logs of rates, expected within ``spreads`` of 0; ``predicted`` gives times from logs."""
     from scipy import optimize  # learning alone waits for it to load
 
     def errors(logs):

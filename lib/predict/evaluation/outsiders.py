@@ -54,8 +54,8 @@ def read(*folders: Path) -> pd.DataFrame:
             parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
         sources = choices(source.name for source in labels.READERS)
-        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {sources}, and no CSV with the columns model, "
-                         f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
+        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {sources}, and no CSV with the columns "
+                         f"model, device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
     table["device"] = table["device"].replace(ids)
