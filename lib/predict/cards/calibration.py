@@ -133,8 +133,8 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
     measured, fitted = {part.condition.name_without_torch for part in parts}, {}
     for condition in sorted(start.conditions, key=lambda condition: features.version(condition.torch)):  # the newest stands
         before = start.conditions[condition]
-        if condition.mode not in {part.condition.mode for part in parts}:
-            continue  # the shared model keeps answering
+        if condition.mode == "train":
+            continue  # the shared model keeps answering: files have inference alone
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
         if shifted.basis != "others":
             fitted[condition] = shifted
