@@ -126,5 +126,6 @@ def compare(table: pd.DataFrame, roof: roofline.Roof, model: cost_model.CostMode
         predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
                                      predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
     if not predicted:
-        raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")
+        raise InputError(f"no family has {fitting.LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; "
+                         "sweep more")
     return score_by(pd.concat(scored), ["family", "learner"]), pd.concat(predicted, ignore_index=True)

@@ -184,15 +184,16 @@ def ship(rows: pd.DataFrame) -> None:
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
     """Predict operators as ``advise-op`` does."""
     parts, described = [], cache(_described)
-    for (device, dtype), rows in track(table.groupby(["device", "dtype"]), "devices"):
+    for (device, dtype), of_device in track(table.groupby(["device", "dtype"]), "devices"):
         operators = pd.Series([described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
-                               for row in rows.itertuples()], rows.index, dtype=object)
+                               for row in of_device.itertuples()], of_device.index, dtype=object)
         is_wrong = operators.map(lambda operator: isinstance(operator, str)).astype(bool)
         if is_wrong.any():
-            parts.append(rows[is_wrong].assign(error=operators))
+            parts.append(of_device[is_wrong].assign(error=operators))
         if is_wrong.all():
             continue
-        rows, shapes = rows[~is_wrong], pd.DataFrame(operators[~is_wrong].tolist(), rows.index[~is_wrong])
+        rows = of_device[~is_wrong]
+        shapes = pd.DataFrame(operators[~is_wrong].tolist(), rows.index)
         try:
             predictor = registry.for_devices([device], dtype)[0]
             answer = predictor.model.predict(shapes)
