@@ -125,7 +125,7 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
     good = good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
                        mb=good["model"].str.extract("^all_reduce mb=(.*)")[0].astype(float))
-    is_kernel = (good["gpus"] == 1) & good["model"].str.partition(" ")[0].isin(families.families())
+    is_kernel = (good["gpus"] == 1) & good["model"].str.split().str[0].isin(families.families())
     is_exchange = good["mb"].notna()
     learned = boards.Boards() if alone else boards.shipped()
     with boards.scoring(learned):
