@@ -68,9 +68,8 @@ def grade(row: Row) -> str:
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     """Return the answer for a terminal, at most WIDTH columns; ``note`` says what slows this CPU now (``cpu_load_note``)."""
     rows = _graded(advice)
-    shown = _cells(rows).set_index("device").add_prefix(" ").rename_axis(index=None, columns="device").to_string()
     lines = [heading(advice), *verdicts(advice), *([note] if note else []), *_heaps(advice, suggested), "",
-             textwrap.indent(shown, "  "), ""]
+             *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
     best = _worthwhile(suggested)
@@ -165,6 +164,13 @@ def _cells(rows: Sequence[Row]) -> pd.DataFrame:
         "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
         for row in rows])
     return cells.loc[:, (cells != "").any()]
+
+
+def _table(cells: pd.DataFrame) -> list[str]:
+    columns = [[name, *column] for name, column in cells.items()]
+    padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
+              for number, column in enumerate(columns)]
+    return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------- all of it
