@@ -19,7 +19,7 @@ def answers(train: pd.DataFrame, rows: pd.DataFrame) -> dict[str, dict]:
     model, short = power_limits.fit(train), np.minimum(1, rows["limit"] / rows["drawn"])
     log = np.log(train["limit"])
     return {"power predicted": power_limits.predicted(model, rows),
-            "power measured": power_limits.predicted(model, rows, rows["drawn"]),
+            "power measured": model.factors(model.static * rows["bit"], rows["limit"], rows["drawn"]),
             "no change": {name: pd.Series(1.0, rows.index) for name in QUANTITIES},
             "measured power over limit": {"time": 1 / short, "energy": short},
             "power of the limit": {name: rows["limit"] ** (log @ np.log(train[name]) / (log @ log)) for name in QUANTITIES}}

@@ -116,7 +116,8 @@ def weights(**more):
 
 
 def log_ms(frame, batch=64.0, chip=CHIP, parts=None):
-    return kernel_sum.predict(features.terms(frame, batch, chip, EAGER), weights() if parts is None else parts).item()
+    parts = torch.as_tensor(weights() if parts is None else parts)
+    return kernel_sum.log_ms(features.terms(frame, batch, chip, EAGER), parts).item()
 
 
 def synthetic(count, seed):

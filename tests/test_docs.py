@@ -10,7 +10,8 @@ from lib import paths, store
 from lib.config import definitions, notebooks
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels, runtime_choices
-from lib.predict.evaluation.baselines import network_line
+from lib.predict.networks.sums import cross_predicted, each
+from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
@@ -88,6 +89,16 @@ def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
         [shown[row.machine], row.choice, str(row.n), f"{row.best_named_pct:.0f}", f"{row.regret_pct:.1f}",
          f"{row.largest_regret_pct:.0f}"]
         for row in runtime_choices.summary(runtime_choices.choices(ran, exact=True)).itertuples()]
+
+
+def network_line(table, groups):
+    """Return ms of networks by a line per mode and allocator, each of ``groups`` left out."""
+    def of_part(part):
+        sizes, ms = part[["flops", "bytes", "calls"]], part["latency_ms"].to_numpy()
+        ms = cross_predicted(each(groups[part.index]), lambda test: sizes[test] @ nonnegative_rates(sizes[~test], ms[~test]))
+        return pd.Series(ms, part.index)
+
+    return pd.concat([of_part(part) for _, part in table.groupby(["mode", "memory"])])[table.index].to_numpy()
 
 
 def test_research_has_the_simple_rule_that_is_nearer_on_workloads():

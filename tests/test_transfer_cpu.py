@@ -324,14 +324,14 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)
-    assert advise_text.cpu_load_note(advice).startswith("cpu: the time is that of an idle machine with 2 threads")
+    assert advise_text.cpu_load_note(advice, 2).startswith("cpu: the time is that of an idle machine with 2 threads")
     assert local_site.slots_here(1)[0].threads == 2
     monkeypatch.setattr(load, "free_cores", lambda: 1)
-    note = advise_text.cpu_load_note(advice)
+    note = advise_text.cpu_load_note(advice, 1)
     assert "1 is free" in note and note.endswith("set OMP_NUM_THREADS=1")
     for count in (1, 2):
         assert [slot.threads for slot in local_site.slots_here(count) if slot.cores] == [1] * count
-    assert advise_text.cpu_load_note(of_gpu) == "" and "note" not in advise_text.records(of_gpu)[0]
+    assert advise_text.cpu_load_note(of_gpu, 1) == "" and "note" not in advise_text.records(of_gpu)[0]
 
 
 def test_no_family_that_was_fitted_to_validates():

@@ -130,7 +130,7 @@ def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
 def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
     fold, kind = np.arange(2000) % 5, np.array(["CNN", "hybrid"] * 999 + ["other"] * 2)
     error = np.random.default_rng(1).normal(0, np.where(kind == "CNN", 0.05, 0.2))
-    half, halves = card_errors.intervals(error, fold, kind)
+    half, halves = card_errors.intervals(pd.Series(error), pd.DataFrame({"fold": fold, "kind": kind}))
     covered, together = np.abs(error) <= half, np.abs(error) <= card_errors.fold_halves(error, fold)
     assert {name: halves[name] for name in halves if name != "all"} == pytest.approx(
         {"CNN": 1.645 * 0.05, "hybrid": 1.645 * 0.2}, rel=0.1)

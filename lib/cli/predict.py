@@ -65,10 +65,10 @@ def _advise(options: argparse.Namespace) -> bool:
 
     with load.LoadWatch() as watch:
         advice = _with_ceilings(options, ask)
-        reading = watch.reading()
+        free_cores = load.cores_left(watch.reading())
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or options.explain or options.verify)
-    cpu_load = advise_text.cpu_load_note(advice, reading, brief, speed)
+    cpu_load = advise_text.cpu_load_note(advice, free_cores, brief, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))

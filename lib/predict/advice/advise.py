@@ -8,13 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.predict import registry
 from lib.predict.advice.query import COLUMNS, INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import LAYOUTS
 from lib.predict.networks import gains
 from lib.predict.power import limits
-from lib.predict.registry import Predictor
 
 BATCHES = (1, 4, 16, 64, 256)
 _COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
@@ -49,12 +48,12 @@ class Advice:
         fitting = self.table[self.table["fits"]].to_dict("records")
         if not fitting:
             return f"none: {self.table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
-        best, *others = fitting
+        best, *slower = fitting
         high = "or more" if math.isinf(best["high_ms"]) else f"to {best['high_ms']:,.3g}"
         text = f"{best['device']}: {best['predicted_ms']:,.3g} ms ({best['low_ms']:,.3g} {high})"
-        if others:
-            text += f", {others[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {others[0]['device']}"
-            text += ", but their intervals overlap: measure both" * (others[0]["low_ms"] < best["high_ms"])
+        if slower:
+            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {slower[0]['device']}"
+            text += ", but their intervals overlap: measure both" * (slower[0]["low_ms"] < best["high_ms"])
         return text + "; it lies out of its model's training range" * best["out_of_range"]
 
 
@@ -71,7 +70,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
 
 
-def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predictor]:
+def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[registry.Predictor]:
     """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
 
     This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
@@ -80,28 +79,26 @@ def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[Predict
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
         return registry.for_devices(devices, dtype, **how)
     (cpu,) = registry.for_devices(["cpu"], "fp32", **how)
-    others = [device for device in devices if device != "cpu"]
-    more = others or (not devices and dtype != INT8)
-    return [replace(cpu, dtype=dtype), *(registry.for_devices(others, dtype, **how) if more else ())]
+    gpus = [device for device in devices if device != "cpu"]
+    has_gpus = gpus or (not devices and dtype != INT8)
+    return [replace(cpu, dtype=dtype), *(registry.for_devices(gpus, dtype, **how) if has_gpus else ())]
 
 
-def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: bool, batch_size: int = 0) -> list[Answer]:
+def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], named: bool,
+            batch_size: int = 0) -> list[Answer]:
     """Return the answers of the devices that can be predicted in the query's layout, compiled or not.
 
     With several GPUs, CPUs are left out; under a power limit, GPUs that do not take it. Raises InputError if no device is left,
     or if one that was ``named`` is left out.
     """
     query = captured.query
-    if query.layout not in LAYOUTS:
-        raise InputError(f"no layout {query.layout!r}; there are: {choices(LAYOUTS)}")
+    entry(LAYOUTS, query.layout, "layout")
     results = [Answer(captured, predictor, batch_size) for predictor in predictors]
     able = [answer for answer in results if (query.is_plain or answer.condition or answer.uses_gain or answer.uses_runtime)
             and (query.gpus == 1 or answer.predictor.device_type != "cpu")]
     if not able or (named and len(able) < len(results)):
         unable = choices(answer.predictor.device for answer in results if answer not in able)
-        how = [query.layout, *["compiled"] * query.compiled, query.dtype]
-        how = [query.runtime_condition.words] if query.is_for_cpu else how
-        condition = " ".join([*how, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
+        condition = " ".join([*query.words, query.mode, *[f"{query.gpus} GPUs"] * (query.gpus > 1)])
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
@@ -111,8 +108,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[Predictor], named: boo
 
 def predictions(results: Sequence[Answer]) -> pd.DataFrame:
     """Return one row per device (COLUMNS), the fastest first."""
-    rows = [answer.columns for answer in results]
-    return pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    return pd.DataFrame([answer.columns for answer in results], columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
 
 
 def _crossovers(compared: Sequence[Answer]) -> list[str]:

@@ -10,15 +10,12 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict import boards, registry
-from lib.predict.advice.advise_text import NUMBER
+from lib.predict.advice.advise_text import NUMBER, SHOWN
 from lib.predict.networks import composition, work
-from lib.predict.registry import Predictor
 from lib.tables import PARAMETERS
 from lib.work.graph import families, spaces
 from lib.work.graph.spaces import Config
 
-COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "gflops", "gbps", "pct_of_attainable", "bound",
-           "out_of_range", "measured_ms", "latency_type", "cache")
 _AXES = ("kernel", "stride", "padding", "dilation")  # short: of all axes
 _TEXTS = {column.name for column in PARAMETERS if column.kind == "text"}
 _TIMED = {"kernel": "kernels alone", "end_to_end": "end to end, launch included"}
@@ -46,7 +43,7 @@ def config(op: str, assignments: Sequence[str], dtype: str = "fp32", passes: str
 
 
 def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
-    """Return a row a device (COLUMNS), the fastest first: those named, or all that have a model of the element type.
+    """Return a row a device, the fastest first: those named, or all that have a model of the element type.
 
     Devices whose model does not know the family are left out, and named in ``attrs["left_out"]`` with the reason;
     ``attrs["work"]`` says what a device type computes and moves. Raises InputError for an impossible operator, and where no
@@ -62,7 +59,7 @@ def advise(wanted: Config, devices: Sequence[str] = ()) -> pd.DataFrame:
             left_out[predictor.device] = str(error)
     if not rows:
         raise InputError("; ".join(left_out.values()))
-    table = pd.DataFrame(rows, columns=COLUMNS).sort_values("predicted_ms", ignore_index=True)
+    table = pd.DataFrame(rows).sort_values("predicted_ms", ignore_index=True)
     words = {kind: f"{row['flops']:,.4g} FLOPs, {row['bytes']:,.4g} compulsory bytes" for kind, row in of_types.items()}
     alike = len(set(words.values())) == 1
     table.attrs |= {"left_out": left_out, "work": next(iter(words.values())) if alike else
@@ -76,7 +73,7 @@ def described(wanted: Config, device_type: str) -> dict[str, Any]:
     return {"op": wanted.op, "pass": wanted.passes, **dict(wanted.parameters), "flops": flops, "bytes": moved}
 
 
-def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
+def _row(predictor: registry.Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
     answer, facts, roof = predictor.model.predict(pd.DataFrame([row])).iloc[0], predictor.model.facts, predictor.roof
     origin, flops, moved = predictor.origin or str(answer["origin"]), row["flops"], row["bytes"]
     launch_ms = roof.launch_us / 1e3
@@ -95,8 +92,7 @@ def _row(predictor: Predictor, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def text(wanted: Config, table: pd.DataFrame) -> str:
     """Return the answer for a terminal: a table for each way of timing, as times of one way do not rank those of another."""
-    names = {"predicted_ms": "ms", "low_ms": "low", "high_ms": "high", "gflops": "GFLOP/s", "gbps": "GB/s",
-             "pct_of_attainable": "% of attainable", "out_of_range": "outside", "measured_ms": "measured ms"}
+    names = SHOWN | {"gflops": "GFLOP/s", "gbps": "GB/s", "pct_of_attainable": "% of attainable"}
     parameters = ", ".join(f"{name} {value}" for name, value in wanted.parameters)
     lines = [f"{wanted.op} {wanted.passes}, {wanted.dtype}: {parameters}", table.attrs["work"]]
     for (latency_type, cache), part in table.groupby(["latency_type", "cache"], sort=False):

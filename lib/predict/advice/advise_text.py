@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from pydantic_core import to_jsonable_python
 
 from lib.errors import choices
-from lib.measure import load
-from lib.measure.speed_history import Speed
-from lib.predict import parallel, steps
+from lib.measure.speed_history import ELASTICITY, Speed
+from lib.predict import parallel, registry, steps, transfer_cpu
 from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import Query
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
-from lib.predict.registry import Predictor
-from lib.predict.transfer_cpu import DOUBTFUL
 
 WIDTH = 100
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
@@ -32,28 +30,27 @@ CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2
               "a narrow range: learned from other devices, or out of the training range.")
 _EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
 NUMBER = "{:,.4g}".format
-_SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
-          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
-          "below_roof": "x below roof", "fits": "fits",
-          "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
-          "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
-          "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
-          "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
+SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
+         "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
+         "below_roof": "x below roof", "fits": "fits",
+         "out_of_range": "outside", "measured_ms": "measured ms", "price_per_million": "price / 10^6 images",
+         "energy_j": "GEMMs' J/image", "energy_low_j": "J low", "energy_high_j": "J high",
+         "energy_share": "their share of time", "energy_source": "joules are", "loader_wait_ms": "loader ms",
+         "h2d_ms": "copy ms", "forward_ms": "forward ms", "backward_ms": "backward ms", "optimizer_ms": "optimizer ms"}
 Row = dict[str, Any]
 
 
 def heading(advice: Advice) -> str:
     """Say what was predicted."""
     query, batch_size = advice.captured.query, advice.captured.batch_size * advice.captured.query.gpus
-    what = "a training step (loader, copy, forward, backward, Adam)" if query.mode == "train" else "a forward pass"
-    how = [query.dtype, *[query.layout] * (query.layout != "contiguous"), *["compiled"] * query.compiled]
-    how = [query.runtime_condition.words] if query.is_for_cpu else how
-    scheme = parallel.SCHEMES[query.parallel].words.format(advice.table["gradients_mb"].iloc[0]) if query.mode == "train" \
-        else query.parallel
-    how += [f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)
+    work, scheme = "a forward pass", query.parallel
+    if query.mode == "train":
+        work = "a training step (loader, copy, forward, backward, Adam)"
+        scheme = parallel.SCHEMES[scheme].words.format(advice.table["gradients_mb"].iloc[0])
+    conditions = [*query.words, *[f"{query.gpus} GPUs ({scheme})"] * (query.gpus > 1)]
     given = [f"{entry.name} {entry.sample}".strip() for entry in query.network(1).batch if entry.name or not entry.is_float]
-    return (f"{query.model}, {what} of {batch_size} sample{'s' * (batch_size > 1)}"
-            f"{f' of {choices(given)}' if given else ''}, {', '.join(how)}")
+    return (f"{query.model}, {work} of {batch_size} sample{'s' * (batch_size > 1)}"
+            f"{f' of {choices(given)}' if given else ''}, {', '.join(conditions)}")
 
 
 # ---------------------------------------------------------------------------------------------- on one screen
@@ -82,7 +79,8 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
         [f"No change is predicted to make it faster on {device}."]
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
-    lines += ["With these options and --code, advise prints a program that runs it so."] * any(one.options for one in best)
+    lines += ["With these options and --code, advise prints a program that runs it so."] * \
+        any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
                      for line in (*lines, _EXPLAIN))
@@ -121,9 +119,9 @@ def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
 
 def shortlist(advice: Advice) -> pd.DataFrame:
     """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
-    fastest, *others = _graded(advice)
-    surest = sorted(others, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
-    return pd.DataFrame(_cells([fastest, *(row for row in others if row in surest or row["device"] == "cpu")]))
+    fastest, *slower = _graded(advice)
+    surest = sorted(slower, key=lambda row: (row["grade"], row["high_ms"] / row["low_ms"]))[:_SHORT]
+    return _cells([fastest, *(row for row in slower if row in surest or row["device"] == "cpu")])
 
 
 def verdicts(advice: Advice) -> list[str]:
@@ -156,19 +154,20 @@ def _figures(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
 
 
-def _cells(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _cells(rows: Sequence[Row]) -> pd.DataFrame:
     """Return rows as text by column; columns that say nothing are left out."""
-    cells = [{"device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
-              "images/s": _figures(row["images_per_sec"]),
-              "scaling": f"{row['scaling_efficiency']:.0%}" * (row["scaling_efficiency"] < 1),
-              "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
-              "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
-             for row in rows]
-    return [{name: row[name] for name in row if any(other[name] for other in cells)} for row in cells]
+    cells = pd.DataFrame([{
+        "device": row["device"], "ms": _figures(row["predicted_ms"]), "90 % range": _range(row),
+        "images/s": _figures(row["images_per_sec"]),
+        "scaling": f"{row['scaling_efficiency']:.0%}" * (row["scaling_efficiency"] < 1),
+        "memory MB": f"{row['memory_mb']:,.0f}" + " (too much)" * (not row["fits"]), "limited by": row["bound"],
+        "confidence": row["grade"], "measured ms": _figures(row["measured_ms"]) if row["measured_ms"] > 0 else ""}
+        for row in rows])
+    return cells.loc[:, (cells != "").any()]
 
 
-def _table(cells: Sequence[dict[str, str]]) -> list[str]:
-    columns = [[name, *(row[name] for row in cells)] for name in cells[0]]
+def _table(cells: pd.DataFrame) -> list[str]:
+    columns = [[name, *column] for name, column in cells.items()]
     padded = [[f"{text:{'>' if number else '<'}{max(map(len, column))}}" for text in column]
               for number, column in enumerate(columns)]
     return [f"  {'  '.join(line)}".rstrip() for line in zip(*padded, strict=True)]
@@ -178,7 +177,7 @@ def _table(cells: Sequence[dict[str, str]]) -> list[str]:
 
 def table(advice: Advice) -> pd.DataFrame:
     """Return the devices as people read them; columns that say nothing are left out."""
-    return advice.table[list(_SHOWN)].rename(columns=_SHOWN).dropna(axis=1, how="all")
+    return advice.table[list(SHOWN)].rename(columns=SHOWN).dropna(axis=1, how="all")
 
 
 def text(advice: Advice) -> str:
@@ -203,10 +202,9 @@ def _notes(advice: Advice) -> list[str]:
     shown, dtype = advice.table, advice.captured.query.dtype
     works = {answer.predictor.device_type: answer.work for answer in advice.answers}
 
-    def listed(name: str) -> str:
+    def listed(name):
         return choices(dict.fromkeys(part for kind in sorted(works) for part in getattr(works[kind], name)))
 
-    gpus = shown[~shown["device"].str.match("cpu(@|$)")]
     strange = choices(answer.predictor.device for answer in advice.answers if answer.is_widened)
     unknown, uncounted, branches = map(listed, ("not_modelled", "uncounted", "branches"))
     resident = [f"{row.device}: resident memory of a fresh process, beyond Python and torch: {row.rss_mb:,.0f} MB "
@@ -219,7 +217,7 @@ def _notes(advice: Advice) -> list[str]:
         f"its control flow depends on values ({branches}): the branch of random inputs was taken": branches,
         **dict.fromkeys(resident, True),
         "fp32 on GPUs is computed as fp32, as everything is measured here: with TF32, which torch allows in convolutions "
-        "unless told otherwise, they may be faster": len(gpus) and dtype == "fp32",
+        "unless told otherwise, they may be faster": "cuda" in works and dtype == "fp32",
         "nobody measured the host that launches the kernels of "
         f"{strange}: ranges include launches of {HOST_MS[1] / HOST_MS[0]:g} to {HOST_MS[2] / HOST_MS[0]:g} times the "
         "usual": strange,
@@ -248,19 +246,19 @@ def answer(**query) -> tuple[pd.DataFrame, str]:
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
-def on_this_cpu(predictor: Predictor, times: Mapping[str, float], speed: Speed) -> Row:
+def on_this_cpu(predictor: registry.Predictor, times: Mapping[str, float], speed: Speed) -> Row:
     """Return the CPU's time at its usual speed (``usual_ms``), now, and its range here (``Speed.expected``)."""
-    learned = predictor.model.facts.get("processor_speed", {})  # when this machine was calibrated
-    now = replace(speed, usual_ms=learned["usual_ms"]) if learned else speed
-    more = {"elasticity": learned["elasticity"]} if learned else {}
-    return {"usual_ms": times["predicted_ms"], **now.expected(**times, **more), "speed": now.share, "looks": now.looks}
+    usual = {"usual_ms": speed.usual_ms, "elasticity": ELASTICITY}
+    learned = predictor.model.facts.get("processor_speed", usual)  # when this machine was calibrated
+    now = replace(speed, usual_ms=learned["usual_ms"])
+    return {"usual_ms": times["predicted_ms"], **now.expected(**times, elasticity=learned["elasticity"]), "speed": now.share,
+            "looks": now.looks}
 
 
 def expected(advice: Advice, speed: Speed) -> Row:
     """Return ``on_this_cpu`` of an answer that has a CPU."""
-    row = advice.table[advice.table["device"] == "cpu"].iloc[0]
-    return on_this_cpu(advice.of("cpu").predictor, {name: float(row[name]) for name in ("predicted_ms", "low_ms", "high_ms")},
-                       speed)
+    cpu = advice.of("cpu")
+    return on_this_cpu(cpu.predictor, cpu.estimate.times, speed)
 
 
 def _here(advice: Advice, speed: Speed) -> str:
@@ -278,23 +276,23 @@ def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
             if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def cpu_load_note(advice: Advice, reading: load.Load | None = None, brief: bool = False, speed: Speed | None = None) -> str:
+def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``reading``: the load a moment ago (default: it is measured now). ``brief``: in few words. ``speed``: the processor's, from
-    which follow the time to expect now and the range usual here.
+    ``free``: cores that they left free a moment ago. ``brief``: in few words. ``speed``: the processor's, from which follow the
+    time to expect now and the range usual here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
         return ""
-    threads, free = torch.get_num_threads(), load.cores_left(reading) if reading else load.free_cores()
+    threads = torch.get_num_threads()
     idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
     if brief:
         busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if free < threads else ""
         return f"The CPU's time is that of {idle}{busy}." + (f" {_here(advice, speed)}" if speed else "")
     text = (f"{_here(advice, speed)}\n" if speed else "") + f"cpu: the time is that of {idle}"
     if cpu.predictor.is_unscaled:
-        is_doubtful = bool(cpu.predictor.model.facts.get(DOUBTFUL))
+        is_doubtful = bool(cpu.predictor.model.facts.get(transfer_cpu.DOUBTFUL))
         doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
         text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
     if free >= threads:
@@ -320,17 +318,12 @@ def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = No
     if verified:
         more |= {"verified_ms": verified[0],
                  "changes": [{name: getattr(change, name) for name in names} for change in verified[1]]}
-    rows = [row | more if row["device"] == "cpu" else row for row in rows]
-    return plain(rows)
+    return plain([row | more if row["device"] == "cpu" else row for row in rows])
 
 
 def plain(value: Any) -> Any:
     """Return a value with null in place of every number that JSON does not have."""
-    if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    return None if value is pd.NA or (isinstance(value, float) and not math.isfinite(value)) else value
+    return to_jsonable_python(value, inf_nan_mode="null", fallback={pd.NA: None}.__getitem__)
 
 
 def changes(suggested: Sequence[Change]) -> str:

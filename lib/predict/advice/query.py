@@ -14,7 +14,8 @@ from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices, entry
 from lib.measure import worker
 from lib.measure.networks import allocator
-from lib.predict import boards, parallel, registry, steps
+from lib.measure.networks.case import Case
+from lib.predict import boards, parallel, registry, scores, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
 from lib.predict.cards import whole_networks
@@ -25,17 +26,15 @@ from lib.predict.networks.runtimes import RuntimeCondition
 from lib.predict.networks.step import STEP_PHASES, Step
 from lib.predict.networks.work import Work
 from lib.predict.power import energy, limits
-from lib.predict.registry import Predictor
-from lib.predict.scores import OUTSIDE
 from lib.predict.trust import quote
 from lib.work import dtypes, networks
 from lib.work.graph import capture, ops
 
-COLUMNS = ("device", "source", "predicted_ms", "low_ms", "high_ms", "images_per_sec", "predicted_gbps", "memory_mb", "bound",
-           "below_roof", "out_of_range", "fits", "measured_ms", "price_per_million", "dtype", "energy_j", "energy_low_j",
-           "energy_high_j", "energy_share", "energy_source", "latency_type", "widened", "prepare_s", "rss_mb", "rss_low_mb",
-           "rss_high_mb", *limits.COLUMNS, *quote.COLUMNS, *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms",
-           "scaling_efficiency", *parallel.TERMS, "not_modelled", "flops_not_known")
+COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_gbps memory_mb bound below_roof out_of_range "
+            "fits measured_ms price_per_million dtype energy_j energy_low_j energy_high_j energy_share energy_source "
+            "latency_type widened prepare_s rss_mb rss_low_mb rss_high_mb".split(), *limits.COLUMNS, *quote.COLUMNS,
+           *(f"{name}_ms" for name in STEP_PHASES), "parallel_ms", "scaling_efficiency", *parallel.TERMS, "not_modelled",
+           "flops_not_known")
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 INT8 = "int8"  # of a quantised network, captured in fp32
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
@@ -83,6 +82,11 @@ class Query:
         """Return the network with the batch of a GPU; InputError if it cannot be built."""
         return networks.network(self.model, batch_size or self.batch_per_gpu, self.input_shape)
 
+    def case(self, batch_size: int) -> Case:
+        """Return what is measured of it on this machine."""
+        return Case(self.model, self.mode, batch_size, self.input_shape, self.dtype, self.layout == "channels_last",
+                    self.compiled, self.runtime, self.threads, self.instances)
+
     @property
     def is_plain(self) -> bool:
         """Return whether torch runs the network eagerly, on all threads, its images in the default layout."""
@@ -94,6 +98,13 @@ class Query:
         return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
 
     @property
+    def words(self) -> list[str]:
+        """Return how its passes run."""
+        if self.is_for_cpu:
+            return [self.runtime_condition.words]
+        return [self.dtype, *[self.layout] * (self.layout != "contiguous"), *["compiled"] * self.compiled]
+
+    @property
     def runtime_condition(self) -> RuntimeCondition:
         """Return how its passes run on a CPU."""
         threads = 0 if self.threads == worker.usable_cores() else self.threads
@@ -102,9 +113,9 @@ class Query:
 
 def cached_with_errors(call: Callable) -> Callable:
     """Cache a function's results and its exceptions by argument."""
-    outcomes: dict[tuple, tuple[Any, Exception | None]] = {}
+    outcomes = {}
 
-    def outcome(*given: Any) -> Any:
+    def outcome(*given):
         if given not in outcomes:
             try:
                 outcomes[given] = call(*given), None
@@ -124,12 +135,10 @@ class CapturedQuery:
     """
 
     def __init__(self, query: Query):
-        if query.dtype not in _DTYPES:
-            raise InputError(f"no element type {query.dtype!r}; there are: {choices(_DTYPES)}")
-        if query.mode not in ops.MODES:
-            raise InputError(f"no mode {query.mode!r}; there are: {choices(ops.MODES)}")
+        for noun, name, names in (("element type", query.dtype, _DTYPES), ("mode", query.mode, ops.MODES),
+                                  ("runtime", query.runtime, RUNTIMES)):
+            entry(dict.fromkeys(names), name, noun)
         query.check_gpus()
-        entry(dict.fromkeys(RUNTIMES), query.runtime, "runtime")
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)
         module = cache(lambda: capture.prepared(network))
@@ -168,7 +177,7 @@ class CapturedQuery:
         return self if self.query.dtype in ("fp32", INT8) else self._in_fp32().with_changes(batch_size=self.batch_size, gpus=1)
 
 
-def _interpolated(captured: Callable[[int, str], Work], usual: int, batch_size: int, device_type: str) -> Work:
+def _interpolated(captured: Callable, usual: int, batch_size: int, device_type: str) -> Work:
     base = max(_LEAST_BATCH, usual)
     if batch_size in (usual, base, 2 * base):
         return captured(batch_size, device_type)
@@ -199,7 +208,7 @@ class Answer:
     """
 
     captured: CapturedQuery
-    predictor: Predictor
+    predictor: registry.Predictor
     batch_size: int = 0
     memory: str = "default"
 
@@ -222,7 +231,8 @@ class Answer:
         return whole_networks.condition_of(card, query.dtype, query.mode, query.layout, query.compiled)
 
     @property
-    def _is_of_fp32_model(self) -> bool:
+    def is_of_fp32_model(self) -> bool:
+        """Return whether this machine's CPU answers by its fp32 model."""
         return self.predictor.device == "cpu" and self.predictor.model.facts["dtype"] == "fp32"
 
     @property
@@ -230,13 +240,13 @@ class Answer:
         """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
         query = self.query
         is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_for_cpu
-        return self._is_of_fp32_model and not is_default
+        return self.is_of_fp32_model and not is_default
 
     @property
     def uses_runtime(self) -> bool:
         """Return whether this CPU's answer is that of another runtime, int8, torch.compile, threads or instances."""
         query = self.query
-        return self._is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
+        return self.is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
             (query.mode, query.layout) == ("infer", "contiguous")
 
     @property
@@ -370,19 +380,15 @@ class Answer:
         return runtimes.answer(self._in_fp32, self._runtime_terms, self.eager, way)
 
     def _by_runtime(self) -> Estimate:
-        known, base = self.runtime(self.query.runtime_condition), self.eager["default"]
-        return replace(base, predicted_ms=known.predicted_ms, low_ms=known.low_ms, high_ms=known.high_ms,
-                       provenance=replace(base.provenance, runtime=known))
+        runtime, base = self.runtime(self.query.runtime_condition), self.eager["default"]
+        return replace(base, predicted_ms=runtime.predicted_ms, low_ms=runtime.low_ms, high_ms=runtime.high_ms,
+                       provenance=replace(base.provenance, runtime=runtime))
 
     def _by_gain(self) -> Estimate:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
         gain = self.gain(self.query.dtype, self.query.layout)
-        predicted_ms, gain_half = base.predicted_ms / gain.gain, math.log(gain.high / gain.gain)
-        below, above = (math.exp(math.hypot(math.log(end / base.predicted_ms), gain_half))
-                        for end in (base.low_ms, base.high_ms))
-        return replace(base, predicted_ms=predicted_ms, low_ms=predicted_ms / below, high_ms=predicted_ms * above,
-                       provenance=replace(base.provenance, gain=gain))
+        return base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -393,11 +399,11 @@ class Answer:
         rate = gpus * self.query.instances * work.batch_size / estimate.predicted_ms * 1e3
         price, resident_mb = predictor.price_per_hour, self._resident_mb()
         branches = [f"values at {place} (those of random inputs)" for place in work.branches]
-        return {"device": predictor.device, "source": predictor.source(passes), "predicted_ms": estimate.predicted_ms,
-                "low_ms": estimate.low_ms, "high_ms": estimate.high_ms, "images_per_sec": rate, "memory_mb": self.memory_mb,
+        return {"device": predictor.device, "source": predictor.source(passes), **estimate.times, "images_per_sec": rate,
+                "memory_mb": self.memory_mb,
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
-                "out_of_range": bool(passes.outside > OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
+                "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
                                      or (runtime and runtime.is_borrowed)),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
@@ -420,10 +426,11 @@ class Answer:
 
     def _bound(self) -> str:
         """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
-        if self.passes.parallel_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+        dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
+        if self.passes.parallel_ms > dominant_ms:
             return self.query.parallel
-        parts, longest = getattr(self.estimate, "parts", {}), getattr(self.estimate, "longest", "")
-        if longest in _HOST and parts[longest].predicted_ms > registry.DOMINANT_SHARE * self.estimate.predicted_ms:
+        longest = getattr(self.estimate, "longest", "")
+        if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
         return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
 
@@ -437,9 +444,7 @@ class Answer:
         table = self.predictor.measured_networks
         if table is None:
             return math.nan
-        case = {"network": query.model, "mode": query.mode, "batch_size": batch_size, "dtype": query.dtype,
-                "input_shape": query.input_shape, "channels_last": query.layout == "channels_last",
-                "compiled": query.compiled, "runtime": query.runtime, "instances": query.instances, "status": "ok",
-                "memory": "default"}
+        case = vars(query.case(batch_size)) | {"status": "ok", "memory": "default"}
+        del case["threads"]  # of the table they are those of the model
         same = table[np.logical_and.reduce([table[name] == value for name, value in case.items()])]
         return float(same["latency_ms"].iloc[-1]) if len(same) else math.nan

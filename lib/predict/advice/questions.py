@@ -19,11 +19,11 @@ from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
 
-FIELDS = ("model", "batch_size", "device", "mode", "dtype", "input", "layout", "compile", "gpus", "parallel", "runtime",
-          "threads", "instances")
+FIELDS = "model batch_size device mode dtype input layout compile gpus parallel runtime threads instances".split()
+_NAMES = {"input": "input_shape", "compile": "compiled"}  # of fields of a query that are called otherwise
 _NUMBERS = ("batch_size", "gpus", "threads", "instances")
 COLUMNS = ("question", *FIELDS, *(name for name in advise.COLUMNS if name not in FIELDS), "error")
-_APART = ("layout", "compiled", "gpus", "parallel", "runtime", "threads", "instances")  # of a query; captures do not depend on
+_APART = "layout compiled gpus parallel runtime threads instances".split()  # of a query; captures do not depend on
 _FEW = 2  # batch sizes of a network, beside single samples, up to which each is captured
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _LARGEST_DIGITS = 9
@@ -41,11 +41,9 @@ class Question:
     @property
     def columns(self) -> dict[str, Any]:
         """Return the question as columns of the answer."""
-        query = self.query
-        return {"question": self.number, "model": query.model, "batch_size": query.batch_size or None, "device": self.device,
-                "mode": query.mode, "dtype": query.dtype, "input": query.input_shape, "layout": query.layout,
-                "compile": query.compiled, "gpus": query.gpus, "parallel": query.parallel, "runtime": query.runtime,
-                "threads": query.threads or None, "instances": query.instances}
+        query = {name: getattr(self.query, _NAMES.get(name, name)) for name in FIELDS if name != "device"}
+        return {"question": self.number, "device": self.device, **query, "batch_size": query["batch_size"] or None,
+                "threads": query["threads"] or None}
 
     @property
     def shared(self) -> Query:
@@ -60,42 +58,41 @@ def read(path: Path, usual: Query | None = None, devices: Iterable[str] = ()) ->
     no such table; a wrong row becomes a Question with its error.
     """
     header, *rows = csv_files.rows(csv_files.text(path), path, skipinitialspace=True)
-    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual, devices)
+    return _questions(pd.DataFrame(rows, columns=header, dtype=str), str(path), usual or Query(""), devices)
 
 
-def from_table(table: pd.DataFrame, usual: Query | None = None, devices: Iterable[str] = ()) -> list[Question]:
+def from_table(table: pd.DataFrame) -> list[Question]:
     """Take questions from a table as ``read`` does from a file."""
-    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", usual, devices)
+    return _questions(table.astype(object).where(table.notna(), "").astype(str), "the questions", Query(""), ())
 
 
-def _questions(texts: pd.DataFrame, where: str, usual: Query | None, devices: Iterable[str]) -> list[Question]:
+def _questions(texts: pd.DataFrame, where: str, usual: Query, devices: Iterable[str]) -> list[Question]:
     unknown = sorted(set(texts) - set(FIELDS))
     if unknown or "model" not in texts:
         missing = "" if "model" in texts else "missing the column model; "
         raise InputError(f"{where}: {missing}unknown columns [{choices(unknown)}]; it takes: {choices(FIELDS)}")
     if texts.empty:
         raise InputError(f"{where} has no row")
-    questions = [_question(number, row, usual or Query("")) for number, row in enumerate(texts.to_dict("records"), start=1)]
+    questions = [_question(number, row, usual) for number, row in enumerate(texts.to_dict("records"), start=1)]
     return [replace(question, device=device) for question in questions
             for device in ([question.device] if question.device else list(devices) or [""])]
 
 
 def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
-    texts = {name: row.get(name, "").strip() for name in FIELDS}
-    numbers, compiled, error = {}, texts["compile"].lower(), ""
+    texts, error = {name: row.get(name, "").strip() for name in FIELDS}, ""
+    values = {**texts, "compile": _TRUTH.get(texts["compile"].lower())}
     for name in _NUMBERS:
         text = texts[name].removesuffix(".0")  # 8.0: beside empty cells
         if text and not (text.isascii() and text.isdigit() and 0 < int(text[:_LARGEST_DIGITS + 1]) < 10**_LARGEST_DIGITS):
             error, text = f"{name} {texts[name]!r} is no whole number of 1 or more", ""
-        numbers[name] = int(text or 0)
+        values[name] = int(text or 0)
     if not texts["model"]:
         error = "it names no model"
-    if compiled and compiled not in _TRUTH:
+    if texts["compile"] and values["compile"] is None:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    given = {"input_shape": texts["input"], "compiled": _TRUTH.get(compiled), **numbers,
-             **{name: texts[name] for name in ("model", "mode", "dtype", "layout", "parallel", "runtime")}}
-    stated = {name: value for name, value in given.items() if value or value is False}
-    return Question(number, replace(usual, **stated), texts["device"], error)
+    device = values.pop("device")
+    stated = {_NAMES.get(name, name): value for name, value in values.items() if value or value is False}
+    return Question(number, replace(usual, **stated), device, error)
 
 
 def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFrame:
@@ -107,10 +104,10 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
     models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
-    for query, same in track(list(groups.items()), "networks"):
+    for query, same in track(groups.items(), "networks"):
         at = _captures(query, {question.query.batch_per_gpu for question in same})
-        on_cpu = [question for question in same if question.device.partition("@")[0] in ("", "cpu")]
-        for batch in sorted({question.query.batch_per_gpu for question in on_cpu}):
+        for batch in sorted({question.query.batch_per_gpu for question in same
+                             if question.device.partition("@")[0] in ("", "cpu")}):
             with suppress(Exception):  # each question tells its own error
                 at(batch).scaled(batch)  # its allocations are replayed in the background meanwhile
         for question in same:

@@ -1,20 +1,20 @@
 """What would make a network faster on one device: the predicted gain of each change, and the gain measured on this machine."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 
-from lib.config.definitions import RUNTIMES, load_devices
+from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.networks import allocator
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
-from lib.predict.advice.query import INT8, Answer, CapturedQuery
+from lib.predict.advice.query import INT8, Answer, CapturedQuery, Query
 from lib.predict.cards.whole_networks import gain
 from lib.predict.networks import runtimes
 from lib.predict.power import limits
@@ -24,7 +24,7 @@ _RUNTIMES = 3  # that are suggested
 _BUDGET_S = 2.0  # of measuring one change
 RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
 _SLOWER, _STEP_W = 1.1, 5.0  # times as long may a step take under a suggested power limit; the distance of limits compared
-_FUSED = ("activation", "elementwise", "batch_norm", "copy", "cat")  # families that a compiler fuses into others
+_FUSED = "activation elementwise batch_norm copy cat".split()  # families that a compiler fuses into others
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Change:
     @property
     def options(self) -> str:
         """Return the options of ``advise`` that ask for another runtime; empty for other changes."""
-        given = {"--runtime": self.settings.get("runtime", RUNTIMES[0]), "--dtype": self.settings.get("dtype", "fp32"),
-                 "--threads": self.settings.get("threads", 0), "--instances": self.settings.get("instances", 1)}
-        usual = (RUNTIMES[0], "fp32", 0, 1)
-        texts = [f"{name} {value}" for (name, value), other in zip(given.items(), usual, strict=True) if value != other]
-        return " ".join(["--compile"] * self.settings.get("compiled", False) + texts) if "runtime" in self.settings else ""
+        if "runtime" not in self.settings:
+            return ""
+        texts = [f"--{name} {self.settings[name]}" for name in ("runtime", "dtype", "threads", "instances")
+                 if self.settings[name] != getattr(Query, name)]
+        return " ".join(["--compile"] * self.settings["compiled"] + texts)
 
 
 def suggestions(advice: Advice) -> list[Change]:
@@ -60,11 +60,9 @@ def suggestions(advice: Advice) -> list[Change]:
 
 def changes(answer: Answer) -> list[Change]:
     """Return what could be changed on one device, with the gain in images a second that its model predicts."""
-    query = answer.query
-    suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer)]
-    others = _runtimes(answer)
-    suggested += others
-    if not query.compiled and not others:
+    query, other_runtimes = answer.query, _runtimes(answer)
+    suggested = [*filter(None, [retained_memory(answer)]), *_larger_batches(answer), *other_runtimes]
+    if not query.compiled and not other_runtimes:
         operators = answer.passes.operators
         fused = operators["cost_ms"][operators["op"].isin(_FUSED)].sum() / operators["cost_ms"].sum()
         suggested.append(_learned(answer, Change("torch.compile", math.nan, "not predicted; operators that it could fuse take "
@@ -72,8 +70,8 @@ def changes(answer: Answer) -> list[Change]:
     if query.layout == "contiguous" and not query.is_for_cpu and any(entry.is_picture for entry in query.network().batch):
         suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
                                                   "this layout", {"layout": "channels_last"})))
-    half = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
-    return [*suggested, *half, *_power_limit(answer)]
+    in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
+    return [*suggested, *in_bf16, *_power_limit(answer)]
 
 
 def _runtimes(answer: Answer) -> list[Change]:
@@ -82,8 +80,7 @@ def _runtimes(answer: Answer) -> list[Change]:
     Each runtime and element type is there once, with its best number of threads and processes.
     """
     query, best = answer.query, {}
-    of_fp32 = answer.predictor.device == "cpu" and answer.predictor.model.facts["dtype"] == "fp32"
-    if not of_fp32 or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
+    if not answer.is_of_fp32_model or answer.uses_gain or (query.mode, query.layout) != ("infer", "contiguous"):
         return []
     before_ms = answer.passes.predicted_ms / query.instances
     for way in runtimes.known():
@@ -100,11 +97,11 @@ def _runtimes(answer: Answer) -> list[Change]:
 def _learned(answer: Answer, change: Change) -> Change:
     """Return a change with the gain of whole networks that ran both ways on the device; unchanged without any."""
     before = {name: getattr(answer.query, name) for name in ("dtype", "mode", "layout", "compiled")}
-    after, predictor = {**before, **change.settings}, answer.predictor
+    after = before | change.settings
     if answer.condition:
-        learned = gain(predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
+        learned = gain(answer.predictor.card, answer.captured.kernel_rows, answer.captured.batch_size, before, after)
         return replace(change, predicted_gain=learned[0], why=learned[1]) if learned else change
-    if predictor.device != "cpu" or after["compiled"] or predictor.model.facts["dtype"] != "fp32":
+    if not answer.is_of_fp32_model or after["compiled"]:
         return change  # gains are over fp32
     try:
         way = answer.gain(after["dtype"], after["layout"])
@@ -141,8 +138,8 @@ def _power_limit(answer: Answer) -> Iterator[Change]:
         saving = [ratios for ratios in map(answer.ratios, np.arange(card.least_power_w, card.power_w, _STEP_W))
                   if ratios["time_ratio"] <= _SLOWER and ratios["energy_ratio_high"] < 1]
         for best in sorted(saving, key=itemgetter("energy_ratio"))[:1]:
-            change = {"power_limit_w": best["power_limit_w"]}
-            yield Change("nvidia-smi -pl {power_limit_w:g}".format(**change), 1 / best["time_ratio"], limits.text(best), change)
+            limit_w = best["power_limit_w"]
+            yield Change(f"nvidia-smi -pl {limit_w:g}", 1 / best["time_ratio"], limits.text(best), {"power_limit_w": limit_w})
 
 
 def _half_precision(answer: Answer) -> Change:
@@ -154,12 +151,12 @@ def _half_precision(answer: Answer) -> Change:
     except InputError as error:
         return replace(change, why=f"not predicted: {error}")
     batch_size = answer.captured.batch_size * answer.query.gpus
-    half = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
-    return replace(change, predicted_gain=answer.estimate.predicted_ms / half.estimate.predicted_ms,
-                   why=f"by the bf16 model, {other.source(half.passes)}")
+    in_bf16 = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
+    return replace(change, predicted_gain=answer.estimate.predicted_ms / in_bf16.estimate.predicted_ms,
+                   why=f"by the bf16 model, {other.source(in_bf16.passes)}")
 
 
-def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[Change]]:
+def verified(advice: Advice, suggested: Sequence[Change]) -> tuple[float, list[Change]]:
     """Measure the query and each change on this machine's CPU, a fresh process each; return the ms and the changes with gains.
 
     A gain is in images a second. Of a training step, forward and backward are measured and the rest is predicted. A change that
@@ -172,7 +169,7 @@ def verified(advice: Advice, suggested: Iterable[Change]) -> tuple[float, list[C
     base_ms = _median_ms(answer, {})
     if isinstance(base_ms, str):
         raise InputError(f"{answer.query.model} cannot be measured on cpu: {base_ms}")
-    return base_ms, [_verified(answer, change, base_ms) for change in track(list(suggested), "verify")]
+    return base_ms, [_verified(answer, change, base_ms) for change in track(suggested, "verify")]
 
 
 def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
@@ -192,12 +189,11 @@ def _verified(answer: Answer, change: Change, base_ms: float) -> Change:
 def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
     """Return the median time of a changed query in a process of its own, or the reason why there is none."""
     from lib.measure.networks import end_to_end
-    from lib.measure.networks.case import Case
 
-    memory, fields = settings.get("memory", "default"), {name: value for name, value in settings.items() if name != "memory"}
-    query = replace(answer.query, **{"batch_size": answer.captured.batch_size, **fields})
-    case = Case(query.model, query.mode, query.batch_size, query.input_shape, query.dtype, query.layout == "channels_last",
-                query.compiled, query.runtime, query.threads, query.instances)
+    fields = {"batch_size": answer.captured.batch_size, "memory": "default", **settings}
+    memory = fields.pop("memory")
+    query = replace(answer.query, **fields)
+    case = query.case(query.batch_size)
     visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
     return visit.reason or float(np.median(visit.samples_ms))
 

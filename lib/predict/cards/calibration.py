@@ -12,16 +12,13 @@ from lib import store
 from lib.errors import InputError, choices
 from lib.measure.published import whole_networks
 from lib.measure.statistics import is_usable
-from lib.predict import boards
-from lib.predict.cards import card_model, fitting, learning, rows
+from lib.predict import boards, scores
+from lib.predict.cards import card_model, features, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import Condition, version
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.whole_networks import LAYOUTS, condition_of
 from lib.predict.operators.validation import half_interval, worse
-from lib.predict.scores import score
 from lib.work import networks
-from lib.work.networks import Network
 
 LEAST = 10  # networks: of fewer errors, not even the largest bounds 90 % of new ones
 _COLUMNS = ["network", "image_size", "module", "batch_size", "latency_ms", *learning.CONDITION]
@@ -64,7 +61,7 @@ def read(path: Path) -> pd.DataFrame:
     return table
 
 
-def _images(name: str, sample: str) -> Network:
+def _images(name: str, sample: str) -> networks.Network:
     """Return a network that takes images; InputError for another."""
     network = networks.network(name, rows.BATCH, sample)
     if len(network.shape) != 4:  # noqa: PLR2004 - batch, channels, height, width
@@ -76,13 +73,13 @@ def _cases(start: CardModel, table: pd.DataFrame) -> list[ConditionNetworks]:
     """Return the networks of each condition, with the weights of the one most like it: of the same torch or the newest."""
     parts = []
     for values, part in table.groupby(learning.CONDITION):
-        wanted = Condition(*values)
+        wanted = features.Condition(*values)
         layout = next(name for name, short in LAYOUTS.items() if short == wanted.layout)
         how = (start, "bf16" if "bf16" in wanted.precision else "fp16", wanted.mode, layout, wanted.compiled)
         like = condition_of(*how, wanted.torch) or condition_of(*how)
         if like is None:
             raise InputError(f"no card was measured under {wanted.name}, from which {start.device} could start; there are: "
-                             f"{choices(known.name for known in start.conditions)}")
+                             f"{choices(condition.name for condition in start.conditions)}")
         measured = replace(wanted, torch=wanted.torch or like.torch)
         parts.append(ConditionNetworks(part.reset_index(drop=True), measured, start.chip, learning.shared(wanted),
                                        start.conditions[like].weights))
@@ -106,7 +103,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
         raise InputError(f"{device} cannot be calibrated: params/devices.yaml needs an entry with matrix units and an fp16 "
                          "rate")
     start = replace(start, shared_model=None)  # it holds at sustained rates, a card's own weights at its vendor's
-    table = pd.concat([read(path) for path in files_of_networks], ignore_index=True)
+    table = pd.concat(map(read, files_of_networks), ignore_index=True)
     names = table[["network", "image_size"]]
     captures, reasons = rows.of_networks(names.itertuples(index=False, name=None), _images)
     table = learning.with_rows(table, captures)
@@ -117,7 +114,7 @@ def calibrate(device: str, files_of_networks: Sequence[Path]) -> Calibrated:
     parts = _cases(start, table)
     before = pd.concat([part.predicted(part.start) for part in parts])
     after = learning.left_out(parts, _shifted)
-    scored = [score(np.exp(part["log_ms"]), np.exp(part["log_predicted"])) for part in (before, after)]
+    scored = [scores.score(np.exp(part["log_ms"]), np.exp(part["log_predicted"])) for part in (before, after)]
     if worse(*scored):
         raise InputError(f"the calibration did not help: families left out err by {scored[1]['mape']:.0f} % after it, by "
                          f"{scored[0]['mape']:.0f} % before; nothing is saved")
@@ -132,12 +129,12 @@ def _corrected(start: CardModel, parts: Sequence[ConditionNetworks], left_out: p
     measured networks.
     """
     shift, half = fitting.shift(parts), half_interval(learning.error(left_out))
-    newest = max((part.condition.torch for part in parts), key=version)
+    newest = max((part.condition.torch for part in parts), key=features.version)
     measured, fitted = {part.condition.name_without_torch for part in parts}, {}
-    for condition in sorted(start.conditions, key=lambda known: version(known.torch)):  # of those alike the newest stands
+    for condition in sorted(start.conditions, key=lambda condition: features.version(condition.torch)):  # the newest stands
         before = start.conditions[condition]
-        if condition.mode not in {part.condition.mode for part in parts}:
-            continue  # the shared model keeps answering
+        if condition.mode == "train":
+            continue  # the shared model keeps answering: files have inference alone
         shifted = replace(before, weights=before.weights + shift, corrected=networks_used)
         if shifted.basis != "others":
             fitted[condition] = shifted

@@ -12,7 +12,6 @@ import pandas as pd
 
 from lib.predict import held_out
 from lib.predict.cards import card_model
-from lib.predict.cards.card_model import ANY
 from lib.predict.cards.features import Condition, version
 from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
 from lib.predict.operators.validation import half_interval
@@ -21,20 +20,20 @@ from lib.predict.scores import score_draws, score_gains
 _LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
 _HOLDS = 0.86  # of a nominal 0.9
 _AUTOCAST = {"amp_fp16", "amp_bf16"}
-_KEYS = ["device", "what", "kind", "mode", "condition", "left_out"]
+_KEYS = "device what kind mode condition left_out".split()
 
 
 def table(predicted: pd.DataFrame) -> pd.DataFrame:
     """Return a card's networks, each predicted without its family (``learning.left_out``), as rows ``held_out``."""
     half = pd.Series(np.nan, predicted.index)
     for _, part in predicted.groupby("condition"):
-        half[part.index] = _intervals_of(part, part["log_ms"] - part["log_predicted"])[0]
+        half[part.index] = intervals(part["log_ms"] - part["log_predicted"], part)[0]
     return rows(predicted.assign(half=half), what=NETWORKS, left_out="families of timm")
 
 
 def rows(part: pd.DataFrame, **values) -> pd.DataFrame:
     """Return rows ``held_out`` of networks with ``log_ms, log_predicted, half`` (of their interval), ``module, condition``."""
-    names = ("device", "kind", "condition", "batch_size", "fold", "networks", "draw")
+    names = "device kind condition batch_size fold networks draw".split()
     low, predicted, high = (np.exp(part["log_predicted"] + sign * part["half"]) for sign in (-1, 0, 1))
     return held_out.frame(
         **{name: part[name] for name in names if name in part}, **values, **card_model.SOURCE, group=part["module"],
@@ -48,12 +47,14 @@ def fold_halves(error: np.ndarray, fold: np.ndarray) -> np.ndarray:
     return np.array([halves[number] for number in fold])
 
 
-def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
+def intervals(error: pd.Series, part: pd.DataFrame) -> tuple[np.ndarray, dict[str, float]]:
     """Return the half width of each log error's interval, see ``fold_halves``, and the half widths for new networks by kind.
 
-    A kind gets its own interval under two conditions. At least _LEAST of its networks lie outside of each fold. The interval
-    covers _HOLDS of its held-out networks, or as many as the common interval does.
+    ``part`` has ``fold`` and ``kind`` of each error. A kind gets its own interval under two conditions. At least _LEAST of its
+    networks lie outside of each fold. The interval covers _HOLDS of its held-out networks, or as many as the common interval
+    does.
     """
+    error, fold, kind = error.to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str)
     half, of_kinds = fold_halves(error, fold), {ALL: half_interval(error)}
     for name in np.unique(kind):
         alike = kind == name
@@ -62,10 +63,6 @@ def intervals(error: np.ndarray, fold: np.ndarray, kind: np.ndarray) -> tuple[np
             if (size <= narrow).mean() >= min(_HOLDS, (size <= half[alike]).mean()):
                 half[alike], of_kinds[str(name)] = narrow, half_interval(error[alike])
     return half, of_kinds
-
-
-def _intervals_of(part: pd.DataFrame, error: pd.Series) -> tuple[np.ndarray, dict[str, float]]:
-    return intervals(error.to_numpy(float), part["fold"].to_numpy(int), part["kind"].to_numpy(str))
 
 
 def scores(device: str, what: str) -> pd.DataFrame:
@@ -94,24 +91,23 @@ def _halves(model: Path, condition: str, _: int) -> dict[str, float]:
     table = held_out.load(model)
     part = table[(table["what"] == NETWORKS) & (table["condition"] == condition)]
     measured, predicted = (np.log(part[name].astype(float)) for name in ("measured", "predicted"))
-    return _intervals_of(part, measured - predicted)[1] if len(part) else {}
+    return intervals(measured - predicted, part)[1] if len(part) else {}
 
 
 @cache
 def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
-    table, shared = held_out.load(model), model.stem == ANY
+    table, shared = held_out.load(model), model.stem == card_model.ANY
     if what == GAINS:
         return pd.DataFrame([{"device": model.stem, "what": GAINS, "kind": ALL, "mode": before.mode, "torch": before.torch,
                               "before": before.name_without_torch, "after": after.name_without_torch,
                               **score_draws(part, ["left_out"], score_gains).iloc[0]}
                              for before, after, part in gains(table[table["what"] != CORRECTED_CARDS])])
     if what == NOISE:
-        views = list(measured_again(table[table["what"] == NETWORKS]))
-        return score_draws(pd.concat(views, ignore_index=True), _KEYS) if views else pd.DataFrame(columns=_KEYS)
+        return score_draws(pd.concat([table[:0], *measured_again(table[table["what"] == NETWORKS])]), _KEYS)
     of_cards_left_out = shared and what == NETWORKS
     table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
     kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
-    view = table.assign(what=what, kind=kind, **{"device": ANY} if of_cards_left_out else {})
+    view = table.assign(what=what, kind=kind, **{"device": card_model.ANY} if of_cards_left_out else {})
     return score_draws(view if shared or what != NETWORKS else pd.concat([view, table]), _KEYS)
 
 
@@ -124,8 +120,8 @@ def changes(conditions: Iterable[Condition]) -> Iterator[tuple[Condition, Condit
             yield before, after
 
 
-def _conditions(table: pd.DataFrame) -> list[Condition]:
-    return sorted(map(Condition.from_name, table["condition"].unique()), key=lambda condition: condition.name)
+def _conditions(table: pd.DataFrame) -> Iterator[Condition]:
+    return map(Condition.from_name, sorted(table["condition"].unique()))
 
 
 def _of_same_cases(table: pd.DataFrame, before: Condition, after: Condition, *more: str) -> pd.DataFrame:

@@ -62,9 +62,9 @@ class CardModel(Saved):
         return model
 
 
-def measured_under(condition: Condition, folder: Path | None = None) -> list[str]:
+def measured_under(condition: Condition) -> list[str]:
     """Return the cards whose networks were measured under a condition."""
-    return [device for device in files_of_cards(folder) if device != ANY and condition in of_device(device, folder).conditions]
+    return [device for device in files_of_cards() if device != ANY and condition in of_device(device).conditions]
 
 
 def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
@@ -74,8 +74,8 @@ def files_of_cards(folder: Path | None = None) -> dict[str, Path]:
 
 def of_device(device: str, folder: Path | None = None) -> CardModel | None:
     """Return the model of a card in a folder (default: that ships), or None; InputError for a damaged file."""
-    path = (folder or FOLDER) / f"{device}.json"
-    return CardModel.load(path) if path.is_file() else None
+    path = files_of_cards(folder).get(device)
+    return CardModel.load(path) if path else None
 
 
 def folder() -> Path:

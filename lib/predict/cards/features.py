@@ -121,7 +121,7 @@ def terms(table: pd.DataFrame, batch: np.ndarray | float, chip: Chip, condition:
     moving[:first, MOVING_FEATURES.index("strided"):] = 0.0  # of those that compute the other features say it
     computing = _computing(v[:first], grown[:first], compute[:first], move[:first], chip)
     numbers = (v.calls * passes, compute[:first], move, computing, moving)
-    return Terms(networks, torch.tensor(v.network.to_numpy()), *(torch.tensor(np.asarray(one, float)) for one in numbers),
+    return Terms(networks, torch.tensor(v.network.to_numpy()), *(torch.tensor(np.asarray(values, float)) for values in numbers),
                  edges)
 
 

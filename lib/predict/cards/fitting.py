@@ -12,14 +12,13 @@ import pandas as pd
 import torch
 
 from lib.predict.cards import features, kernel_sum
-from lib.predict.cards.features import COMPUTING_FEATURES, Condition, Terms
 from lib.predict.operators.chip import Chip
 
 SIGMA = 0.08  # of the log time: beyond it an error counts in proportion, not squared
 # Prior widths of intercepts, slopes and overheads; other kernels run backward, and convolutions of a kind differ more in them.
 WIDTHS = {"base": (0.25, 0.085, 1.0), "level": (0.14, 0.042, 0.5), "train": (0.28, 0.085, 0.5)}
 FAMILY_CORRELATION = {"way:compiled": 0.2}  # of the errors of one family, by level: how much less each of many networks says
-FLAGS = np.isin(COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd"))  # as wide as intercepts
+FLAGS = np.isin(features.COMPUTING_FEATURES, ("one", "window_7", "group_wide", "group_odd"))  # as wide as intercepts
 ITERATIONS, SHIFT_ITERATIONS = 150, 60
 # Prior widths of a shift by few networks: of what all computing, and all moving, is faster by, and of each weight of its own.
 TOGETHER = 0.5
@@ -35,13 +34,13 @@ class ConditionNetworks:
     """
 
     table: pd.DataFrame
-    condition: Condition
+    condition: features.Condition
     chip: Chip
     levels: tuple[str, ...] = ()
     start: np.ndarray | None = None
 
     @cached_property
-    def terms(self) -> Terms:
+    def terms(self) -> features.Terms:
         """Give the terms of all networks."""
         frames = list(self.table["rows"])
         network = np.repeat(np.arange(len(frames)), list(map(len, frames)))
@@ -59,8 +58,8 @@ class ConditionNetworks:
 
     def predicted(self, weights: np.ndarray) -> pd.DataFrame:
         """Return the table with what weights predict, ``log_predicted`` beside ``log_ms``, and the ``condition`` by name."""
-        return self.table.assign(log_ms=self.log_ms, log_predicted=kernel_sum.predict(self.terms, weights),
-                                 condition=self.condition.name)
+        log_predicted = kernel_sum.log_ms(self.terms, torch.as_tensor(weights)).numpy()
+        return self.table.assign(log_ms=self.log_ms, log_predicted=log_predicted, condition=self.condition.name)
 
 
 WeightsByCondition = Callable[[ConditionNetworks], np.ndarray]  # gives the weights of a condition
@@ -76,14 +75,13 @@ def _network_weights(cases: ConditionNetworks) -> np.ndarray:
     return 1 / (1 + (family.groupby(family).transform("size").to_numpy() - 1) * alike)
 
 
-def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable[[torch.Tensor, int], torch.Tensor], size: int,
-                   iterations: int) -> torch.Tensor:
+def _most_probable(cases: Sequence[ConditionNetworks], weights: Callable, size: int, iterations: int) -> torch.Tensor:
     """Return the mode of ``size`` standard normal numbers, of which ``weights`` makes those of each case, by its number."""
     from scipy.optimize import minimize  # fitting alone waits for it to load
 
     counts = [torch.as_tensor(_network_weights(part)) for part in cases]
 
-    def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(numbers):
         apart = torch.as_tensor(numbers).requires_grad_()
         total = 0.5 * (apart ** 2).sum()
         for number, part in enumerate(cases):
@@ -114,7 +112,7 @@ def fit(cases: Sequence[ConditionNetworks]) -> pd.DataFrame:
     width = torch.as_tensor(np.stack([_width(FLAGS, *of_level) for of_level in widths]))
     rows = [[levels.index(level) for level in ("", *part.levels)] for part in cases]
 
-    def every(apart: torch.Tensor) -> torch.Tensor:
+    def every(apart):
         return mean + width * apart.reshape(mean.shape)
 
     apart = _most_probable(cases, lambda apart, number: every(apart)[rows[number]].sum(0), mean.numel(), ITERATIONS)
@@ -134,7 +132,7 @@ def shift(cases: Sequence[ConditionNetworks]) -> np.ndarray:
                                            for name, first in kernel_sum.INTERCEPTS.items()]))
     starts = [torch.as_tensor(part.start) for part in cases]
 
-    def added(apart: torch.Tensor) -> torch.Tensor:
+    def added(apart):
         return width * apart[2:] + apart[:2] @ directions
 
     return added(_most_probable(cases, lambda apart, number: starts[number] + added(apart), kernel_sum.SIZE + 2,

@@ -47,7 +47,7 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
 
     A kernel writes tensors that other kernels read (once per element width), and tensors that nobody reads.
     """
-    readers: dict[int, set[int]] = defaultdict(set)
+    readers = defaultdict(set)
     for number, node in enumerate(nodes):
         for storage in node.read:
             readers[storage].add(number)
@@ -64,19 +64,20 @@ def rows(nodes: Sequence[Node]) -> list[dict[str, Any]]:
                     written[storage] = (elements, scales, sum(widths) or itemsize)
         kinds = {nodes[number].kind for number in members}
         kind = next((name for name, of_it in _KINDS.items() if kinds & of_it), "fused")
-        kernels.append({"kind": kind, "scales": True, **traffic(read.values(), "read"),
-                        **traffic(written.values(), "written")})
+        kernels.append({"kind": kind, "scales": True, **traffic(read.values(), written.values())})
     return kernels
 
 
-def traffic(tensors: Iterable[tuple[int, bool, int]], verb: str) -> dict[str, int]:
+def traffic(read: Iterable[tuple[int, bool, int]], written: Iterable[tuple[int, bool, int]]) -> dict[str, int]:
     """Sum tensors (elements, whether they grow with the batch, bytes an element) to columns of bytes and elements.
 
-    ``verb`` (read, written) begins the names of the columns; those that do not grow end in ``_once``.
+    Names of columns begin with ``read`` or ``written``; those that do not grow end in ``_once``.
     """
-    row = dict.fromkeys((verb, f"{verb}_once", f"{verb}_elements", f"{verb}_elements_once"), 0)
-    for elements, scales, itemsize in tensors:
-        once = "" if scales else "_once"
-        row[f"{verb}{once}"] += elements * itemsize
-        row[f"{verb}_elements{once}"] += elements
+    row = {}
+    for verb, tensors in (("read", read), ("written", written)):
+        row |= dict.fromkeys((verb, f"{verb}_once", f"{verb}_elements", f"{verb}_elements_once"), 0)
+        for elements, scales, itemsize in tensors:
+            once = "" if scales else "_once"
+            row[f"{verb}{once}"] += elements * itemsize
+            row[f"{verb}_elements{once}"] += elements
     return row

@@ -17,7 +17,7 @@ from pydantic import Field
 from lib.predict.cards.features import COMPUTING_FEATURES, MOVING_FEATURES, Terms
 from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
 from lib.predict.model_file import Count, NotNegative, array, require
-from lib.predict.networks.sums import HOST_MS, OVERLAP, launched
+from lib.predict.networks.sums import HOST_MS, OVERLAP, Range, launched
 
 SHAPES = {"computing": (len(COMPUTING), len(COMPUTING_FEATURES)), "moving": (len(KERNEL_KINDS), len(MOVING_FEATURES)),
           "overheads": (2,)}
@@ -74,11 +74,6 @@ def _both_ms(terms: Terms, weights: torch.Tensor) -> tuple[torch.Tensor, torch.T
             terms.by_network(terms.calls) * torch.exp(_split_weights(weights)[-1][0]))
 
 
-def predict(terms: Terms, weights: np.ndarray) -> np.ndarray:
-    """Return the log of the ms of each network."""
-    return log_ms(terms, torch.as_tensor(weights)).numpy()
-
-
 @dataclass(frozen=True)
 class FittedWeights:
     """The weights of one condition, half its 90 % interval in log time, its scores on families left out, its batch sizes.
@@ -106,7 +101,7 @@ class FittedWeights:
         """Give by how many networks the weights were corrected after these scores were made."""
         return 0 if self.basis == "few" else self.corrected
 
-    def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> tuple[float, float, float]:
+    def predict(self, terms: Terms, batch_size: int, half: float | None = None) -> Range:
         """Return predicted, low and high ms of the one network of ``terms``, which are of this batch size.
 
         ``half`` is half the interval of networks of its kind (default: of all).

@@ -11,11 +11,8 @@ from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out
-from lib.predict.cards import card_errors, card_model, features, fitting, rows
-from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import Condition
+from lib.predict.cards import card_errors, card_model, features, fitting, kernel_sum, rows
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
-from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.validation import half_interval
@@ -29,7 +26,7 @@ OLDEST = (2, 4)  # torch, of inference: older tables hold fewer networks
 FINAL = 10  # one family of so many is kept for a final score
 ROUNDED = 0.0051  # million parameters: tables state two digits
 PARAMETER_TOLERANCE = 1e-3  # share of its parameters: timm has changed some networks by less since, such as TNT
-CONDITION = ["mode", "precision", "layout", "compiled", "torch"]
+CONDITION = "mode precision layout compiled torch".split()
 _KEY = ["network", "image_size"]
 
 
@@ -54,8 +51,8 @@ def with_folds(cases: Sequence[ConditionNetworks]) -> list[ConditionNetworks]:
 
     Families (modules) stay whole, the largest are dealt first, to the smallest fold.
     """
-    joined = pd.concat([part.table for part in cases], ignore_index=True)
-    sizes = joined.drop_duplicates(_KEY)["module"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
+    distinct = pd.concat([part.table for part in cases]).drop_duplicates(_KEY)
+    sizes = distinct["module"].value_counts().sort_index().sort_values(ascending=False, kind="stable")
     loads, place = np.zeros(FOLDS), {}
     for module, size in sizes.items():
         place[module] = int(np.argmin(loads))
@@ -63,7 +60,7 @@ def with_folds(cases: Sequence[ConditionNetworks]) -> list[ConditionNetworks]:
     return [replace(part, table=part.table.assign(fold=part.table["module"].map(place))) for part in cases]
 
 
-def shared(condition: Condition) -> tuple[str, ...]:
+def shared(condition: features.Condition) -> tuple[str, ...]:
     """Return the levels that conditions share, on a card that nobody measured as well."""
     return f"layout:{condition.layout}:{condition.execution}", f"way:{condition.execution}"
 
@@ -75,7 +72,7 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Co
     """
     chip, conditions = chip or Chip.of(load_devices()[device], "fp16"), []
     for values, part in table[(table["device"] == device) & (table["precision"] != "fp32")].groupby(CONDITION):
-        condition, distinct = Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
+        condition, distinct = features.Condition(*values), part.drop_duplicates(_KEY).reset_index(drop=True)
         recent = condition.mode == "train" or features.version(condition.torch) >= OLDEST
         if len(distinct) >= LEAST and recent:
             conditions.append(ConditionNetworks(distinct, condition, chip, (*shared(condition), f"exact:{condition.name}")))
@@ -84,8 +81,7 @@ def cases(table: pd.DataFrame, device: str, chip: Chip | None = None) -> list[Co
 
 def without(parts: Iterable[ConditionNetworks], fold: int) -> list[ConditionNetworks]:
     """Return the conditions without the fold's families; drop those left empty."""
-    kept = [(part, (part.table["fold"] != fold).to_numpy()) for part in parts]
-    return [part.of(mask) for part, mask in kept if mask.any()]
+    return [part.of(mask) for part in parts if (mask := (part.table["fold"] != fold).to_numpy()).any()]
 
 
 def left_out(parts: Sequence[ConditionNetworks],
@@ -94,15 +90,14 @@ def left_out(parts: Sequence[ConditionNetworks],
 
     ``learn`` takes networks, and returns what gives the weights of a condition.
     """
-    predicted = []
+    predicted = [[] for _ in parts]
     for fold in sorted({fold for part in parts for fold in part.table["fold"]}):
         weights = learn(without(parts, fold))
-        for number, part in enumerate(parts):
+        for part, folds in zip(parts, predicted, strict=True):
             test = (part.table["fold"] == fold).to_numpy()
             if test.any():
-                predicted.append(part.of(test).predicted(weights(part)).assign(case=number))
-    joined = pd.concat(predicted).rename_axis("row").sort_values(["case", "row"])
-    return joined.drop(columns="case").reset_index(drop=True)
+                folds.append(part.of(test).predicted(weights(part)))
+    return pd.concat([pd.concat(folds).sort_index() for folds in predicted], ignore_index=True)
 
 
 def fit(parts: list[ConditionNetworks]) -> WeightsByCondition:
@@ -111,26 +106,17 @@ def fit(parts: list[ConditionNetworks]) -> WeightsByCondition:
     return lambda part: fitting.weights_of(fitted, part.levels)
 
 
-def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> FittedWeights:
+def scored(weights: np.ndarray, half: float, predicted: pd.DataFrame, basis: str = "many") -> kernel_sum.FittedWeights:
     """Return weights with their interval, and what predicted networks whose families were left out say of them."""
     scores = score(np.exp(predicted["log_ms"]), np.exp(predicted["log_predicted"]), interval=False)
     batches = predicted["batch_size"]
-    return FittedWeights(weights, half, {**scores, "families": predicted["module"].nunique()},
+    return kernel_sum.FittedWeights(weights, half, {**scores, "families": predicted["module"].nunique()},
                   (int(batches.min()), int(batches.max())), basis)
 
 
 def error(predicted: pd.DataFrame) -> np.ndarray:
     """Return the log of measured over predicted."""
     return (predicted["log_ms"] - predicted["log_predicted"]).to_numpy()
-
-
-def fit_card(device: str, parts: list[ConditionNetworks], predicted: pd.DataFrame) -> CardModel:
-    """Fit the model of a card to all of its networks; ``predicted``: as families left out are."""
-    weights, fitted = fit(parts), {}
-    for part in parts:
-        of_condition = predicted[predicted["condition"] == part.condition.name]
-        fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
-    return CardModel(device, fitted, **card_model.SOURCE)
 
 
 def is_final(modules: pd.Series) -> pd.Series:
@@ -146,7 +132,7 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
     """
     captures, reasons = {}, {}
 
-    def built_m(names: pd.Series) -> np.ndarray:
+    def built_m(names):
         """Capture networks by their names; return the million parameters of each row of the table (NaN: not captured)."""
         keys = list(zip(names, table.loc[names.index, "image_size"], strict=True))
         frames, why = rows.of_networks(keys, lambda name, size: networks.network(f"timm:{name}", rows.BATCH,
@@ -166,7 +152,7 @@ def captured(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
         also = f", with merged branches with {merged_m[place]:.2f} M" if np.isfinite(merged_m[place]) else ""
         name, size = table.loc[table.index[place], _KEY]
         reasons[f"{name} {size} of {stated[place]:.2f} M parameters"] = f"timm builds it with {usual_m[place]:.2f} M{also}"
-    named = table.assign(network=names.where(~merged, names + MERGED))[~neither]
+    named = table.assign(network=names.mask(merged, names + MERGED))[~neither]
     return with_rows(named, captures), reasons
 
 
@@ -186,8 +172,11 @@ def ship(table: pd.DataFrame) -> pd.DataFrame:
         raise InputError(f"{choices(few)}: no condition with {LEAST} networks or more that were captured")
     tables_of = []
     for device, parts in cards.items():
-        predicted = left_out(parts, fit)
-        path = fit_card(device, parts, predicted).save(card_model.FOLDER / f"{device}.json")
+        predicted, weights, fitted = left_out(parts, fit), fit(parts), {}
+        for part in parts:
+            of_condition = predicted[predicted["condition"] == part.condition.name]
+            fitted[part.condition] = scored(weights(part), half_interval(error(of_condition)), of_condition)
+        path = card_model.CardModel(device, fitted, **card_model.SOURCE).save(card_model.FOLDER / f"{device}.json")
         tables_of.append(card_errors.table(predicted))
         held_out.save(tables_of[-1], path)
     return score_by(pd.concat(tables_of, ignore_index=True), ["device", "condition"])

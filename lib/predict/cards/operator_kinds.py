@@ -7,14 +7,14 @@ from lib.work.graph import counts
 from lib.work.graph.gemm import matrices
 from lib.work.graph.ops import Op, TensorSpec
 
-COMPUTING = ("conv_1x1", "conv", "conv_grouped", "conv_depthwise", "stem", "linear", "bmm", "attention")
-MOVING = ("batch_norm", "layer_norm", "group_norm", "softmax", "relu", "activation", "elementwise", "copy", "index", "cat",
-          "pool", "resample", "reduction", "cast", "other")
+COMPUTING = tuple("conv_1x1 conv conv_grouped conv_depthwise stem linear bmm attention".split())
+MOVING = tuple("batch_norm layer_norm group_norm softmax relu activation elementwise copy index cat pool resample reduction "
+               "cast other".split())
 FUSED = ("fused_norm", "fused_reduction", "fused_index", "fused")
 KERNEL_KINDS = (*COMPUTING, *MOVING, *FUSED, "update")
 ALWAYS = (*COMPUTING, "pool", "resample", "other")  # kernels of their own, compiled or not
 FUSING = frozenset(MOVING) - frozenset(ALWAYS)  # what a compiler makes one kernel of, neighbour by neighbour
-GEMM = ("gemms", "m", "n", "k", "width_in", "width_out", "groups", "window", "stride", "side")
+GEMM = tuple("gemms m n k width_in width_out groups window stride side".split())
 
 _STEM = 4  # input channels at most
 _NARROW = 2  # channels a group at most, and a convolution is depthwise

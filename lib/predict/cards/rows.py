@@ -6,7 +6,7 @@ what autocast computes in which (torch/csrc/autocast_mode: ``AT_FORALL_LOWER_PRE
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import nn
@@ -30,8 +30,7 @@ from lib.work.graph.ops import Graph, Op, TensorSpec
 from lib.work.networks import Network
 
 BATCH = 2  # at which networks are captured: no size of the batch is 1
-SIZES = ("scales", "flops", *fusion.traffic((), "read"), *fusion.traffic((), "written"), *GEMM, "serial", "serial_nhwc",
-         "strided", "broadcast", "wide")
+SIZES = ("scales", "flops", *fusion.traffic((), ()), *GEMM, "serial", "serial_nhwc", "strided", "broadcast", "wide")
 COLUMNS = ("kind", "stage", "calls", *SIZES)
 STAGES = ("always", "eager", "compiled", "train")
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -45,7 +44,6 @@ _ONE_OUTPUT = ("layer_norm", "group_norm", "batch_norm", "attention")  # the oth
 _TAKES = ("index", "index_select", "gather", "embedding")  # they read a part of the first tensor
 _UPDATED = 16  # bytes that a step of the optimizer reads for each parameter
 Row = dict[str, Any]
-Key = TypeVar("Key", bound=tuple)
 
 
 class Storage(NamedTuple):
@@ -90,11 +88,6 @@ def elements_of(spec: TensorSpec) -> int:
     return spec.bytes // spec.itemsize
 
 
-def _autocast_in_fp32(op: Op) -> bool | None:
-    """Return whether autocast computes an operator in 32 bits (True), in 16 (False), or as its inputs come (None)."""
-    return False if op.short in _LOWER else True if op.short.rstrip("_") in _FP32 else None
-
-
 def _result_is_wide(op: Op, floats: list[TensorSpec], in_fp32: bool | None, storages: Storages) -> bool:
     if in_fp32 is not None or not floats:
         return in_fp32 is not False
@@ -126,10 +119,10 @@ def _row(op: Op, storages: Storages, in_fp32: bool | None, wide: bool, scales: b
             for place, spec in enumerate(sources)]
     written = [(elements_of(spec), scales, spec.itemsize if spec.dtype not in _FLOATS else 4 if wide else 2)
                for spec in results]
-    image = results[0] if results and len(results[0].shape) == 4 else None  # noqa: PLR2004 - batch, channels, height, width
+    is_picture = results and len(results[0].shape) == 4  # batch, channels, height, width
     return {"kind": kind, "stage": "always" if kind in ALWAYS else "eager", "scales": scales,
-            "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, "read"), **fusion.traffic(written, "written"),
-            "side": image.shape[-1] if image else 0, "strided": not all(map(is_dense, sources[:2])), "wide": wide,
+            "flops": float(counts.matrix_flops(op)), **fusion.traffic(read, written),
+            "side": results[0].shape[-1] if is_picture else 0, "strided": not all(map(is_dense, sources[:2])), "wide": wide,
             "broadcast": any(spec.shape and spec.elements < most for spec in sources), **gemm(op),
             **serial(op, bool(op.tensors) and storages.of(op.tensors[0]).follows)}
 
@@ -144,7 +137,8 @@ def of_graph(graph: Graph) -> pd.DataFrame:
         if not counts.is_work(op):
             storages.view(op)
             continue
-        in_fp32, floats = _autocast_in_fp32(op), [spec for spec in op.tensors if spec.dtype in _FLOATS]
+        in_fp32 = False if op.short in _LOWER else True if op.short.rstrip("_") in _FP32 else None  # None: as its inputs come
+        floats = [spec for spec in op.tensors if spec.dtype in _FLOATS]
         wide = _result_is_wide(op, floats, in_fp32, storages)
         scales = any(storages.of(spec).grows for spec in op.tensors) and op.short not in _WRITES
         if in_fp32 is not None:
@@ -152,9 +146,8 @@ def of_graph(graph: Graph) -> pd.DataFrame:
             cast_once |= {spec.storage for spec in cast if spec.kind == "parameter"}  # a parameter once a pass
             for spec in cast:
                 size = elements_of(spec), storages.of(spec).grows
-                rows.append({"kind": "cast", "stage": "eager", "scales": size[1],
-                             **fusion.traffic([(*size, storages.itemsize(spec))], "read"),
-                             **fusion.traffic([(*size, 4 if in_fp32 else 2)], "written")})
+                rows.append({"kind": "cast", "stage": "eager", "scales": size[1], **fusion.traffic(
+                    [(*size, storages.itemsize(spec))], [(*size, 4 if in_fp32 else 2)])})
         row = _row(op, storages, in_fp32, wide, scales)
         rows.append(row)
         read = {spec.storage: (elements_of(spec), storages.of(spec).grows, 2 if in_fp32 is False else storages.itemsize(spec))
@@ -198,10 +191,10 @@ def of_network(network: Network, ready: nn.Module | None = None) -> pd.DataFrame
     return of_graph(capture.of_network(small, "infer", device="cuda:0", ready=ready))
 
 
-def of_networks(keys: Iterable[Key], build: Callable[..., Network]) -> tuple[dict[Key, pd.DataFrame], dict[str, str]]:
+def of_networks(keys: Iterable[tuple], build: Callable[..., Network]) -> tuple[dict[tuple, pd.DataFrame], dict[str, str]]:
     """Return the rows of the networks that ``build`` makes of keys (tuples), each once, and why other keys have none."""
     captures, reasons = {}, {}
-    for key in track(list(dict.fromkeys(keys)), "capture"):
+    for key in track(dict.fromkeys(keys), "capture"):
         try:
             captures[key] = of_network(build(*key))
         except InputError as error:

@@ -11,31 +11,25 @@ import pandas as pd
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.predict import held_out
-from lib.predict.cards import card_errors, card_model, fitting, learning
-from lib.predict.cards.card_model import CardModel
-from lib.predict.cards.features import sustained
-from lib.predict.cards.fitting import ConditionNetworks
-from lib.predict.cards.learning import shared
+from lib.predict import held_out, scores
+from lib.predict.cards import card_errors, card_model, features, fitting, learning
 from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score_draws
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
-_LEAST_CARDS = 2
-OfCards = dict[str, list[ConditionNetworks]]
+OfCards = dict[str, list[fitting.ConditionNetworks]]
 
 
 def of_cards(table: pd.DataFrame) -> OfCards:
     """Return what is fitted to each card at the rates that it sustains; InputError where fewer than two cards have enough."""
     vendors, parts = load_devices(), []
     for device in sorted(set(table["device"]) & set(vendors)):
-        for part in learning.cases(table, device, sustained(vendors[device])):
+        for part in learning.cases(table, device, features.sustained(vendors[device])):
             of_card = (f"card:{device}", f"exact:{device} {part.condition.name}")
-            parts.append(replace(part, levels=(*shared(part.condition), *of_card)))
-    cards: OfCards = {}
+            parts.append(replace(part, levels=(*learning.shared(part.condition), *of_card)))
+    cards = {}
     for part in learning.with_folds(parts) if parts else ():
         cards.setdefault(part.table["device"].iloc[0], []).append(part)
-    if len(cards) < _LEAST_CARDS:
+    if len(cards) < 2:
         raise InputError(f"{len(cards)} cards have {learning.LEAST} networks or more, two are needed to leave one out")
     return cards
 
@@ -53,7 +47,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame
         for fold in range(learning.FOLDS):
             fitted = fitting.fit(learning.without(rest, fold))
             for part in cards[device]:
-                levels = shared(part.condition)
+                levels = learning.shared(part.condition)
                 if set(levels) <= set(fitted.index) and (part.table["fold"] == fold).any():  # other cards ran so
                     rows += _tested(replace(part, start=fitting.weights_of(fitted, levels)), fold, networks)
     if not rows:
@@ -61,7 +55,7 @@ def left_out(cards: OfCards, networks: Sequence[int] = NETWORKS) -> pd.DataFrame
     return pd.concat(rows, ignore_index=True)
 
 
-def _tested(part: ConditionNetworks, fold: int, networks: Sequence[int]) -> Iterator[pd.DataFrame]:
+def _tested(part: fitting.ConditionNetworks, fold: int, networks: Sequence[int]) -> Iterator[pd.DataFrame]:
     """Yield the predictions of networks of a fold, by other cards' weights and by a few networks of the card's other folds."""
     folds, generator = part.table["fold"].to_numpy(), np.random.default_rng(fold)
     test, rest = part.of(folds == fold), np.flatnonzero(folds != fold)
@@ -88,7 +82,7 @@ def interval(predicted: pd.DataFrame) -> float:
     return max(half_interval(learning.error(part)) for _, part in predicted.groupby("device"))
 
 
-def train(cards: OfCards, predicted: pd.DataFrame) -> CardModel:
+def train(cards: OfCards, predicted: pd.DataFrame) -> card_model.CardModel:
     """Fit what all cards share; interval and scores of a condition are those of cards left out (``left_out``).
 
     A condition that no card could be left out of, such as training on one card, is not in it.
@@ -98,9 +92,9 @@ def train(cards: OfCards, predicted: pd.DataFrame) -> CardModel:
     for condition in sorted({part.condition for part in every}):
         alike, measured = zero[zero["condition"].str.startswith(condition.execution)], zero[zero["condition"] == condition.name]
         if len(measured):
-            fitted[condition] = learning.scored(fitting.weights_of(weights, shared(condition)), interval(alike), measured,
-                                                  "others")
-    return CardModel(card_model.ANY, fitted, **card_model.SOURCE, siblings=tuple(cards))
+            of_condition = fitting.weights_of(weights, learning.shared(condition))
+            fitted[condition] = learning.scored(of_condition, interval(alike), measured, "others")
+    return card_model.CardModel(card_model.ANY, fitted, **card_model.SOURCE, siblings=tuple(cards))
 
 
 def ship(networks: pd.DataFrame) -> pd.DataFrame:
@@ -114,4 +108,4 @@ def ship(networks: pd.DataFrame) -> pd.DataFrame:
 
 def curve(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of ``table`` by card, condition and number of its own networks, means over draws."""
-    return score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), ["device", "condition", "networks"])
+    return scores.score_draws(rows.assign(networks=rows["networks"].fillna(0).astype(int)), ["device", "condition", "networks"])

@@ -8,14 +8,12 @@ import pandas as pd
 
 from lib.errors import choices
 from lib.predict import boards
-from lib.predict.cards import card_errors, card_model, features
+from lib.predict.cards import card_errors, card_model, features, kernel_sum
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.features import PASSES, Condition, Terms, version
-from lib.predict.cards.kernel_sum import FittedWeights
 from lib.predict.cards.operator_kinds import COMPUTING, KERNEL_KINDS
-from lib.predict.networks import architectures, composition
+from lib.predict.networks import architectures, composition, sums
 from lib.predict.networks.composition import ZEROING, Estimate, Provenance
-from lib.predict.networks.sums import Parts
 from lib.predict.networks.work import Work
 
 _PRECISIONS = {"fp16": ("amp_fp16", "amp_bf16"), "bf16": ("amp_bf16", "amp_fp16")}  # cards compute both at one rate
@@ -57,8 +55,8 @@ def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Cond
     return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts)
 
 
-def _card_pass_parts(fitted: FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work,
-                     card: CardModel) -> Parts:
+def _card_pass_parts(fitted: kernel_sum.FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work,
+                     card: CardModel) -> sums.Parts:
     """Return the kernels and launches of a pass, casts apart: a network that is in 16 bits as a whole has none."""
     kinds_ms, start = fitted.kinds_ms(terms), KERNEL_KINDS.index(CASTS)
     casts = float(terms.calls[terms.edges[start]:terms.edges[start + 1]].sum())
@@ -71,7 +69,7 @@ def _card_pass_parts(fitted: FittedWeights, terms: Terms, batch_size: int, condi
     launches = composition.launches(work)
     launches["forward"] -= forward
     launches["backward"] -= (cast_backward := forward * (condition.mode == "train"))
-    return Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
+    return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

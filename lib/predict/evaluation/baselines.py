@@ -1,6 +1,6 @@
 """How good are the operator models? Baselines beside them on the same held-out shapes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,18 +8,13 @@ import pandas as pd
 
 from lib.errors import InputError, choices
 from lib.predict.analytic import roofline
-from lib.predict.analytic.roofline import Roof
 from lib.predict.learners.trees import default_trees
-from lib.predict.networks.sums import cross_predicted, each
-from lib.predict.operators import features, inputs
-from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.fitting import LEAST_ROWS
+from lib.predict.operators import cost_model, features, fitting, inputs, validation
 from lib.predict.operators.regressors import LEAST_MS, nonnegative_rates
-from lib.predict.operators.validation import folds, shapes_of
 from lib.predict.scores import score_by
 
 Family = tuple[tuple[str, ...], str]  # families of operators, and the pass
-FAMILIES: dict[str, Family] = {
+FAMILIES = {
     "conv2d forward": (("conv2d",), "forward"), "conv2d backward": (("conv2d",), "backward"),
     "matmul and linear": (("linear", "matmul"), "forward"), "batched GEMM": (("bmm",), "forward"),
     "attention forward": (("attention",), "forward"), "attention backward": (("attention",), "backward"),
@@ -49,17 +44,6 @@ class Baselines:
         return np.maximum(self.roof_ms, LEAST_MS)
 
 
-Learner = Callable[[Baselines, np.ndarray, np.ndarray], np.ndarray]  # (data, train, test) -> predicted ms of test
-
-
-def _mean(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    return np.full(len(test), np.exp(np.log(data.measured[train]).mean()))
-
-
-def _roofline(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    return data.ideal_ms[test]
-
-
 def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     """Fit a FLOP's, a byte's and a call's cost for each family, never negative (as Li et al., MICRO 2023)."""
     ops, predicted = data.rows["op"].to_numpy(), np.full(len(test), np.nan)
@@ -79,15 +63,9 @@ def _lasso(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     chosen = data.x.loc[:, data.x.iloc[train].std() > 0].iloc[:, :14]
     model = make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler(),
                           LassoCV(cv=3, alphas=20, max_iter=2000, tol=1e-3, random_state=_SEED))
-    model.fit(chosen.iloc[train], np.log(data.measured[train]))
-    low, high = np.log(data.measured[train].min()), np.log(data.measured[train].max())
-    return np.exp(np.clip(model.predict(chosen.iloc[test]), low - 2, high + 2))
-
-
-def _trees(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Fit LightGBM as it comes to the log of measured over ideal time."""
-    factor = data.measured / data.ideal_ms
-    return data.ideal_ms[test] * default_trees(data.x.iloc[train], factor[train], data.x.iloc[test])
+    log_ms = np.log(data.measured[train])
+    model.fit(chosen.iloc[train], log_ms)
+    return np.exp(np.clip(model.predict(chosen.iloc[test]), log_ms.min() - 2, log_ms.max() + 2))
 
 
 def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
@@ -102,18 +80,14 @@ def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     return data.ideal_ms[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
 
 
-def network_line(table: pd.DataFrame, groups: pd.Series) -> np.ndarray:
-    """Return ms of networks (``predictions/networks.csv``) by a line per mode and allocator, each of ``groups`` left out."""
-    def of_part(rows: pd.DataFrame) -> pd.Series:
-        sizes, ms = rows[["flops", "bytes", "calls"]], rows["latency_ms"].to_numpy()
-        ms = cross_predicted(each(groups[rows.index]), lambda test: sizes[test] @ nonnegative_rates(sizes[~test], ms[~test]))
-        return pd.Series(ms, rows.index)
-
-    return pd.concat([of_part(rows) for _, rows in table.groupby(["mode", "memory"])])[table.index].to_numpy()
-
-
-BASELINES: Mapping[str, Learner] = {"mean": _mean, "roofline": _roofline, "linear per operator": _linear,
-                                    "Lasso polynomial": _lasso, "boosted trees": _trees, "MLP": _mlp}
+# (data, train, test) -> predicted ms of test; trees are fitted, as they come, to the log of measured over ideal time
+BASELINES = {
+    "mean": lambda data, train, test: np.full(len(test), np.exp(np.log(data.measured[train]).mean())),
+    "roofline": lambda data, train, test: data.ideal_ms[test],
+    "linear per operator": _linear, "Lasso polynomial": _lasso,
+    "boosted trees": lambda data, train, test: data.ideal_ms[test] * default_trees(
+        data.x.iloc[train], (data.measured / data.ideal_ms)[train], data.x.iloc[test]),
+    "MLP": _mlp}
 
 
 def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
@@ -126,7 +100,7 @@ def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
     return predicted
 
 
-def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping[str, Family] = FAMILIES,
+def compare(table: pd.DataFrame, roof: roofline.Roof, model: cost_model.CostModel, families: Mapping[str, Family] = FAMILIES,
             baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
 
@@ -138,19 +112,20 @@ def compare(table: pd.DataFrame, roof: Roof, model: CostModel, families: Mapping
     held_out = pd.concat([part.held_out for part in model.parts.values()])
     for family, (ops, passes) in families.items():
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(held_out.index)]
-        if len(rows) < LEAST_ROWS:
+        if len(rows) < fitting.LEAST_ROWS:
             continue
         ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
         if baselines:
             work = rows[["flops", "bytes"]].to_numpy(float)
             data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
                              np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
-            answers = predictions(data, folds(shapes_of(rows)))
+            answers = predictions(data, validation.folds(validation.shapes_of(rows)))
             scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
-        ends = {end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        scored.append(pd.DataFrame({**case, "learner": "this model", **ends}))
+        scored.append(pd.DataFrame({**case, "learner": "this model",
+                                    **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))
         predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
                                      predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
     if not predicted:
-        raise InputError(f"no family has {LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; sweep more")
+        raise InputError(f"no family has {fitting.LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; "
+                         "sweep more")
     return score_by(pd.concat(scored), ["family", "learner"]), pd.concat(predicted, ignore_index=True)

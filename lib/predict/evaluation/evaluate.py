@@ -12,22 +12,17 @@ from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import held_out, network_training, registry, training
 from lib.predict.evaluation import baselines, gpu_kernels, gpu_networks
-from lib.predict.network_training import TUNING
 from lib.predict.networks.composition import TERMS, TIME_TERMS
 from lib.predict.networks.resident import PREDICTED
-from lib.predict.operators import features
-from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.lines import Lines
-from lib.predict.operators.validation import shapes_of
+from lib.predict.operators import cost_model, features, lines, validation
 from lib.predict.scores import score_by
-from lib.predict.training import CPU, Target
 from lib.predict.trust import errors
 from lib.progress import track
 from lib.tables import columns
 
-_NETWORKS = ["network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "latency_iqr_ms", "verdict",
-             "status", "predicted_ms", "low_ms", "high_ms", "shipped_ms", *dict.fromkeys((*TERMS, *TIME_TERMS)), "outside",
-             "looked_up", "first_use", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "blocks_mb", *PREDICTED, "lines_ms",
+_NETWORKS = [*"network family kind mode batch_size memory tuning latency_ms latency_iqr_ms verdict status predicted_ms low_ms "
+              "high_ms shipped_ms".split(), *dict.fromkeys((*TERMS, *TIME_TERMS)),
+             *"outside looked_up first_use rss_mb tensors_mb peak_mb memory_mb blocks_mb".split(), *PREDICTED, "lines_ms",
              "flops", "bytes", "calls"]  # published
 _POINTS = 200  # kernels of a GPU that was left out, some two minutes of measuring
 
@@ -51,7 +46,8 @@ def network_scores(table: pd.DataFrame) -> pd.DataFrame:
         columns=columns("scores"))
 
 
-def evaluate(quick: bool = False, folder: Path | None = None, target: Target = CPU, publish: bool = True) -> pd.DataFrame:
+def evaluate(quick: bool = False, folder: Path | None = None, target: training.Target = training.CPU,
+             publish: bool = True) -> pd.DataFrame:
     """Train the model of a reference machine's device, save it, and return its scores; ``publish`` them beside its data, too.
 
     ``folder`` defaults to the first machine with networks. Published with the scores are the predictions that they are of.
@@ -60,14 +56,14 @@ def evaluate(quick: bool = False, folder: Path | None = None, target: Target = C
     model = training.own_model(folder, target, quick)
     table, _ = training.reference_sweeps(folder, target)
     scores, predictions = baselines.compare(table, training.roof_of(folder, target), model)
-    networks = network_training.fit_networks(model, folder, target, Lines.fit(table, model))
+    networks = network_training.fit_networks(model, folder, target, lines.Lines.fit(table, model))
     path = model.save(registry.path_of(model.device, target.dtype, registry.trained_folder(folder, model.device)))
     if not publish:
         return scores
     scores = pd.concat([scores.assign(kind="operator"), network_scores(networks)],
                        ignore_index=True).reindex(columns=columns("scores"))
     facts = {name: model.facts[name] for name in ("sweeps", "hardware_id", "software_id")}
-    facts |= {"model": path.name, "tuning_networks": list(TUNING), "quick": quick, "target": asdict(target)}
+    facts |= {"model": path.name, "tuning_networks": list(network_training.TUNING), "quick": quick, "target": asdict(target)}
     published = folder / "predictions"
     store.write_meta(store.write(scores, published / "scores.parquet", "scores", derived=True), "scores", **facts)
     every = pd.concat([predictions.assign(usable=True), _unusable(model, training.swept(folder, target)[0], table)])
@@ -95,10 +91,10 @@ def own_machine(name: str, quick: bool = False) -> tuple[pd.DataFrame, list[str]
     return pd.concat(scores, ignore_index=True), reasons
 
 
-def _unusable(model: CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
+def _unusable(model: cost_model.CostModel, every: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """Return predictions of operators that repeated too badly to train, those of a trained shape left out."""
     rows = every[(every["status"] == "ok") & ~is_usable(every)]
-    rows = rows[~shapes_of(rows).isin(set(shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
+    rows = rows[~validation.shapes_of(rows).isin(set(validation.shapes_of(trained)))].drop(columns=["low_ms", "high_ms"])
     families = {(op, passes): family for family, (ops, passes) in baselines.FAMILIES.items() for op in ops}
     named = rows.assign(family=list(map(families.get, zip(rows["op"], rows["pass"], strict=True))), usable=False)
     return named.join(model.predict(rows)).dropna(subset="family")
@@ -122,12 +118,12 @@ def published(kind: str, dtype: str, quick: bool = False) -> None:
     tables = {device: table for device, table in training.published_tables(kind).items()
               if ((table["dtype"] == dtype) & (table["status"] == "ok")).any()}
     shared = training.any_gpu(tables, kind, dtype, quick)  # refuses too few GPUs; nothing is replaced before all are trained
-    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(list(tables.items()), kind)]
+    models = [training.gpu_model(device, table, kind, dtype, quick) for device, table in track(tables.items(), kind)]
     points = _POINTS if kind in training.GRIDS else 0
-    asked = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
-    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, asked), points),
-              gpu_kernels.scores(gpu_kernels.by_sibling(models, asked), points),
-              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(asked[model.device], dtype)))
+    described = {device: table.drop(columns=features.UNASKED, errors="ignore") for device, table in tables.items()}
+    scores = [gpu_kernels.scores(gpu_kernels.left_out(shared, described), points),
+              gpu_kernels.scores(gpu_kernels.by_sibling(models, described), points),
+              *(gpu_kernels.scores(gpu_kernels.own(model, training.balanced(described[model.device], dtype)))
                 for model in models)]
     for model in (shared, *models):
         model.save(registry.path_of(model.device, dtype, registry.SHIPPED))

@@ -15,28 +15,21 @@ import pandas as pd
 from lib.config.definitions import load_devices
 from lib.predict import registry, training
 from lib.predict.evaluation.baselines import Baselines, predictions
-from lib.predict.operators import fitting, inputs
-from lib.predict.operators.correction import Correction
+from lib.predict.operators import correction, features_gpu, fine_tuning, fitting, inputs, validation
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.features_gpu import Chip
-from lib.predict.operators.fine_tuning import farthest_first, smooth_of
-from lib.predict.operators.fitting import Frames
 from lib.predict.operators.parts import Part
-from lib.predict.operators.validation import usable
 from lib.predict.scores import score_by
 from lib.predict.transfer import siblings
 
-OPERATORS: Mapping[str, tuple[str, ...]] = {
-    "GEMM": ("linear", "matmul"), "batched GEMM": ("bmm",), "element-wise": ("elementwise", "activation"),
-    "softmax": ("softmax",), "layer norm": ("layer_norm",), "convolution": ("conv2d",)}
+_OPERATOR = {"linear": "GEMM", "matmul": "GEMM", "bmm": "batched GEMM", "elementwise": "element-wise",
+             "activation": "element-wise", "softmax": "softmax", "layer_norm": "layer norm", "conv2d": "convolution"}
 SHAPES, MATRICES, LARGEST = "unseen shapes, {} folds", "unseen N and K, {} folds", "the largest tenth"
 DEVICE, SIBLING = "a GPU left out", "a GPU left out, by its sibling"
 CORRECTED = "{}, {} of its kernels measured"
 _CASE = ["device", "split", "operator", "learner"]
-COLUMNS = [*_CASE, "mape", "mape_low", "mape_high", "median", "p90", "bias", "within_10", "cover", "n"]
+COLUMNS = [*_CASE, *"mape mape_low mape_high median p90 bias within_10 cover n".split()]
 OURS, _LARGEST = "this model", 0.9
 _BASELINES = {"linear per operator": "line", "boosted trees": "trees", "roofline": "roofline"}  # how they are called here
-_GROUP = {op: operator for operator, ops in OPERATORS.items() for op in ops}
 
 
 def path(dtype: str) -> Path:
@@ -55,14 +48,14 @@ class Case:
     name: str
     rows: pd.DataFrame
     held_out: pd.DataFrame
-    frames: Frames
+    frames: fitting.Frames
     split: list[tuple[np.ndarray, np.ndarray]]
 
 
 def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
     """Yield the cases of a model that was just trained on a table of its GPU's rows: unseen shapes, and the largest."""
     frames = partial(inputs.frames, chip=model.chip)
-    for name, part in inputs.by_part(usable(table), model.chip):
+    for name, part in inputs.by_part(validation.usable(table), model.chip):
         if name not in model.parts:
             continue
         held_out = model.parts[name].held_out
@@ -76,7 +69,7 @@ def own(model: CostModel, table: pd.DataFrame) -> Iterator[Case]:
         yield Case(model.device, LARGEST, part, answer, frames, [(np.flatnonzero(~large), np.flatnonzero(large))])
 
 
-def _answer(part: Part, rows: pd.DataFrame, frames: Frames) -> pd.DataFrame:
+def _answer(part: Part, rows: pd.DataFrame, frames: fitting.Frames) -> pd.DataFrame:
     terms, x = frames(rows)
     return pd.DataFrame({"predicted_ms": part.predict(terms.to_numpy(), x.to_numpy())[0]}, index=rows.index)
 
@@ -89,7 +82,7 @@ def left_out(model: CostModel, tables: Mapping[str, pd.DataFrame]) -> Iterator[C
     dtype = model.facts["dtype"]
     frames, trained = training.frames_of(tables, dtype), training.of_several(tables, dtype)
     rows = pd.concat([trained, training.of_several(tables, dtype, of_throttled=True)], ignore_index=True)
-    for name, part in inputs.by_part(rows, Chip.of(load_devices()[next(iter(tables))], dtype)):
+    for name, part in inputs.by_part(rows, features_gpu.Chip.of(load_devices()[next(iter(tables))], dtype)):
         if name not in model.parts:
             continue
         answer = model.parts[name].held_out.combine_first(_answer(model.parts[name], part, frames)).loc[part.index]
@@ -132,12 +125,12 @@ def _corrected(cases: Iterable[Case], points: int) -> Iterator[Case]:
         if not 0 < points < len(tested):
             continue
         _, x = case.frames(case.rows)
-        names = smooth_of(x)
+        names = fine_tuning.smooth_of(x)
         smooth, predicted = x[names].to_numpy()[tested], case.held_out["predicted_ms"].to_numpy()[tested]
-        chosen = farthest_first(smooth, points)
+        chosen = fine_tuning.farthest_first(smooth, points)
         rest = np.setdiff1d(np.arange(len(tested)), chosen)
         ratio = np.log(case.rows["latency_ms"].to_numpy()[tested[chosen]] / predicted[chosen])
-        factor = Correction.fit(names, smooth[chosen], ratio, lengths=True)
+        factor = correction.Correction.fit(names, smooth[chosen], ratio, lengths=True)
         corrected = pd.DataFrame({"predicted_ms": np.full(len(case.rows), np.nan)}, index=case.rows.index)
         corrected.iloc[tested[rest], 0] = predicted[rest] * np.exp(factor(smooth[rest]))
         split = [(tested[chosen], tested[rest])]
@@ -162,10 +155,10 @@ def _predictions(case: Case) -> pd.DataFrame:
     """Return the rows of a case that were held out: what each learner predicted of them, and the intervals of the model."""
     (_, x), work, held_out = case.frames(case.rows), _work(case.rows), case.held_out
     data = Baselines(case.rows, x, work[:, :2].max(axis=1), work)
-    shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_GROUP),
+    shared = {"device": case.device, "split": case.name, "operator": case.rows["op"].map(_OPERATOR),
               "measured": case.rows["latency_ms"]}
-    ours = {end.removesuffix("_ms"): held_out.get(end, np.nan) for end in ("low_ms", "high_ms")}
-    answers = [pd.DataFrame({**shared, "learner": OURS, "predicted": held_out["predicted_ms"], **ours})]
+    ends = {end: held_out.get(f"{end}_ms", np.nan) for end in ("predicted", "low", "high")}
+    answers = [pd.DataFrame({**shared, "learner": OURS, **ends})]
     answers += [pd.DataFrame({**shared, "learner": _BASELINES[name], "predicted": predicted})
                 for name, predicted in predictions(data, case.split, _BASELINES).items()]
     return pd.concat([answer[held_out["predicted_ms"].notna()] for answer in answers])

@@ -9,7 +9,7 @@ from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.progress import track
 
-NETWORKS = ("vit_b_16", "resnet50", "efficientnet_b0", "swin_t", "mobilenet_v2")
+NETWORKS = "vit_b_16 resnet50 efficientnet_b0 swin_t mobilenet_v2".split()
 BATCHES, DTYPES = (1, 64), ("fp32", "bf16")
 
 
@@ -29,6 +29,5 @@ def table() -> pd.DataFrame:
                 estimate = gpu.estimate(work)
                 rows.append({"network": network, "batch_size": batch, "dtype": dtype, "device": gpu.device,
                              "source": gpu.source(estimate), "bound": gpu.bound(work, estimate.predicted_ms),
-                             "predicted_ms": estimate.predicted_ms, "low_ms": estimate.low_ms, "high_ms": estimate.high_ms,
-                             "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)})
+                             **estimate.times, "roof_ms": gpu.roof_ms(work), "launches_ms": gpu.launches_ms(work)})
     return pd.DataFrame(rows)

@@ -23,12 +23,11 @@ _LEAST = 10  # labels of a board that tell its rates from those of kernels
 _LEAST_PASS = 0.3  # share of a measured time that its passes take at least, whatever else it includes
 
 
-def _logs(predicted: Callable[[np.ndarray], np.ndarray], measured: np.ndarray, spreads: np.ndarray,
-          noise: np.ndarray) -> np.ndarray:
-    """Return the most probable logs of rates, expected within ``spreads`` of 0, from measured times."""
+def _logs(predicted: Callable, measured: np.ndarray, spreads: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Return the most probable logs of rates, expected within ``spreads`` of 0; ``predicted`` gives times from logs."""
     from scipy import optimize  # learning alone waits for it to load
 
-    def errors(logs: np.ndarray) -> np.ndarray:
+    def errors(logs):
         return np.append(np.log(predicted(logs) / measured) / noise, logs / spreads)
 
     return optimize.least_squares(errors, np.zeros(len(spreads)), loss="soft_l1").x
@@ -44,16 +43,16 @@ def _of_networks(table: pd.DataFrame) -> Rates:
                [_OF_LAUNCHES] * len(usual), [_OF_BOARD] * (max(boards) + 1), [_OF_HOST] * (max(hosts) + 1)]
     kernels_ms, launches_ms = kernels.to_numpy(), launches[list(usual)].to_numpy() * list(usual.values())
 
-    def split(logs: np.ndarray) -> list[np.ndarray]:
+    def split(logs):
         return np.split(np.exp(logs), np.cumsum([len(part) for part in spreads])[:-1])
 
-    def predicted(logs: np.ndarray) -> np.ndarray:
+    def predicted(logs):
         of_kernels, of_launches, of_boards, of_hosts = split(logs)
         sides = kernels_ms @ of_kernels * of_boards[boards], launches_ms @ of_launches * of_hosts[hosts]
         return sum(side ** OVERLAP for side in sides) ** (1 / OVERLAP)
 
     ms = table["measured_ms"].astype(float)
-    votes = table.groupby(["source", "device", "dtype", "mode", "group"])["device"].transform("size").to_numpy() ** 0.5
+    votes = table.groupby("source device dtype mode group".split())["device"].transform("size").to_numpy() ** 0.5
     of_kernels, of_launches, *_ = split(_logs(predicted, np.maximum(ms - table["beside"], _LEAST_PASS * ms).to_numpy(),
                                               np.concatenate(spreads), _NOISE * votes * (1 / votes).mean()))
     return Rates(dict(zip(kernels, of_kernels.tolist(), strict=True)),
@@ -64,9 +63,9 @@ def _of_gradients(table: pd.DataFrame) -> Rates:
     """Learn from ``parts`` (ms and features by gradient) and ``measured_ms`` of backward passes of convolutions."""
     absent = 0.0, np.zeros_like(next(iter(table["parts"].iloc[0].values()))[1])
     cells = [[parts.get(name, absent) for name in GRADIENTS] for parts in table["parts"]]
-    ms, values = np.array([[cell[0] for cell in row] for row in cells]), np.array([[cell[1] for cell in row] for row in cells])
+    ms, values = (np.array([[cell[place] for cell in row] for row in cells]) for place in (0, 1))
 
-    def predicted(logs: np.ndarray) -> np.ndarray:
+    def predicted(logs):
         return (ms * np.exp((values * logs.reshape(values.shape[1:])).sum(axis=2))).sum(axis=1)
 
     size = values[0].size
@@ -80,8 +79,8 @@ def with_gradients(before: Boards, table: pd.DataFrame) -> Boards:
         return before
     table = table[(table["error"] == "") & table["parts"].map(lambda parts: isinstance(parts, dict) and "weights" in parts)]
     table = table[np.sqrt(table["measured_ms"].astype(float) * table["predicted"]) >= SMALL_MS]
-    parts = {device: table[table["device"] != device] for device in table["device"].unique()}
-    left_out = {f"{device} ": _of_gradients(rest) for device, rest in parts.items() if len(rest)}
+    left_out = {f"{device} ": _of_gradients(rest) for device in table["device"].unique()
+                if len(rest := table[table["device"] != device])}
     return replace(before, rates=_of_gradients(table), left_out=left_out, sources=_sources(table)) if left_out else before
 
 
@@ -91,9 +90,9 @@ def with_networks(before: Boards, table: pd.DataFrame) -> Boards:
         return before
     table = table[(table["error"] == "") & table["parts"].notna()]
     table = table[table.groupby(["source", "device"])["device"].transform("size") >= _LEAST]
-    parts = {f"{device} {family}": table[(table["device"] != device) & (table["group"] != family)]
-             for device, family in set(zip(table["device"], table["group"], strict=True))}
-    left_out = {name: _of_networks(rest) for name, rest in parts.items() if len(rest)}
+    left_out = {f"{device} {family}": _of_networks(rest)
+                for device, family in set(zip(table["device"], table["group"], strict=True))
+                if len(rest := table[(table["device"] != device) & (table["group"] != family)])}
     if not left_out:
         return before
     rates = replace(_of_networks(table), gradients=before.rates.gradients)

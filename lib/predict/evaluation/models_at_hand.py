@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from lib.measure import archive
 from lib.predict import registry
 from lib.predict.cards import card_model
 from lib.predict.cards.card_model import CardModel
-from lib.predict.operators.parts import Part
+from lib.predict.operators.cost_model import CostModel
 from lib.predict.power import model as power_model
 
 UNUSABLE = "none"  # the part of a file that holds no model
@@ -27,39 +26,28 @@ def summary() -> pd.DataFrame:
     """
     machines = {(f"{device}@{name}", dtype): path for name, folder in archive.machines(imported=True).items()
                 for (device, dtype), path in registry.machine_files(folder).items() if path.parent != registry.SHIPPED}
-    cards = {**card_model.files_of_cards(), **card_model.files_of_cards(card_model.folder())}
-    files = [*((*key, _kernels, path) for key, path in {**registry.model_files(), **machines}.items()),
-             *((device, "fp16", _card, path) for device, path in cards.items()),  # its conditions may state another dtype
-             *((*registry.key_of(path), _power, path) for path in power_model.model_files())]
+    cards = card_model.files_of_cards() | card_model.files_of_cards(card_model.folder())
+    files = [*((*key, registry.load, path) for key, path in (registry.model_files() | machines).items()),
+             *((device, "fp16", CardModel.load, path) for device, path in cards.items()),  # conditions may state another dtype
+             *((*registry.key_of(path), lambda path: power_model.of_device(*registry.key_of(path)), path)
+               for path in power_model.model_files())]
     rows = []
-    for device, dtype, parts, path in files:
+    for device, dtype, load, path in files:
         try:
-            rows += [{"device": device, "dtype": dtype, **part} for part in parts(path)]
+            rows += [{"device": device, "dtype": dtype, **part} for part in _parts(load(path))]
         except InputError as error:
             rows.append({"device": device, "dtype": dtype, "part": UNUSABLE, "source": f"unusable: {error}"})
     return pd.DataFrame(rows)
 
 
-def _kernels(path: Path) -> list[Row]:
-    model = registry.load(path)
-    return [_part(name, part, model.facts) for name, part in model.parts.items()]
-
-
-def _power(path: Path) -> list[Row]:
-    model = power_model.of_device(*registry.key_of(path))
-    return [_part(power_model.PART, model.part, model.facts)]
-
-
-def _card(path: Path) -> list[Row]:
-    model = CardModel.load(path)
-    return [{"dtype": "bf16" if "bf16" in condition.precision else "fp16",
-             **_row(f"networks {condition.name}", int(fitted.scores["n"]), fitted.scores, fitted.half, model.source,
-                    model.licence)} for condition, fitted in model.conditions.items()]
-
-
-def _part(name: str, part: Part, facts: Mapping[str, Any]) -> Row:
-    source = f"that of {part.origin}" if part.origin else facts.get("source", "")
-    return _row(name, part.rows, part.scores, np.mean(part.halves), source, facts.get("licence", ""))
+def _parts(model: CostModel | CardModel) -> list[Row]:
+    if isinstance(model, CardModel):
+        return [{"dtype": "bf16" if "bf16" in condition.precision else "fp16",
+                 **_row(f"networks {condition.name}", int(fitted.scores["n"]), fitted.scores, fitted.half, model.source,
+                        model.licence)} for condition, fitted in model.conditions.items()]
+    source, licence = (model.facts.get(name, "") for name in ("source", "licence"))
+    return [_row(name, part.rows, part.scores, np.mean(part.halves), f"that of {part.origin}" if part.origin else source,
+                 licence) for name, part in model.parts.items()]
 
 
 def _row(name: str, rows: int, scores: Mapping[str, float], half: float, source: str, licence: str) -> Row:

@@ -12,32 +12,28 @@ import pandas as pd
 from lib.config.definitions import RUNTIMES, load_devices
 from lib.errors import InputError, choices
 from lib.measure.published import labels
-from lib.measure.published.labels import DEFAULT, READERS
 from lib.predict import boards, held_out, parallel, registry, steps
 from lib.predict.advice import advise_operator, questions
-from lib.predict.boards import Boards
-from lib.predict.cards import card_model
-from lib.predict.cards.whole_networks import CASTS
+from lib.predict.cards import card_model, whole_networks
 from lib.predict.evaluation import labelled_rates
 from lib.predict.networks.composition import ZEROING
 from lib.predict.networks.sums import Parts
-from lib.predict.operators import features
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators import cost_model, features
 from lib.predict.trust import scoreboard
 from lib.predict.trust.scoreboard import FACTORS, GPUS, KERNELS, LAUNCHES, NETWORKS, SMALL, SMALL_MS, condition_of
 from lib.progress import track
+from lib.tables import columns
 from lib.work import networks
 from lib.work.graph import families
 
 _WINOGRAD, _BOOST = 4.0, 1.1  # times the peak rate of counted products: by fewer products, by a clock above the stated one
 # what ran, whatever the number of GPUs
-_CASE = ("source", "device", "model", "mode", "dtype", "input", "layout", "compile", "runtime", "alone")
+_CASE = "source device model mode dtype input layout compile runtime alone".split()
 _ENDS = ("predicted", "low", "high")
+_TOO_FAST = "above the peak rate of the device"
 _COPIES = 10  # this many equal times make one device a copy of another
 _TYPES = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of an element of the input
 _PASSES = {"infer": "forward", "train": "backward"}
-_ANSWERED = ("device", "what", "kind", "mode", "condition", "group", "case", "batch_size", "left_out", "measured", "predicted",
-             "low", "high", "out_of_range", "source", "licence")
 
 
 def read(*folders: Path) -> pd.DataFrame:
@@ -57,14 +53,14 @@ def read(*folders: Path) -> pd.DataFrame:
                 part = pd.DataFrame([{"error": str(error)}])
             parts.append(part.assign(source=source.of(path), licence=source.licence))
     if not parts:
-        known = choices(source.name for source in READERS)
-        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {known}, and no CSV with the columns model, "
-                         f"device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
+        sources = choices(source.name for source in labels.READERS)
+        raise InputError(f"{choices(map(str, folders))} has no labels: no file of {sources}, and no CSV with the columns "
+                         f"model, device and measured_ms; its columns may be: {choices(labels.COLUMNS)}")
     table = pd.concat(parts, ignore_index=True).reindex(columns=[*labels.COLUMNS, "source", "licence", "error"])
     ids, unknown = _devices(table["device"].dropna().unique())
-    table["device"] = table["device"].map(ids).fillna(table["device"])
-    in_default = table["dtype"] == DEFAULT
-    table.loc[in_default, "dtype"] = table.loc[in_default, "device"].map(_default_type)
+    table["device"] = table["device"].replace(ids)
+    with_tf32 = table["device"].isin([device for device, vendor in load_devices().items() if "tf32" in vendor.peak_gflops])
+    table["dtype"] = table["dtype"].mask(table["dtype"] == labels.DEFAULT, np.where(with_tf32, "tf32", "fp32"))
     for wrong in (table["device"].map(unknown).fillna(""), _errors(table), _copies(table)):
         table["error"] = table["error"].where(table["error"] != "", wrong)
     return table
@@ -81,16 +77,11 @@ def _devices(names) -> tuple[dict[str, str], dict[str, str]]:
     return ids, unknown
 
 
-def _default_type(device: str) -> str:
-    vendor = load_devices().get(device)
-    return "tf32" if vendor and "tf32" in vendor.peak_gflops else "fp32"
-
-
 def _learned() -> set[tuple[str, str]]:
     """Return the sources and devices that models which ship learned from."""
-    of_kernels = {path: device for (device, _), path in registry.model_files(shipped=True).items()}
     return {("timm", device) for device in card_model.files_of_cards()} | {
-        ("NeuSight", device) for path, device in of_kernels.items() if registry.load(path).facts.get("source") == "neusight"}
+        ("NeuSight", device) for (device, _), path in registry.model_files(shipped=True).items()
+        if registry.load(path).facts.get("source") == "neusight"}
 
 
 def _errors(table: pd.DataFrame) -> pd.Series:
@@ -113,14 +104,13 @@ def _errors(table: pd.DataFrame) -> pd.Series:
 
 def _copies(table: pd.DataFrame) -> pd.Series:
     """Return an error for the rows of a device most of whose times are an earlier device's, in the same source."""
-    wrong, case = pd.Series("", table.index), [name for name in labels.COLUMNS if name not in ("device", "measured_ms")]
-    good = table[table["error"] == ""]
-    texts = pd.Series(list(good[[*case, "source", "measured_ms"]].astype(str).itertuples(index=False)), good.index, dtype=str)
-    first = good["device"].groupby(texts).transform("first")
+    wrong, good = pd.Series("", table.index), table[table["error"] == ""].astype(str)
+    label = [name for name in (*labels.COLUMNS, "source") if name != "device"]
+    first = good.groupby(label, dropna=False, sort=False)["device"].transform("first")
     for (source, device), rows in good.groupby(["source", "device"]):
-        others = first[rows.index][first[rows.index] != device].value_counts()
-        if len(others) and others.iloc[0] >= max(_COPIES, len(rows) / 2):
-            wrong[rows.index] = f"a copy of {others.index[0]}'s times, which {source} has, too"
+        originals = first[rows.index][first[rows.index] != device].value_counts()
+        if len(originals) and originals.iloc[0] >= max(_COPIES, len(rows) / 2):
+            wrong[rows.index] = f"a copy of {originals.index[0]}'s times, which {source} has, too"
     return wrong
 
 
@@ -132,13 +122,12 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     the rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
     """
     table = read(*folders)
-    good, links = table[table["error"] == ""], {device: vendor.link_gbps for device, vendor in load_devices().items()}
-    good = good.assign(gpus=good["gpus"].astype(float).astype(int), measured_ms=good["measured_ms"].astype(float),
-                       gbps=good["device"].map(links),
-                       mb=good["model"].astype(str).str.extract("^all_reduce mb=(.*)")[0].astype(float))
-    is_kernel = good["model"].map(lambda model: str(model).partition(" ")[0] in families.families()).astype(bool)
-    is_kernel, is_exchange = is_kernel & (good["gpus"] == 1), good["mb"].notna()
-    learned = Boards() if alone else boards.shipped()
+    good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
+    good = good.assign(gbps=good["device"].map({device: vendor.link_gbps for device, vendor in load_devices().items()}),
+                       mb=good["model"].str.extract("^all_reduce mb=(.*)")[0].astype(float))
+    is_kernel = (good["gpus"] == 1) & good["model"].str.split().str[0].isin(families.families())
+    is_exchange = good["mb"].notna()
+    learned = boards.Boards() if alone else boards.shipped()
     with boards.scoring(learned):
         kernels = _kernels(good[is_kernel])
     learned = labelled_rates.with_gradients(learned, kernels) if alone else learned
@@ -152,9 +141,9 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     result = pd.DataFrame()
     if len(rows):
         rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
-        answers = held_out.frame(**{name: rows[name] for name in _ANSWERED})
-        others, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
-        result = pd.concat([_conformed(answers, others, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
+        answers = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
+        more, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
+        result = pd.concat([_conformed(answers, more, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned, "costs": costs}
@@ -165,9 +154,9 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what ``boards.learn`` takes of rows."""
     kinds = [boards.kernel_kind(kind.removesuffix(SMALL), mode) if what == KERNELS else boards.network_kind(mode, condition)
              for what, kind, mode, condition in rows[["what", "kind", "mode", "condition"]].itertuples(index=False)]
-    known = {device: registry.is_of_measured_architecture(device) for device in rows["device"].unique()}
     return pd.DataFrame({"kind": kinds, "board": rows["source"] + ", " + rows["device"], "family": rows["group"],
-                         "is_known": rows["device"].map(known).astype(bool), "device": rows["device"],
+                         "is_known": rows["device"].map(cache(registry.is_of_measured_architecture)).astype(bool),
+                         "device": rows["device"],
                          "source": rows["source"].str.partition(",")[0],
                          "mostly_launches": rows["kind"].str.endswith((SMALL, LAUNCHES, GPUS)),
                          "error": np.log(rows["measured"] / rows["predicted"])}, index=rows.index)
@@ -175,9 +164,9 @@ def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit: str) -> pd.DataFrame:
     """Return rows whose ranges, where ``widened``, are learned from other devices or sources (``unit``)."""
-    own, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
-    every = pd.concat([own, log_errors(more)] if len(more) else [own])
-    for (name, kind, is_known), same in own[widened].groupby([unit, "kind", "is_known"]):
+    errors, conformed = log_errors(rows), rows.assign(left_out="all of " + rows["source"] + f"; of the range, the {unit}")
+    every = pd.concat([errors, log_errors(more)] if len(more) else [errors])
+    for (name, kind, is_known), same in errors[widened].groupby([unit, "kind", "is_known"]):
         part, spreads = rows.loc[same.index], boards.learn(every[every[unit] != name])
         low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
         conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
@@ -195,34 +184,33 @@ def ship(rows: pd.DataFrame) -> None:
 def _kernels(table: pd.DataFrame) -> pd.DataFrame:
     """Predict operators as ``advise-op`` does."""
     parts, described = [], cache(_described)
-    for (device, dtype), rows in track(list(table.groupby(["device", "dtype"])), "devices"):
-        answers = [described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
-                   for row in rows.itertuples()]
-        wrong = pd.Series([answer if isinstance(answer, str) else "" for answer in answers], rows.index)
-        shapes = pd.DataFrame([answer for answer in answers if not isinstance(answer, str)], index=rows.index[wrong == ""])
+    for (device, dtype), of_device in track(table.groupby(["device", "dtype"]), "devices"):
+        operators = pd.Series([described(row.model, row.dtype, _PASSES[row.mode], device.partition("@")[0] == "cpu")
+                               for row in of_device.itertuples()], of_device.index, dtype=object)
+        is_wrong = operators.map(lambda operator: isinstance(operator, str)).astype(bool)
+        if is_wrong.any():
+            parts.append(of_device[is_wrong].assign(error=operators))
+        if is_wrong.all():
+            continue
+        rows = of_device[~is_wrong]
+        shapes = pd.DataFrame(operators[~is_wrong].tolist(), rows.index)
         try:
             predictor = registry.for_devices([device], dtype)[0]
-            answer = predictor.model.predict(shapes) if len(shapes) else shapes
+            answer = predictor.model.predict(shapes)
         except InputError as error:
             parts.append(rows.assign(error=str(error)))
             continue
-        if shapes.empty:
-            parts.append(rows.assign(error=wrong))
-            continue
-        ms, op = rows["measured_ms"].astype(float).reindex(shapes.index), shapes["op"]
-        fastest = np.where(rows["model"].reindex(shapes.index).map(_is_winograd), _WINOGRAD, _BOOST)
-        allowed = shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
-        wrong = wrong.where(~(ms < allowed).reindex(rows.index, fill_value=False), "above the peak rate of the device")
-        ends = {end: answer[f"{end}_ms"] for end in ("predicted", "low", "high")}
-        group = op.combine(rows["model"].reindex(op.index), _shape_group)
+        fastest = np.where(rows["model"].map(_is_winograd), _WINOGRAD, _BOOST)
+        too_fast = rows["measured_ms"] < shapes["flops"] / predictor.roof.peak_gflops / 1e6 / fastest
         parts.append(rows.assign(
-            **ends, error=wrong, what=KERNELS, kind=op, mode=rows["mode"].map(_PASSES), group=group, batch_size=None,
-            condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
+            **{end: answer[f"{end}_ms"] for end in _ENDS}, error=np.where(too_fast, _TOO_FAST, ""), what=KERNELS,
+            kind=shapes["op"], mode=rows["mode"].map(_PASSES), group=shapes["op"].combine(rows["model"], _shape_group),
+            batch_size=None, condition=dtype, out_of_range=answer["out_of_range"] | (answer["origin"] != ""),
             widened=predictor.model.was_measured_elsewhere, parts=_gradients(shapes, predictor.model)))
     return pd.concat(parts) if parts else table
 
 
-def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
+def _gradients(shapes: pd.DataFrame, model: cost_model.CostModel) -> pd.Series:
     """Return what each backward pass of a convolution on a GPU consists of: ms and features of kernels, by gradient."""
     backward = shapes[(shapes["pass"] == "backward") & shapes["op"].isin(features.CONVOLUTIONS)]
     parts = [{} for _ in backward.index]
@@ -230,7 +218,7 @@ def _gradients(shapes: pd.DataFrame, model: CostModel) -> pd.Series:
         for name, places, ms, values, *_ in model.gradients(features.columns(backward)):
             for place, *part in zip(places, ms, values, strict=True):
                 parts[place][name] = part
-    return pd.Series(parts, backward.index, dtype=object).reindex(shapes.index)
+    return pd.Series(parts, backward.index, dtype=object)
 
 
 def _described(text: str, dtype: str, passes: str, on_cpu: bool) -> dict[str, Any] | str:
@@ -263,36 +251,33 @@ def _networks(table: pd.DataFrame) -> pd.DataFrame:
         return table
     gpus, batch = table["gpus"], pd.to_numeric(table["batch_size"], errors="coerce")
     alone = table.assign(gpus=1, batch_size=table["batch_size"].mask(gpus > 1, batch / gpus))
-    asked = questions.from_table(alone[list(questions.FIELDS)].astype(object))
-    answers = questions.answer(asked, more=("parts",)).set_axis(table.index)
+    answers = questions.answer(questions.from_table(alone[list(questions.FIELDS)]), more=("parts",)).set_axis(table.index)
     included = {name: table["includes"].str.split().map(lambda parts, name=name: name in parts) for name in labels.INCLUDED}
-    is_training, is_answered, is_pure = table["mode"] == "train", answers["error"] == "", table["autocast"] == "false"
+    is_training, is_pure = table["mode"] == "train", table["autocast"] == "false"
     share = (table["dtype"].map(_TYPES) / _TYPES["fp32"]).where(is_pure, 1.0)
     answers[[*parallel.SIZES, "h2d_ms"]] *= share.to_numpy()[:, None]
     answers["h2d_ms"] = answers["h2d_ms"].where(is_training, answers["input_mb"] / steps.LINK_GBPS)
     answers[["loader_wait_ms", "h2d_ms"]] *= gpus.where(table["parallel"] == parallel.DATA_PARALLEL, 1).to_numpy()[:, None]
-    out = {CASTS: is_pure, ZEROING: ~included[ZEROING]}
+    out = {whole_networks.CASTS: is_pure, ZEROING: ~included[ZEROING]}
     parts = [part.without(*(name for name in out if out[name][index])) if isinstance(part, Parts) else None
              for index, part in answers["parts"].items()]
     passes = (answers["forward_ms"] + answers["backward_ms"]).where(is_training, answers["predicted_ms"])
     too_fast = table["measured_ms"] * _WINOGRAD < answers["predicted_ms"] / answers["below_roof"]
     return table.assign(
         **{end: passes * answers[f"{end}_ms"] / answers["predicted_ms"] for end in _ENDS}, **answers[list(parallel.TERMS)],
-        error=answers["error"].mask(is_answered & too_fast, "above the peak rate of the device"), what=NETWORKS, parts=parts,
+        error=answers["error"].mask(too_fast, _TOO_FAST), what=NETWORKS, parts=parts,
         beside=sum(answers[f"{name}_ms"].where(included[name], 0.0) for name in labels.STEP), batch_size=batch,
-        out_of_range=answers["out_of_range"].fillna(False).astype(bool), group=table["model"].map(networks.family),
+        **answers[["out_of_range", "widened"]].fillna(False).astype(bool), group=table["model"].map(networks.family),
         kind=np.where(gpus > 1, gpus.astype(str) + GPUS, np.where(answers["bound"] == "launch", LAUNCHES, held_out.ALL)),
         condition=[condition_of(row.dtype, row.layout, bool(row.compile), count, scheme)
-                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)],
-        widened=answers["widened"].fillna(False).astype(bool))
+                   for row, count, scheme in zip(answers.itertuples(), gpus, table["parallel"], strict=True)])
 
 
-def _by_labels(table: pd.DataFrame, learned: Boards) -> pd.DataFrame:
+def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
     """Return predictions by the rates that were learned without the device and the family."""
     if not len(table):
         return table
-    ends = list(_ENDS)
-    table = table.assign(**{name: table[name].astype(float) for name in ends})
+    table, ends = table.astype(dict.fromkeys(_ENDS, float)), list(_ENDS)
     for row in table[(table["error"] == "") & table["parts"].notna()].itertuples():
         if isinstance(row.parts, Parts):
             rates = learned.without(row.device, row.group, row.source)

@@ -12,13 +12,12 @@ from scipy.optimize import least_squares
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.measure.published import labels
-from lib.predict import held_out, registry
+from lib.predict import held_out, registry, scores
 from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.power.limits import ENERGY_PER_BIT, PATH, QUANTITIES, PowerLimits, draw, power, slowdown, width
-from lib.predict.scores import score_draws
 
 SPLITS = {"device": "cards", "network": "networks"}
-_CASE = ["device", "dataset", "network", "batch_size", "optimizer"]
+_CASE = "device dataset network batch_size optimizer".split()
 _WORK = ["device", "model", "input", "batch_size"]
 _BERT = json.dumps({"model_type": "bert", "architectures": ["BertModel"]})  # of the usual size
 _NOMINAL = 0.9
@@ -67,11 +66,10 @@ def fit(rows: pd.DataFrame) -> PowerLimits:
                        rates(power, (5, 0.8), "limit", "drawn", "power"), dict.fromkeys(QUANTITIES, 1.0), "Zeus", labels.ZEUS)
 
 
-def predicted(model: PowerLimits, rows: pd.DataFrame, drawn: pd.Series | None = None) -> dict[str, pd.Series]:
-    """Return the factors of QUANTITIES; ``drawn``: the share of power without a limit, if it was measured."""
+def predicted(model: PowerLimits, rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return the factors of QUANTITIES."""
     static = model.static * rows["bit"]
-    drawn = draw(model.drawn, static, rows["busy"], rows["memory"]) if drawn is None else drawn
-    return model.factors(static, rows["limit"], drawn)
+    return model.factors(static, rows["limit"], draw(model.drawn, static, rows["busy"], rows["memory"]))
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -105,4 +103,4 @@ def ship(folder: Path) -> pd.DataFrame:
     model.halves.update({name: float(halves[what]) for name, what in held_out.LIMITS.items()})
     model.save(PATH)
     held_out.save(table.drop(columns="half"), PATH)
-    return score_draws(table, ["what", "left_out", "device"])
+    return scores.score_draws(table, ["what", "left_out", "device"])

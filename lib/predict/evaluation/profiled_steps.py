@@ -15,9 +15,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry, steps
-from lib.predict.networks import step, step_learners, work
-from lib.predict.networks.step_learners import StepModel
-from lib.predict.networks.sums import cross_predicted, each
+from lib.predict.networks import step, step_learners, sums, work
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
 from lib.predict.scores import score_by
@@ -77,11 +75,11 @@ def _costs(table: pd.DataFrame, source: str) -> dict[str, step.Costs]:
             for name in step.TERMS}
 
 
-def learn(table: pd.DataFrame, device: str) -> StepModel:
+def learn(table: pd.DataFrame, device: str) -> step_learners.StepModel:
     """Learn costs of the parts and whole steps of one device from its profiles (``gather``)."""
     learners = step_learners.fit(list(table["work"]), table["step"].to_numpy(), table["arch"])
     train = table[table["mode"] == "train"]
-    return StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
+    return step_learners.StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
                      tuple(sorted(set(train["hardware_id"] + " " + train["run_id"]))), _costs(train, f"profiles of {device}"),
                      learners)
 
@@ -108,8 +106,7 @@ def _sums_of_parts(train: pd.DataFrame, column: str, predictor: Predictor) -> pd
         costs = _costs(train.drop(test.index), "")
         for case in test.itertuples():
             total = steps.predict(predictor, case.work, steps.loading(case.workload, case.work), costs=costs)
-            ends = {end: getattr(total, end) for end in ("predicted_ms", "low_ms", "high_ms")}
-            rows[case.Index] = {**ends, **total.columns}
+            rows[case.Index] = total.times | total.columns
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
@@ -120,7 +117,8 @@ def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndar
     of_group = logs.groupby(groups)
     mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
     sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
-    line = cross_predicted(each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
+    line = sums.cross_predicted(
+        sums.each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
     return {"mean": mean, step.LINE: line} | {
         name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
 

@@ -5,7 +5,7 @@ Both are learned from networks that were measured end to end (``fitting``).
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import boards
-from lib.predict.networks.sums import Parts, interval, launched
+from lib.predict.networks.sums import Parts, Range, interval, launched
 from lib.predict.networks.work import Work, key_of
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features import CONVOLUTIONS
@@ -46,7 +46,7 @@ class Composition:
     scores: Mapping[str, float] = field(default_factory=dict)
     interval_of: str = ""
 
-    def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> tuple[float, float, float]:
+    def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> Range:
         """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
         half = self.half if self.networks else operators_half
         return interval(self.total(terms), half * (1 + outside))
@@ -84,8 +84,17 @@ class Provenance:
         return sum(self.origins.values())
 
 
+class Times:
+    """Base of predictions in ms."""
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Return predicted, low and high ms by their names."""
+        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+
+
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Times):
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
@@ -102,10 +111,11 @@ class Estimate:
     parts: Parts | None = None
     parallel_ms: float = 0.0
 
-    @property
-    def times(self) -> dict[str, float]:
-        """Return predicted, low and high ms by their names."""
-        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms")}
+    def scaled(self, factor: float, half: float, **changes: Any) -> "Estimate":
+        """Return this estimate times a factor; ``half``: of the factor's interval, in log, whose errors are independent."""
+        ms = self.predicted_ms
+        below, above = (math.exp(math.hypot(math.log(end / ms), half)) for end in (self.low_ms, self.high_ms))
+        return replace(self, predicted_ms=ms * factor, low_ms=ms * factor / below, high_ms=ms * factor * above, **changes)
 
     @cached_property
     def operators(self) -> pd.DataFrame:
@@ -123,14 +133,14 @@ def predicted_operators(work: Work, model: CostModel, measured: Mapping[tuple, f
     """
     table, answer = work.table, model.predict(work.table)
     least_ms = np.where(table["covered"], 0.0, table["flops"] / model.facts.get("peak_gflops", np.inf) / 1e6)
-    own = table["dtype"].isin(("", model.facts.get("dtype", "fp32")))
-    times = pd.Series([(measured or {}).get(key, np.nan) for key in work.keys], table.index, float).where(own)
+    same_dtype = table["dtype"].isin(("", model.facts.get("dtype", "fp32")))
+    times = pd.Series([(measured or {}).get(key, np.nan) for key in work.keys], table.index, float).where(same_dtype)
     looked_up = times.notna()
     predicted_ms = np.maximum(times.fillna(answer["predicted_ms"]), least_ms)
     return table.assign(predicted_ms=predicted_ms, at_least=least_ms > answer["predicted_ms"], looked_up=looked_up,
                         out_of_range=(answer["out_of_range"] | ~table["covered"].astype(bool)) & ~looked_up,
                         half=np.log(answer["high_ms"] / answer["predicted_ms"]), part=answer["part"],
-                        origin=answer["origin"].where(own | (answer["origin"] != ""), _BY_BYTES),
+                        origin=answer["origin"].where(same_dtype | (answer["origin"] != ""), _BY_BYTES),
                         cost_ms=predicted_ms * table["calls"])
 
 
@@ -207,15 +217,6 @@ def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half:
     return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
 
 
-def _on_board(parts: Parts, model: CostModel) -> tuple[float, float, float]:
-    """Return predicted, low and high ms: by labelled rates on a board measured elsewhere, else by its measured launch time."""
-    used = parts.without(ZEROING)
-    if model.was_measured_elsewhere:
-        return used.predict(*boards.rates(model.device).of_passes)
-    launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
-    return launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
-
-
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
     """Predict a pass or step from its operators; the interval is that of networks of unseen families.
 
@@ -231,6 +232,9 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
         predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     else:
         parts = _gpu_pass_parts(work, operators, model, half * (1 + outside))
-        predicted_ms, low_ms, high_ms = _on_board(parts, model)
+        used = parts.without(ZEROING)
+        launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
+        predicted_ms, low_ms, high_ms = used.predict(*boards.rates(model.device).of_passes) \
+            if model.was_measured_elsewhere else launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
     return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts)

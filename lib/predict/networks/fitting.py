@@ -12,7 +12,7 @@ import pandas as pd
 
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, TIME_TERMS, Composition, Terms, terms
-from lib.predict.networks.sums import LEAST_NETWORKS, Sum, learned, sums
+from lib.predict.networks.sums import LEAST_NETWORKS, Range, Sum, learned, sums
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
@@ -42,7 +42,7 @@ class Learned:
     efficiencies: Mapping[str, float]
     compositions: Mapping[str, Composition]
 
-    def predict(self, memory: str, parts: Terms, outside: float = 0.0) -> tuple[float, float, float]:
+    def predict(self, memory: str, parts: Terms, outside: float = 0.0) -> Range:
         """Return predicted, low and high ms of TIME_TERMS in a process of one heap, see ``Composition.predict``."""
         return self.compositions[memory].predict(terms(parts, self.efficiencies), outside)
 

@@ -17,9 +17,8 @@ from lib import paths
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.predict.model_file import AtLeastOne, Format, Saved, keyed, require
-from lib.predict.networks import composition, fitting
+from lib.predict.networks import composition, fitting, sums
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition
-from lib.predict.networks.sums import folds, interval, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
 
@@ -29,7 +28,7 @@ TERMS = (*OPERATOR_KINDS, "weights", "calls")
 _WEIGHT_MS, _CALL_MS = 0.15, 0.004  # what a MB of weights and a call more are expected to cost
 # Spreads of logs: of a kind's factor about that of all (one is chosen by families left out), of the latter, of what weights and
 # calls cost, and of networks about their sums.
-_SUMS = sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
+_SUMS = sums.sums(len(OPERATOR_KINDS), (0.3, 0.5, 0.8), 0.7, (1.0, 1.0), 0.1, np.ones(len(TERMS)))
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def fit(rows: pd.DataFrame) -> Composition:
 
 def gain_interval(way: Composition, terms: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Return by how many times a network of TERMS, or each of several, is faster, at least and at most."""
-    return interval(1 / way.total(terms), way.half)
+    return sums.interval(1 / way.total(terms), way.half)
 
 
 def left_out(rows: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +70,7 @@ def left_out(rows: pd.DataFrame) -> pd.DataFrame:
     Only ``usable`` rows teach.
     """
     parts = []
-    for number, test in enumerate(folds(rows)):
+    for number, test in enumerate(sums.folds(rows)):
         predicted, low, high = gain_interval(fit(rows[~test & rows["usable"]]), rows[test])
         parts.append(rows[test].assign(fold=number, predicted=predicted, low=low, high=high))
     return pd.concat(parts).loc[rows.index].assign(measured=1 / rows["ratio"])
@@ -104,19 +103,18 @@ def shipped() -> Gains:
 
 @dataclass(frozen=True)
 class GainAnswer:
-    """By how many times a network is predicted to be faster, at least and at most in 90 % of cases, and the evidence."""
+    """By how many times a network is predicted to be faster, half the 90 % interval of its log, and the evidence."""
 
     gain: float
-    low: float
-    high: float
+    half: float
     evidence: str
 
 
 def serves(dtype: str) -> bool:
     """Return whether networks tell what an element type gains on this machine's CPU."""
-    known = shipped()
-    computed_so = dtype != "bf16" or machine.instructions("bf16") == known.bf16_instructions
-    return computed_so and any(way.dtype == dtype for way in known.ways)
+    model = shipped()
+    computed_so = dtype != "bf16" or machine.instructions("bf16") == model.bf16_instructions
+    return computed_so and any(way.dtype == dtype for way in model.ways)
 
 
 def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAnswer:
@@ -124,20 +122,21 @@ def answer(work: Work, cost_model: CostModel, dtype: str, layout: str) -> GainAn
 
     Raises InputError for what no networks were measured in, and for bf16 on a CPU that computes it otherwise than theirs.
     """
-    known, way = shipped(), GainCondition(work.mode, dtype, layout)
-    if way not in known.ways:
+    model, way = shipped(), GainCondition(work.mode, dtype, layout)
+    if way not in model.ways:
         raise InputError(f"no networks were measured on a CPU in {dtype} {layout}; there are: "
-                         f"{choices(f'{other.dtype} {other.layout}' for other in known.ways if other.mode == work.mode)}")
+                         f"{choices(f'{other.dtype} {other.layout}' for other in model.ways if other.mode == work.mode)}")
     if not serves(dtype):
-        own = choices(machine.instructions("bf16")) or \
+        instructions = choices(machine.instructions("bf16")) or \
             "neither, where bf16 is computed by other instructions and is often slower"
-        raise InputError(f"networks were measured in bf16 on a CPU with {choices(known.bf16_instructions)}, and this one has "
-                         f"{own}")
-    gain = known.ways[way]
-    scores, times = gain.scores, gain_interval(gain, terms(work, composition.predicted_operators(work, cost_model)))
-    evidence = (f"{dtype} {layout} gains {times[0]:.2f} ({times[1]:.2f} to {times[2]:.2f}); "
-                f"from {gain.networks} networks that ran both ways on {known.machine} with "
-                f"{known.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
+        raise InputError(f"networks were measured in bf16 on a CPU with {choices(model.bf16_instructions)}, and this one has "
+                         f"{instructions}")
+    fitted = model.ways[way]
+    gain, low, high = gain_interval(fitted, terms(work, composition.predicted_operators(work, cost_model)))
+    scores = fitted.scores
+    evidence = (f"{dtype} {layout} gains {gain:.2f} ({low:.2f} to {high:.2f}); "
+                f"from {fitted.networks} networks that ran both ways on {model.machine} with "
+                f"{model.threads} threads; of families left out the factor errs by {scores['mape']:.0f} % (a constant by "
                 f"{scores['constant_mape']:.0f} %), its sign is right in {scores['sign']:.0f} % of cases (always: "
                 f"{scores['constant_sign']:.0f} %)")
-    return GainAnswer(*times, evidence)
+    return GainAnswer(gain, fitted.half, evidence)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.fitting import enough, learn
-from lib.predict.networks.sums import Sum, interval
+from lib.predict.networks.sums import Range, Sum, interval
 from lib.predict.networks.work import Work
 
 # first use of libraries (1 or 0), weights and inputs, peak of tensors by mode, all blocks of a pass
@@ -42,15 +42,14 @@ def learned(table: pd.DataFrame, without: str = "") -> dict[str, Composition]:
 
 def predicted(table: pd.DataFrame) -> pd.DataFrame:
     """Return networks with PREDICTED: their resident memory, learned without each network's family."""
-    answers, terms = [], _terms(table).to_dict("records")
     without = {family: learned(table, family) for family in sorted(set(table["family"]))}
-    for row, family, memory in zip(terms, table["family"], table["memory"], strict=True):
-        fitted = without[family].get(memory)
-        answers.append(fitted.predict(row) if fitted else (np.nan,) * len(PREDICTED))
+    cases = zip(_terms(table).to_dict("records"), table["family"], table["memory"], strict=True)
+    answers = [without[family][memory].predict(row) if memory in without[family] else (np.nan,) * len(PREDICTED)
+               for row, family, memory in cases]
     return table.assign(**pd.DataFrame(answers, table.index, PREDICTED, float))
 
 
-def answer(fitted: Composition, work: Work, beside_mb: float = 0.0) -> tuple[float, float, float]:
+def answer(fitted: Composition, work: Work, beside_mb: float = 0.0) -> Range:
     """Return predicted, low and high MB that a fresh process grows by; ``beside_mb``: tensors beside those of the passes."""
     (terms,) = _terms(pd.DataFrame([{"mode": work.mode, "first_use": True, **parts_of(work)}])).to_dict("records")
     return interval(fitted.total(terms) + beside_mb, fitted.half)

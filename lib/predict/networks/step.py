@@ -14,8 +14,9 @@ import pandas as pd
 
 from lib.errors import InputError
 from lib.predict.model_file import Count, NotNegative
-from lib.predict.networks.composition import Estimate
+from lib.predict.networks.composition import Estimate, Times
 from lib.predict.networks.sums import cross_predicted, each, interval
+from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 from lib.work.training import PHASES
@@ -47,7 +48,7 @@ class StepPart:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Times):
     """A predicted step: ``parts`` by their names (STEP_PHASES; an evaluated batch has no backward and optimizer), in ms.
 
     ``passes`` is the estimate of forward and backward together; ``memory_mb`` what the step needs, the optimizer's state too.
@@ -91,8 +92,8 @@ class Step:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return the parts in ms as columns, NaN for those that there are not."""
-        return {f"{name}_ms": self.parts[name].predicted_ms if name in self.parts else math.nan for name in STEP_PHASES}
+        """Return the parts in ms as columns."""
+        return {f"{name}_ms": part.predicted_ms for name, part in self.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,7 @@ def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequenc
 
 def _rates(terms: pd.DataFrame, measured: np.ndarray) -> np.ndarray:
     """Return non-negative rates of the terms by least squares of the relative error, 1 for those of _FIXED."""
-    from scipy.optimize import nnls
-
-    values, fixed = terms.to_numpy(float), terms.columns.isin(_FIXED)
-    rates, scale = fixed.astype(float), values.max(axis=0) + 1e-30
-    costs, _ = nnls((values / scale / measured[:, None])[:, ~fixed], (measured - values @ rates) / measured)
-    rates[~fixed] = costs / scale[~fixed]
+    fixed = terms.columns.isin(_FIXED)
+    rates = fixed.astype(float)
+    rates[~fixed] = nonnegative_rates(terms.loc[:, ~fixed], measured, terms.to_numpy(float) @ rates)
     return rates

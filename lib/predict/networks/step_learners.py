@@ -12,16 +12,14 @@ from pydantic import Field
 from lib.errors import InputError, choices
 from lib.predict.learners import mlp
 from lib.predict.model_file import Device, Format, NotNegative, Saved, require
-from lib.predict.networks import step
-from lib.predict.networks.step import Costs
-from lib.predict.networks.sums import cross_predicted, each
+from lib.predict.networks import step, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
 from lib.predict.operators.validation import half_interval
 from lib.predict.scores import score
 
-TERMS = ["flops", "bytes", "trained", "input", "step"]
-FEATURES = ["flops", "bytes", "intensity", "weights", "operators", "batch", "fresh"]
+TERMS = "flops bytes trained input step".split()
+FEATURES = "flops bytes intensity weights operators batch fresh".split()
 _ROUNDS, _WIDTH, _NETS = 60, 16, 3
 _FEW = {"num_leaves": 4, "min_data_in_leaf": 3, "bagging_freq": 0}  # of trees on tens of runs
 _BEYOND = 0.3  # in log time: how far an answer may go beyond the factors of the training runs
@@ -57,10 +55,6 @@ def _predicted(regressor: Boosted | Student, terms: pd.DataFrame, x: pd.DataFram
     return regressor.predict(terms.to_numpy(), x[regressor.names].to_numpy(), np.zeros(len(x), bool))
 
 
-def _boosted(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -> Boosted:
-    return Boosted.fit(terms, x, measured_ms, np.ones(len(x)), _ROUNDS, **_FEW)
-
-
 def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -> Student:
     costs = nonnegative_rates(terms, measured_ms)
     total, share = shares(terms.to_numpy(), costs)
@@ -70,15 +64,16 @@ def _perceptron(terms: pd.DataFrame, x: pd.DataFrame, measured_ms: np.ndarray) -
     return Student(list(terms), costs, list(x), {}, bounds, nets.centre, nets.scale, nets.layers)
 
 
-_TRAIN = {"GBT": _boosted, "MLP": _perceptron}
+_TRAIN = {"GBT": lambda terms, x, measured_ms: Boosted.fit(terms, x, measured_ms, np.ones(len(x)), _ROUNDS, **_FEW),
+          "MLP": _perceptron}
 NAMES = tuple(_TRAIN)
 
 
 def left_out(name: str, items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> np.ndarray:
     """Return ms of each step, each group (an architecture, a workload) predicted by what was learned without it."""
     terms, x = frames(items)
-    return cross_predicted(each(groups), lambda test: _predicted(_TRAIN[name](terms[~test], x[~test], measured_ms[~test]),
-                                                                 terms[test], x[test]))
+    return sums.cross_predicted(sums.each(groups), lambda test: _predicted(
+        _TRAIN[name](terms[~test], x[~test], measured_ms[~test]), terms[test], x[test]))
 
 
 def fit(items: Sequence[Work], measured_ms: np.ndarray, groups: Sequence[str]) -> dict[str, Learner]:
@@ -98,7 +93,7 @@ class StepModel(Saved):
     device: Device
     hardware_id: str
     runs: tuple[str, ...]
-    costs: dict[Literal[*step.TERMS], Costs]
+    costs: dict[Literal[*step.TERMS], step.Costs]
     learners: dict[str, Learner]
     source: Literal["profiles"] = field(default="profiles", kw_only=True)
 

@@ -16,10 +16,11 @@ from lib.errors import InputError
 LEAST_NETWORKS = 4
 _FOLDS = 5
 OVERLAP = 4.0  # exponent of the soft maximum of kernels and of the launches that overlap with them
+Range = tuple[float, float, float]  # predicted, low and high
 HOST_MS = (0.020, 0.006, 0.045)  # of a launch by a host that nobody measured: usual, least and most of those of others
 
 
-def launched(kernels_ms: float, half: float, launches_ms: Sequence[float]) -> tuple[float, float, float]:
+def launched(kernels_ms: float, half: float, launches_ms: Sequence[float]) -> Range:
     """Return predicted, low and high ms of a GPU's kernels, which the host launches meanwhile.
 
     ``half`` is half the interval of the kernels in log time; ``launches_ms`` are usual, least and most.
@@ -41,14 +42,14 @@ class Parts:
         return replace(self, **{name: {kind: value for kind, value in getattr(self, name).items() if kind not in kinds}
                                 for name in ("kernels_ms", "launches")})
 
-    def predict(self, rates: Mapping[str, float], usual_ms: Mapping[str, float]) -> tuple[float, float, float]:
+    def predict(self, rates: Mapping[str, float], usual_ms: Mapping[str, float]) -> Range:
         """Return predicted, low and high ms with ``rates`` of kernels and the ms of launches by a usual host of others."""
         kernels_ms = sum(ms * rates.get(kind, 1.0) for kind, ms in self.kernels_ms.items())
         launches_ms = sum(count * usual_ms.get(kind, HOST_MS[0]) for kind, count in self.launches.items())
         return launched(kernels_ms, self.half, [launches_ms * ms / HOST_MS[0] for ms in HOST_MS])
 
 
-def interval(value: float, half: float) -> tuple[float, float, float]:
+def interval(value: float, half: float) -> Range:
     """Return a value with the ends of its interval, ``half`` of which is stated in logs."""
     return value, value * math.exp(-half), value * math.exp(half)
 
@@ -57,8 +58,9 @@ def folds(rows: pd.DataFrame) -> Iterator[np.ndarray]:
     """Yield which rows are left out together: families of networks, or networks where there are too few families."""
     group = rows["family" if rows["family"].nunique() >= LEAST_NETWORKS else "network"]
     names = sorted(set(group))
-    for fold in range(min(_FOLDS, len(names))):
-        yield group.isin(names[fold::min(_FOLDS, len(names))]).to_numpy()
+    count = min(_FOLDS, len(names))
+    for fold in range(count):
+        yield group.isin(names[fold::count]).to_numpy()
 
 
 def each(groups: pd.Series | np.ndarray) -> Iterator[np.ndarray]:
@@ -95,11 +97,11 @@ class Sum:
 
         parts, log_totals, prior = parts * self.usual, np.log(totals), np.diag(1 / self.expected)
 
-        def errors(logs: np.ndarray) -> np.ndarray:
+        def errors(logs):
             sums = parts @ np.exp(self.factors @ logs)
             return np.append((np.log(sums) - log_totals) / self.noise, logs / self.expected)
 
-        def slopes(logs: np.ndarray) -> np.ndarray:
+        def slopes(logs):
             scaled = parts * np.exp(self.factors @ logs)
             noise = np.broadcast_to(self.noise, len(parts))[:, None]
             return np.concatenate([scaled / scaled.sum(axis=1, keepdims=True) @ self.factors / noise, prior])

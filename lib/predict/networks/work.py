@@ -18,7 +18,7 @@ from lib.work import dtypes, networks
 from lib.work.graph import capture, counts, families
 from lib.work.graph.ops import Graph, Op
 
-_WITH_BACKWARD = ("conv2d", "conv3d", "attention", "pool2d", "pool3d", "batch_norm", "layer_norm", "softmax", "activation")
+_WITH_BACKWARD = "conv2d conv3d attention pool2d pool3d batch_norm layer_norm softmax activation".split()
 _MOVING = ("fill", "random", "loss")  # not swept: taken as copies of as many elements
 _SHORT = {name: short for short, name in dtypes.NAMES.items()}
 _LOW = tuple(map(dtypes.torch_name, dtypes.AUTOCAST))
@@ -154,12 +154,14 @@ def _not_modelled(graph: Graph) -> tuple[str, ...]:
     """
     floats = [spec for op in graph.ops for spec in op.tensors if getattr(torch, spec.dtype).is_floating_point]
     of_input = next((spec.dtype for kind in ("input", "parameter") for spec in floats if spec.kind == kind), "")
-    own = graph.computes_in if graph.computes_in in _LOW else of_input
-    described = {op: families.describe(op) is not None for op in dict.fromkeys(filter(counts.is_work, graph.ops))}
-    uncovered = {stand_ins.words(op) for op, covered in described.items() if not covered}
-    others = {f"{op.short} in {op.tensors[0].dtype}" for op, covered in described.items()
-              if covered and counts.matrix_flops(op) and op.tensors[0].dtype != own}
-    return tuple(sorted(uncovered | others))
+    dtype = graph.computes_in if graph.computes_in in _LOW else of_input
+    words = set()
+    for op in dict.fromkeys(filter(counts.is_work, graph.ops)):
+        if families.describe(op) is None:
+            words.add(stand_ins.words(op))
+        elif counts.matrix_flops(op) and op.tensors[0].dtype != dtype:
+            words.add(f"{op.short} in {op.tensors[0].dtype}")
+    return tuple(sorted(words))
 
 
 def row_of(op: Op) -> dict[str, Any]:
@@ -167,16 +169,15 @@ def row_of(op: Op) -> dict[str, Any]:
 
     FLOPs that are not known are at least one for each element.
     """
-    described, moved = families.describe(op), counts.compulsory_bytes(op)
+    described = families.describe(op)
     family, params = described or stand_ins.stand_in(op)
     backward = family in _WITH_BACKWARD and "backward" in op.short
     if family in _MOVING:
-        params = {"kind": op.short, "outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
-        family = "copy"
+        family, params = "copy", {"outer": 1, "inner": max(1, params["elements"]), "layout": "contiguous"}
     if family == "copy":
-        params = {**params, "kind": "clone"}  # the one that is swept; the others copy as it does
+        params = params | {"kind": "clone"}  # the one that is swept; the others copy as it does
     return {"op": family, **params, "dtype": _SHORT.get(op.dtype, op.dtype), "pass": "backward" if backward else "forward",
-            "flops": stand_ins.least_flops(op), "bytes": moved,
+            "flops": stand_ins.least_flops(op), "bytes": counts.compulsory_bytes(op),
             "covered": described is not None and not counts.is_complex(op)}
 
 

@@ -37,12 +37,15 @@ _WIDTH = 64
 More = Callable[[int], list[pd.DataFrame]]  # how many -> terms and features of augmented rows
 
 
-def nonnegative_rates(terms: pd.DataFrame, measured_ms: np.ndarray) -> np.ndarray:
-    """Return what one of each term costs, in ms: least squares of the relative error without negative rates (SciPy's nnls)."""
+def nonnegative_rates(terms: pd.DataFrame, measured_ms: np.ndarray, known_ms: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return what one of each term costs, in ms: least squares of the relative error without negative rates (SciPy's nnls).
+
+    ``known_ms``: what is known of the measured times, beside the terms.
+    """
     from scipy.optimize import nnls
 
     scale = terms.to_numpy().max(axis=0) + 1e-30
-    costs, _ = nnls(terms.to_numpy() / scale / measured_ms[:, None], np.ones(len(terms)), maxiter=2000)
+    costs, _ = nnls(terms.to_numpy() / scale / measured_ms[:, None], (measured_ms - known_ms) / measured_ms, maxiter=2000)
     return costs / scale
 
 

@@ -83,10 +83,7 @@ def limited(estimate: Estimate | Step, ratios: Mapping[str, float]) -> Any:
     if isinstance(estimate, Step):
         return replace(estimate, parts={name: part.times(time) for name, part in estimate.parts.items()},
                        passes=limited(estimate.passes, ratios))
-    ms, half = estimate.predicted_ms, math.log(ratios["time_ratio_high"] / time)
-    below, above = (math.exp(math.hypot(math.log(end / ms), half)) for end in (estimate.low_ms, estimate.high_ms))
-    return replace(estimate, predicted_ms=ms * time, low_ms=ms * time / below, high_ms=ms * time * above,
-                   parallel_ms=estimate.parallel_ms * time)
+    return estimate.scaled(time, math.log(ratios["time_ratio_high"] / time), parallel_ms=estimate.parallel_ms * time)
 
 
 def text(ratios: Mapping[str, float]) -> str:
