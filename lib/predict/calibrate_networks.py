@@ -24,9 +24,8 @@ from lib.predict.networks import sums, work
 from lib.predict.networks.composition import PLAIN_SUM, TERMS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.validation import COVER
 from lib.predict.registry import Predictor
-from lib.predict.scores import score
+from lib.predict.scores import COVER, score
 from lib.work import networks
 from lib.work.graph import capture
 from lib.work.graph.ops import MODES

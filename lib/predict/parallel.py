@@ -16,7 +16,7 @@ from lib.config import definitions
 from lib.predict.model_file import Format, NotNegative, Positive, Saved
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import half_interval
+from lib.predict.scores import half_interval
 
 PATH = paths.REFERENCE / "models" / "parallel.json"
 GPUS = range(1, 17)

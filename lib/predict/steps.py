@@ -7,13 +7,12 @@ this machine's CPU or else of the reference.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import files, paths
 from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import archive
@@ -103,13 +102,11 @@ def of_itself(predictor: Predictor) -> StepModel | None:
     return _first(own_files(predictor))
 
 
+_read = files.until_changed(StepModel.load)
+
+
 def _first(candidates: Iterable[Path]) -> StepModel | None:
-    return next((_read(path, path.stat().st_mtime_ns) for path in candidates if path.is_file()), None)
-
-
-@cache
-def _read(path: Path, _: int) -> StepModel:
-    return StepModel.load(path)
+    return next((_read(path) for path in candidates if path.is_file()), None)
 
 
 def costs_of(predictor: Predictor) -> Mapping[str, Costs]:
