@@ -31,9 +31,9 @@ from lib.work.graph import capture
 from lib.work.graph.ops import MODES
 
 # small networks of many families, none of them held out anywhere; the first ones fit into any budget
-NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
-            "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
-            "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
+NETWORKS = ("mobilenet_v3_small timm:pit_ti_224 squeezenet1_1 timm:convnext_atto resnet18 timm:levit_128s mnasnet0_5 "
+            "timm:edgenext_xx_small timm:repvgg_a0 shufflenet_v2_x0_5 timm:poolformerv2_s12 timm:ghostnet_050 "
+            "timm:resnext26ts densenet121 swin_t").split()
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 MOMENTS = (slice(0, None, 2), slice(1, None, 2), slice(None))  # networks that run before, amid and after the operators
 _VISITS = 2  # of each network

@@ -23,9 +23,8 @@ from lib.progress import track
 from lib.work import dtypes, networks
 
 # Networks whose operators were swept, too; all others that were measured validate.
-TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
-          "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
-          "vit_b_16")
+TUNING = ("convnext_tiny densenet121 efficientnet_b0 googlenet mnasnet0_5 mnasnet0_75 mobilenet_v3_small regnet_x_3_2gf "
+          "regnet_y_400mf resnet18 shufflenet_v2_x0_5 squeezenet1_1 swin_t vgg11 vgg19_bn vit_b_16").split()
 _PARTS = [*TIME_TERMS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb", "flops", "bytes", "calls"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]

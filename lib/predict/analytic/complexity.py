@@ -24,7 +24,7 @@ from lib.work.networks import Network
 
 LOSS, UNUSED = "loss", "unused"
 _ROOT = "network"
-_SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
+_SUMS = "calls params activation_bytes flops_forward flops_backward bytes_forward bytes_backward".split()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Analysis:
     @cached_property
     def sizes(self) -> dict[int, tuple[int, int]]:
         """Give bytes and elements of each storage: of the widest view that an operator sees of it."""
-        sizes: dict[int, tuple[int, int]] = {}
+        sizes = {}
         for op in self.graph.ops:
             for spec in (*op.tensors, *op.outputs):
                 sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
@@ -79,12 +79,6 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
     """
     network = networks.network(name, batch_size, input_shape)
     return Analysis(network, capture.of_network(network, "train", root=_ROOT))
-
-
-def input_bytes(analysis: Analysis) -> int:
-    """Return the bytes of the input batch where the backward pass reads it again, else 0."""
-    inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
-    return sum(analysis.sizes[storage][0] for storage in inputs & analysis.saved)
 
 
 def rows_of(analysis: Analysis) -> pd.DataFrame:
@@ -145,7 +139,7 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
 
     There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
     """
-    summary: dict[str, dict[str, dict[str, float | None]]] = {}
+    summary = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
         forward, backward = (None if pd.isna(flops) else flops for flops in (row.flops_forward, row.flops_backward))

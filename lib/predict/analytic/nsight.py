@@ -13,8 +13,8 @@ from lib.config.definitions import Metric, load_metrics
 from lib.errors import InputError, choices
 
 _LEAST = 0.05  # of the time: kernels that took less have no row of work
-_PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_PREFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = {"time": "([num]?)(second|s)", "bytes": "([KMGT]?)(byte|B)", "flops": "([KMGT]?)(inst|op|ops|)"}  # by role
 _TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
 _SUMS = {"time": "seconds", "bytes": "bytes", "flops": "flops"}  # columns of what was counted, by role
 _COLLECT = "collect it with params/collect_nsight.sh"
@@ -66,11 +66,10 @@ def _short(kernel: str) -> str:
 
 def _factor(unit: str, role: str, where: str) -> float:
     """Return what one unit is in bytes, seconds or counts; InputError for one that does not fit the role."""
-    prefix = re.fullmatch(r"([KMGT]?)(byte|B)" if role == "bytes" else r"([KMGT]?)(inst|op|ops|)", unit)
-    factor = _SECONDS.get(unit) if role == "time" else prefix and _PREFIX[prefix[1]]
-    if not factor:
+    match = re.fullmatch(_UNITS[role], unit)
+    if not match:
         raise InputError(f"{where}: the unit {unit!r} is none of {role}; collect again with --print-units base")
-    return factor
+    return _PREFIX[match[1]]
 
 
 def _table(text: str, name: str) -> pd.DataFrame:

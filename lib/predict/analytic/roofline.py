@@ -20,8 +20,8 @@ from lib.measure.statistics import VERDICTS
 from lib.tables import columns
 
 LAUNCHES = 10  # work of fewer launch overheads than this an operator is bound by launching it
-WORK = ["label", "env", "arch", "backend", "batch_size", "precision", "elapsed_sec", "bytes_source", "kind", "family", "calls",
-        "occurrences", "flops", "bytes", "level", "roof_dtype", "verdict", "hardware_id", "software_id"]
+WORK = ("label env arch backend batch_size precision elapsed_sec bytes_source kind family calls occurrences flops bytes level "
+        "roof_dtype verdict hardware_id software_id").split()
 LEFT_OUT = ("unusable", "without bytes", "without FLOPs", "without time", "without roof")
 
 
@@ -75,9 +75,8 @@ class Roof:
 
     def level_of(self, working_set: float) -> str:
         """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
-        by_size = sorted(self.holds_mb.items(), key=lambda item: item[1])
-        fits = [name for name, size_mb in by_size if working_set <= size_mb * 1e6]
-        return fits[0] if fits else self.last
+        holding = [name for name, size_mb in self.holds_mb.items() if working_set <= size_mb * 1e6]
+        return min(holding, key=self.holds_mb.get, default=self.last)
 
 
 def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list[Roof]:
@@ -121,11 +120,8 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
 
 def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
     """Return the roof of a row: its backend, its element type and, when measured, its machine."""
-    for roof in candidates:
-        same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
-        if same and roof.backend == row.backend and roof.dtype == row.roof_dtype:
-            return roof
-    return None
+    return next((roof for roof in candidates if (roof.backend, roof.dtype) == (row.backend, row.roof_dtype)
+                 and (roof.source == "vendor" or roof.hardware_id == row.hardware_id)), None)
 
 
 def _refuse_mixtures(work: pd.DataFrame, candidates: Sequence[Roof]) -> None:

@@ -30,8 +30,7 @@ def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterat
         if made >= count:
             return
         first, second = (group[place] for place in draw.integers(len(group), size=2))
-        taken: dict[str, bool] = {}
-        values = {}
+        taken, values = {}, {}
         for name in families.family(op).parameters:
             stem = name[:-2] if name[-2:] in ("_d", "_h", "_w") else name
             block = _TOGETHER.get(stem, stem)

@@ -113,16 +113,6 @@ class CostModel(Saved):
                              "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
                             index=table.index)
 
-    def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
-                    passes: str = "forward") -> tuple[float, float, float]:
-        """Return predicted, low and high ms of one operator, without a DataFrame; ``moved`` are its compulsory bytes.
-
-        Raises InputError for a family or pass that the model was not trained on.
-        """
-        row = features.one(op, parameters, flops, moved)
-        (predicted,), (widths,), _, _ = self._answers(row, self._names(row, np.array([passes])))
-        return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
-
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
         """Return for each row the name of the part for its group and pass."""
         return np.char.add(np.char.add(inputs.groups(row, self.chip).astype(str), " "), passes)

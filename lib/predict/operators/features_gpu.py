@@ -227,10 +227,6 @@ def _gemm_terms(kernels: Kernels) -> Columns:
     return _tensor_terms(kernels, {"cached_ms": cached}, moved, kernels.plan(TENSOR_TILES, _TENSOR_SPLITS)[1])
 
 
-def _no_features(kernels: Kernels) -> Columns:
-    return {}
-
-
 def _ideal(kernels: Kernels) -> Columns:
     """Return the ideal times, the intensity over the ridge point, and what is moved over the last cache."""
     return logs(log_compute=kernels.compute * 1e3 + 1e-6, log_move=kernels.move * 1e3 + 1e-6,
@@ -318,5 +314,5 @@ def _convolution(kernels: Kernels) -> Columns:
 
 
 _TABLES: dict[str, tuple[Callable[[Kernels], Columns], ...]] = {
-    "window": (_window_terms, _no_features), "memory": (_memory_terms, _memory), "sgemm": (_sgemm_terms, _sgemm),
+    "window": (_window_terms, lambda kernels: {}), "memory": (_memory_terms, _memory), "sgemm": (_sgemm_terms, _sgemm),
     "gemm": (_gemm_terms, _gemm), "convolution": (_convolution_terms, _convolution), "cudnn": (_cudnn_terms, _cudnn)}

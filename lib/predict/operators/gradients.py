@@ -23,7 +23,7 @@ def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[str, np.ndarray, 
     narrow = features_gpu.groups(row, chip) == "window"
     for name, chosen, kernel in (("narrow input", narrow & (row.input_grad > 0), _of_input),
                                  ("input", ~narrow & (row.input_grad > 0), _of_input),
-                                 ("narrow weights", narrow, _of_narrow_weights), ("weights", ~narrow, _of_weights)):
+                                 ("narrow weights", narrow, lambda *_: {}), ("weights", ~narrow, _of_weights)):
         if chosen.any():
             part = row.at(chosen)
             out, taps = extents(part), part.kernel_d * part.kernel_h * part.kernel_w
@@ -47,10 +47,6 @@ def _of_input(row: Row, out: list[Any], taps: Any) -> Columns:
     steps = {f"stride_{axis[0]}": np.ones_like(row.batch) for axis in AXES}
     same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in AXES}
     return dict(zip(AXES, out, strict=True), in_channels=row.out_channels, out_channels=row.in_channels, **steps, **same)
-
-
-def _of_narrow_weights(row: Row, out: list[Any], taps: Any) -> Columns:
-    return {}
 
 
 def _of_weights(row: Row, out: list[Any], taps: Any) -> Columns:

@@ -57,7 +57,7 @@ def names(part: str, chip: Chip | None) -> list[list[str]]:
     all_groups = features.GROUPS if chip is None else features_gpu.GROUPS
     for noun, name, known in (("group", group, all_groups), ("pass", passes, ("forward", "backward"))):
         require(name in known, f"there is no {noun} {name!r}; there are: {choices(known)}")
-    return [list(columns) for columns in _values(features.one(all_groups[group][0], {}, 1.0, 1.0), group, chip)]
+    return [list(columns) for columns in _values(features.example(all_groups[group][0]), group, chip)]
 
 
 def kinds(rows: pd.DataFrame) -> list[tuple[str, ...]]:

@@ -60,9 +60,8 @@ FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of ran
 FIRST, LATER = "first of its process", "later in a process"  # kinds of networks, for resident memory
 LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
-_NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
-             "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "first_use",
-             "lines_ms")
+_NETWORKS = ("network family kind mode batch_size memory tuning latency_ms verdict status predicted_ms low_ms high_ms outside "
+             "rss_mb tensors_mb peak_mb memory_mb first_use lines_ms").split()
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
 _CARD = r"torch \d"  # in the conditions of networks on cards alone
@@ -145,7 +144,7 @@ def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
 def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
     path = card_model.FOLDER / "final.csv"
-    needed = ("date", "device", "condition", "mape", "median", "bias", "n", "coverage")
+    needed = "date device condition mape median bias n coverage".split()
     for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
         mode = "train" if scored["condition"].startswith("train") else "infer"
         yield {**scored, "what": FINAL, "kind": ALL, "mode": mode, "condition": condition_of_card(scored["condition"]),
