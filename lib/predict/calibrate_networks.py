@@ -5,7 +5,7 @@ Morris, 1975).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -130,9 +130,8 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
     measured, before_ms = rows["latency_ms"].to_numpy(float), _estimated(before, rows, works)
     if rows["network"].nunique() < LEAST_NETWORKS:
         return Networks(rows, score(measured, before_ms), score(measured, _estimated(model, rows, works)))
-    base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
-    terms = network_training.terms(model, rows, works)
-    model.compositions = {case: asdict(fitted) for case, fitted in calibrated(base, terms).items()}
+    base, terms = model.compositions, network_training.terms(model, rows, works)
+    model.compositions = calibrated(base, terms)
     after_ms = left_one_out(base, terms)["predicted_ms"].to_numpy()
     errors = (pd.Series(np.abs(np.log(ms / measured)), rows.index) for ms in (before_ms, after_ms))
     return Networks(terms, score(measured, before_ms), score(measured, after_ms), _worse(rows["network"], *errors))

@@ -4,7 +4,6 @@ A network is predicted by what was learned without its family (the module of tor
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -114,7 +113,7 @@ def fit_networks(model: CostModel, folder: Path, target: Target, lines: Lines) -
     items = works(measured, target)
     table = terms(model, measured, items)
     modes = learned(table)
-    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(modes).items()}
+    model.compositions |= compositions(modes)
     model.efficiencies |= {mode: dict(fitted.efficiencies) for mode, fitted in modes.items()}
-    model.resident |= {memory: asdict(fitted) for memory, fitted in resident.learned(table).items()}
+    model.resident |= resident.learned(table)
     return resident.predicted(composed(table)).assign(lines_ms=composed(terms(lines, measured, items))["predicted_ms"])

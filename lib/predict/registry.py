@@ -123,7 +123,7 @@ def load(path: Path) -> CostModel:
         f" is named as that of a {'CPU' if of_cpu else 'GPU'}, and holds that of another device type":
             (model.chip is None) != (of_cpu or device == ANY_GPU),
         **{f": {what} other rates than {choices(terms)}; {RETRAIN}":
-           any(set(fitted["rates"]) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
+           any(set(fitted.rates) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
     for words, holds in wrong.items():
         if holds:
             raise InputError(f"{path}{words}")
@@ -217,8 +217,7 @@ class Predictor:
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to the sum of its operators; nothing if no network was measured on the device."""
-        fitted = self.model.compositions.get(f"{mode} {memory}")
-        return Composition(**fitted) if fitted else composition.PLAIN_SUM
+        return self.model.compositions.get(f"{mode} {memory}", composition.PLAIN_SUM)
 
     def estimate(self, work: Work, memory: str = "default") -> Estimate:
         """Predict a pass or step; ``memory``: a CPU process's heap, ``default``, or ``kept`` (freed memory is retained)."""
