@@ -81,7 +81,7 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
     """
     committed = model_files(shipped=True) if folder.parent == paths.REFERENCE else {}
     shipped = [path for (name, _), path in committed.items() if name == cpu_name(folder.name, name.rpartition("-")[2])]
-    candidates: dict[tuple[str, str], list[Path]] = {}
+    candidates = {}
     for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
         device, dtype = key_of(path)
         candidates.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)

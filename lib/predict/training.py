@@ -12,7 +12,7 @@ from lib import paths, store
 from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.measure import archive, ceilings
+from lib.measure import archive, ceilings, machine
 from lib.measure.statistics import is_usable
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
@@ -108,11 +108,9 @@ def targets(folder: Path) -> list[Target]:
 def _labelled(path: Path) -> pd.DataFrame:
     """Return a sweep with the GPU's name, by its provenance (its device id where none is known), empty for a CPU's rows."""
     table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
-    names = {}
-    for device, identity in mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items():
-        device_type, _, index = device.partition(":")
-        known = dict(enumerate(identity.get("hardware", {}).get("gpus", []))) if device_type == "cuda" else {}
-        names[device] = str(known[int(index or 0)]["name"]) if int(index or 0) in known else device.removeprefix("cpu")
+    names = {device: str(machine.own_hardware(device, {"gpus": [], **identity.get("hardware", {})}).get(
+        "name", device.removeprefix("cpu"))) for device, identity in mapping(
+            mapping(store.read_json(meta), meta).get("devices"), meta).items()}
     gpu = table["device"].map(names).fillna("")
     return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))  # a GPU's are its host's
 

@@ -110,9 +110,8 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
         raise InputError(f"the counters cannot be read: {error}") from None
     table = _table(text, path.name)
     units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True)
-    missing = [metric.name for metric in metrics.values() if metric.name not in table]
-    needed = [name for name in missing if not metrics[name].optional]
-    if needed:
+    absent = [metric for metric in metrics.values() if metric.name not in table]
+    if needed := [metric.name for metric in absent if not metric.optional]:
         there = [column for column in table if "__" in column]
         raise InputError(f"{path.name} lacks {choices(needed)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
     ids = table.iloc[:, 0]
@@ -124,5 +123,5 @@ def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
         for column in (_SUMS[metric.role], *([f"flops_{metric.dtype}"] if metric.dtype else [])):
             sums[column] = sums.get(column, 0.0) + values
     tensor = [] if any("tensor" in metric.name for metric in here) else [_TENSOR]
-    lacking = [name for name in missing if metrics[name].role == "flops" and "tensor" not in name]
+    lacking = [metric.name for metric in absent if metric.role == "flops" and "tensor" not in metric.name]
     return Counted(sums, path.stem, (*tensor, *lacking))

@@ -101,8 +101,9 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
-                 *(_scored(rows[rows["usable"].astype(bool)].assign(kind=ALL)) for rows in _runtimes()))
+                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
+                 ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
+                 _of_cpus(cpu_runtimes.FOLDER))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
@@ -262,16 +263,10 @@ def _of_power() -> Iterator[Row]:
                "condition": model.facts["dtype"], "left_out": "(N, K)", "source": model.facts.get("source", "")}
 
 
-def _of_gains() -> Iterator[Row]:
-    """Yield the scores of gains of layouts and element types on a CPU, families left out."""
-    for path in sorted(cpu_gains.FOLDER.glob("*.json")):
-        rows = load(path)
-        for line in _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), scorer=score_gains):
-            yield {**line, "baseline": line["constant_mape"]}
-
-
-def _runtimes() -> Iterator[pd.DataFrame]:
-    return map(load, sorted(cpu_runtimes.FOLDER.glob("*.json")))
+def _of_cpus(folder: Path, **how: Any) -> Iterator[Row]:
+    """Yield the scores of models of CPUs, of gains or runtimes, families left out."""
+    for rows in map(load, sorted(folder.glob("*.json"))):
+        yield from _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), **how)
 
 
 def _of_steps() -> Iterator[Row]:
