@@ -91,8 +91,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
     training, held_out, speed = _points(sweeps, validating)
     base = min(bases, key=lambda model: np.log(training["latency_ms"] / model.predict(training)["predicted_ms"]).abs().median())
     model = fine_tuned(base, training)
-    measured = held_out["latency_ms"].to_numpy()
-    scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
+    scores = [score(held_out["latency_ms"], candidate.predict(held_out)["predicted_ms"]) for candidate in (base, model)]
     if worse(*scores):  # keep the base's answers
         model = base.borrowed()
         scores = [scores[0]] * 2

@@ -162,7 +162,7 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
             case, of_case = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
             corrected[case] = replace(
                 fitted[case], half=_half(base.get(case, PLAIN_SUM), of_case), networks=count,
-                scores=score(of_case["latency_ms"].to_numpy(), of_case["predicted_ms"].to_numpy()) if len(of_case) else {},
+                scores=score(of_case["latency_ms"], of_case["predicted_ms"]) if len(of_case) else {},
                 interval_of="" if len(of_case) else fitted[case].interval_of)
     return corrected
 

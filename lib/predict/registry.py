@@ -160,9 +160,8 @@ class Predictor:
         facts, tables = self.model.facts, [store.read_own(path, schema) for path in files]
         if not tables:
             return None
-        table, threads = pd.concat(tables, ignore_index=True), facts.get("threads") if self.model.chip is None else None
-        same = table["device"].isin(facts.get("devices") or ["cpu"]) & (table["hardware_id"] == facts.get("hardware_id"))
-        return table[same & (table["threads"] == threads)] if threads else table[same]
+        return archive.of_device(pd.concat(tables, ignore_index=True), facts.get("devices") or ["cpu"], facts["hardware_id"],
+                                 0 if self.model.chip else facts.get("threads"))
 
     @property
     def kind(self) -> str:

@@ -68,10 +68,7 @@ class Target:
 
     def of_device(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table ``sweep`` or ``networks`` that are of its devices, threads and element type."""
-        same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype)
-        for name in ("hardware_id", "threads"):
-            same &= (table[name] == getattr(self, name)) if getattr(self, name) else True
-        return table[same]
+        return archive.of_device(table[table["dtype"] == self.dtype], self.devices, self.hardware_id, self.threads)
 
 
 CPU = Target()

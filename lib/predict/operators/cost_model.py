@@ -126,8 +126,7 @@ class CostModel(Saved):
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
                              "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
                              "out_of_range": outside, "origin": origin,
-                             "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
-                            index=table.index)
+                             "part": [self.answering(name) for name in names.tolist()]}, index=table.index)
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
         """Return for each row the name of the part for its group and pass."""

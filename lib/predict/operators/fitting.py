@@ -61,7 +61,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
         part = without_intervals(asked.iloc[train], frames, quick, form)
-        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
+        predicted[test], _, out = part.predict(terms.iloc[test], x.iloc[test])
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []

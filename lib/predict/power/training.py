@@ -81,7 +81,7 @@ class Study:
 
     def answer(self, part: Part, test: np.ndarray) -> np.ndarray:
         """Return a part's watts for some rows."""
-        return part.predict(self.terms.iloc[test].to_numpy(), self.x.iloc[test].to_numpy())[0]
+        return part.predict(self.terms.iloc[test], self.x.iloc[test])[0]
 
     def constant(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with the mean of the training rows."""
