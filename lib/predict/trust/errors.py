@@ -221,23 +221,22 @@ def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
     Each with its ``batch_size`` and ``memory``; then what they took of memory.
     """
     networks = machine_networks(folder)
-    simple = _views(name, networks.assign(predicted_ms=networks["lines_ms"]))
-    for view, of_rule in zip(_views(name, networks), simple, strict=True):
-        for line, rule in zip(_scored(view, "batch_size"), _scored(of_rule, "batch_size"), strict=True):
-            condition = condition_of_cpu(line["condition"], line["batch_size"])
-            yield {**line, "baseline": rule["mape"], "memory": line["condition"], "condition": condition}
+    by_lines = networks.assign(predicted_ms=networks["lines_ms"])
+    for line, rule in zip(*(_scored(_views(name, table), "batch_size") for table in (networks, by_lines)), strict=True):
+        condition = condition_of_cpu(line["condition"], line["batch_size"])
+        yield {**line, "baseline": rule["mape"], "memory": line["condition"], "condition": condition}
     rows = network_rows(name, unseen(networks))
     yield from _scored(rows[rows["what"] != NETWORKS])
 
 
-def _views(name: str, networks: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the times of networks as the rows of each line of ``of_its_networks``."""
+def _views(name: str, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the times of networks as the rows of all lines of ``of_its_networks``."""
     timed, swept = (network_rows(name, part).query(f"what == '{NETWORKS}'") for part in (unseen(networks), networks))
     usable = timed[timed["usable"].astype(bool)]
     flagged = usable[usable["out_of_range"].astype(bool)].assign(what=FLAGGED[NETWORKS], batch_size=0)
-    return [usable[usable["kind"] != ""], *(rows.assign(kind=ALL, **what) for rows, what in (
+    return pd.concat([usable[usable["kind"] != ""], *(rows.assign(kind=ALL, **what) for rows, what in (
         (usable, {}), (timed, {"what": EVERY_NETWORK}), (swept[swept["usable"].astype(bool)], {"what": SWEPT}),
-        (swept, {"what": EVERY_SWEPT}), (flagged, {})))]
+        (swept, {"what": EVERY_SWEPT}), (flagged, {})))])
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
