@@ -148,20 +148,18 @@ class Predictor:
 
     @cached_property
     def measured_networks(self) -> pd.DataFrame | None:
-        """Give the networks that were measured end to end on this device; None without any."""
+        """Give the networks that were measured end to end on this device; None for a GPU known from its data sheet alone."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         folders = archive.machines(imported=bool(self.machine)).values()
-        table = self._measured_here("networks", (path for folder in folders for path in archive.networks_files(folder)))
-        return table if table is None else table.fillna({"input_shape": ""})
+        files = (path for folder in folders for path in archive.networks_files(folder))
+        return self._measured_here("networks", files).fillna({"input_shape": ""})
 
-    def _measured_here(self, schema: str, files: Iterable[Path]) -> pd.DataFrame | None:
-        """Return the rows measured on this very device; on a CPU, with the thread count of its model. None without a file."""
-        facts, tables = self.model.facts, [store.read_own(path, schema) for path in files]
-        if not tables:
-            return None
-        return archive.of_device(pd.concat(tables, ignore_index=True), facts.get("devices") or ["cpu"], facts["hardware_id"],
-                                 0 if self.model.chip else facts.get("threads"))
+    def _measured_here(self, schema: str, files: Iterable[Path]) -> pd.DataFrame:
+        """Return the rows measured on this very device; on a CPU, with the thread count of its model."""
+        facts, tables = self.model.facts, [store.read_own(path, schema) for path in files] or [store.read_all([], schema)]
+        return archive.of_device(pd.concat(tables, ignore_index=True), facts.get("devices") or ["cpu"],
+                                 facts.get("hardware_id", ""), 0 if self.model.chip else facts.get("threads"))
 
     @property
     def kind(self) -> str:
@@ -183,10 +181,9 @@ class Predictor:
         """Give the stable operator measurements of this device, timed as its model answers."""
         facts, machines = self.model.facts, archive.machines(imported=True)
         sweeps = [] if self.origin else facts.get("sweeps", [])
-        folders = [machines[name.partition("/")[0]].parent / name for name in sweeps if name.partition("/")[0] in machines]
-        table = self._measured_here("sweep", filter(Path.is_file, (folder / "sweep.parquet" for folder in folders)))
-        if table is None:
-            return pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
+        files = (folder.parent / sweep / "sweep.parquet" for sweep in sweeps for name, folder in machines.items()
+                 if sweep.startswith(f"{name}/"))
+        table = self._measured_here("sweep", filter(Path.is_file, files))
         same = {name: facts[name] for name in ("dtype", "cache", "latency_type") if facts.get(name)}
         same |= {"status": "ok", "verdict": "stable"}
         return table[np.logical_and.reduce([table[name] == value for name, value in same.items()])]
@@ -194,7 +191,7 @@ class Predictor:
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
         """Return measured times in ms by operator key; with ``work``, only for operators that it may contain."""
         table = self.measured_operators
-        if work is not None and len(table):
+        if work is not None:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
 
