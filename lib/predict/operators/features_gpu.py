@@ -157,7 +157,7 @@ def values(row: Row, group: str, chip: Chip) -> tuple[Columns, Columns]:
     return {**terms(kernels), "call": 1.0}, coded(features(kernels))
 
 
-def _beyond(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> Columns:
+def _beyond(name: str, time_ms, steps_us: tuple[int, ...] = _HIDDEN_US) -> Columns:
     """Return by how much a time lies beyond each of what a launch hides, in ms: sums of them bend as a soft maximum does."""
     return {f"{name}_beyond_{us}us": np.maximum(0.0, time_ms - us / 1e3) for us in steps_us}
 
@@ -210,7 +210,7 @@ def _cudnn_terms(kernels: Kernels) -> Columns:
             "call": 1.0, "before": kernels.row.before / _CALLS}
 
 
-def _tensor_terms(kernels: Kernels, cached: Columns, moved: Any, steps: Any) -> Columns:
+def _tensor_terms(kernels: Kernels, cached: Columns, moved, steps) -> Columns:
     """Return the times of computing, moving, the longer of both, computing in whole tiles and waves, and the length of k."""
     return {"compute_ms": kernels.compute, "move_ms": moved, **cached,
             "longer_ms": np.maximum(kernels.compute, moved + sum(cached.values())),

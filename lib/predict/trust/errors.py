@@ -86,6 +86,8 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     **{f"how a power limit changes the {name} on a card that nobody measured":
        f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
+_GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
+           "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
@@ -312,12 +314,9 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for question, chosen in QUESTIONS.items():
         part = flags.query(chosen)
-        weighted = {name: _weighted(part[f"{name}_pct"], part["n"])
-                    for name in ("median", "mape", "coverage", "family_coverage", "baseline")}
-        grade = next(letter for letter, most in ERROR_GRADES.items() if not weighted["mape"] > most)
-        lines.append({"answer to": question, "typical error %": weighted["median"], "mean error %": weighted["mape"],
-                      "inside the 90 % range, %": weighted["coverage"], "by family, %": weighted["family_coverage"],
-                      "simple rule, mean error %": weighted["baseline"], "n": part["n"].sum(), "grade": grade})
+        line = {label: _weighted(part[column], part["n"]) for column, label in _GRADED.items()}
+        grade = next(letter for letter, most in ERROR_GRADES.items() if not line["mean error %"] > most)
+        lines.append({"answer to": question, **line, "n": part["n"].sum(), "grade": grade})
     return pd.DataFrame(lines)
 
 
