@@ -95,7 +95,7 @@ def replayed_device(wanted: str) -> str:
 
 
 def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = "", threads: int = 0) -> pd.DataFrame:
-    """Return the rows of a measured table that are of like devices of this hardware (empty: any) on so many threads (0: any)."""
+    """Return the rows of a table that are of like devices of this hardware (empty: any), on so many threads (0: any)."""
     same = table["device"].isin(devices)
     for name, wanted in (("hardware_id", hardware_id), ("threads", threads)):
         same &= table[name] == wanted if wanted else True
