@@ -104,7 +104,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
                          f"differently so, while operators and networks were measured; they are in {paths.SWEEPS / name}_* "
                          f"and {paths.NETWORKS / name}_*")
-    model.device = registry.cpu_here() if of_cpu else base.device
+    model.device, _ = registry.key_of(path)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:

@@ -81,7 +81,7 @@ def path_of(device: str, folder: Path | None = None) -> Path:
 def own_files(predictor: Predictor) -> list[Path]:
     """Return the files that may hold costs learned from a device's own profiles; ``learn_all`` writes the first."""
     if predictor.device_type != "cpu":
-        return [path_of(predictor.kind, folder) for folder in _folders(predictor)]
+        return [path_of(predictor.kind, folder) for folder in (paths.MODELS, registry.SHIPPED)[predictor.shipped:]]
     return _own_cpu(predictor) or [path_of(predictor.model.device, registry.SHIPPED)]
 
 
@@ -90,11 +90,7 @@ def _own_cpu(predictor: Predictor) -> list[Path]:
     if predictor.machine:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
         return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
-    return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(predictor)]
-
-
-def _folders(predictor: Predictor) -> list[Path]:
-    return [registry.SHIPPED] if predictor.shipped else [paths.MODELS, registry.SHIPPED]
+    return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in (paths.MODELS, registry.SHIPPED)]
 
 
 def of_itself(predictor: Predictor) -> StepModel | None:
