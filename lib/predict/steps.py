@@ -81,7 +81,8 @@ def path_of(device: str, folder: Path | None = None) -> Path:
 def own_files(predictor: Predictor) -> list[Path]:
     """Return the files that may hold costs learned from a device's own profiles; ``learn_all`` writes the first."""
     if predictor.device_type != "cpu":
-        return [path_of(predictor.kind, folder) for folder in (paths.MODELS, registry.SHIPPED)[predictor.shipped:]]
+        folders = [registry.SHIPPED] if predictor.shipped else [paths.MODELS, registry.SHIPPED]
+        return [path_of(predictor.kind, folder) for folder in folders]
     return _own_cpu(predictor) or [path_of(predictor.model.device, registry.SHIPPED)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lib.config.definitions import VendorDevice
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure.ceilings import counted
 from lib.measure.statistics import VERDICTS
 from lib.tables import columns
@@ -55,9 +55,7 @@ class Roof:
 
     def gbps(self, level: str = "") -> float:
         """Return the bandwidth of a level, empty for the one beyond the caches; InputError lists the levels."""
-        if (level or self.last) not in self.peak_gbps:
-            raise InputError(f"the roof of {self.device} has no level {level!r}; it has: {choices(self.peak_gbps)}")
-        return self.peak_gbps[level or self.last]
+        return entry(self.peak_gbps, level or self.last, "level", f"of the roof of {self.device}")
 
     def attainable(self, ai: float, level: str = "") -> float:
         """Return the GFLOP/s that the roof allows at ``ai`` FLOPs a byte."""
