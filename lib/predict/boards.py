@@ -166,4 +166,4 @@ def widened(times: Mapping[str, float], kind: str, is_known: bool) -> dict[str, 
     if _scored.get():
         return dict(times)
     low, high = shipped().widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
-    return {"predicted_ms": times["predicted_ms"], "low_ms": float(low), "high_ms": float(high)}
+    return {**times, "low_ms": float(low), "high_ms": float(high)}
