@@ -153,7 +153,7 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     Raises InputError for a GPU that params/devices.yaml does not know.
     """
     table, names = reference_sweeps(folder, target)
-    facts = {**table[["hardware_id", "software_id", "threads", "cache", "latency_type", "dtype"]].to_dict("records")[0],
+    facts = {**table["hardware_id software_id threads cache latency_type dtype".split()].to_dict("records")[0],
              "machine": folder.name, "sweeps": names, "rows": len(table), "source": "measured by this project",
              "licence": "MIT", "trained_utc": store.utc_now()}
     if target.name:

@@ -25,7 +25,7 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
     if len(bad):
         raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
                          f"{bad['latency_ms'].iloc[0]} ms")
-    for column in ("hardware_id", "device", "threads", "dtype", "latency_type", "cache"):
+    for column in "hardware_id device threads dtype latency_type cache".split():
         if len(set(good[column])) > 1:
             raise InputError(f"one model answers for one value of {column}, the table has "
                              f"{choices(sorted(good[column].unique()))}")

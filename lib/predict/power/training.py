@@ -27,7 +27,7 @@ _LICENCE = "Apache-2.0, ai-dynamo/aiconfigurator"
 _ROUNDS, _QUICK_ROUNDS, _INNER = 500, 60, 4
 _LEAST_ROWS = 500
 _FEATURES = 0.9  # of the features are seen by each tree: how long the sensor's window was depends on several at once
-_PLAIN = ["m", "n", "k", "latency", "compute_used", "memory_used"]  # features of default trees
+_PLAIN = "m n k latency compute_used memory_used".split()  # features of default trees
 _MODEL, _ALL = "this model", ", all rows"  # _ALL: a learner that short windows train, too
 
 

@@ -46,7 +46,7 @@ from lib.predict.power import limits
 from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
-KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
+KEYS = "device what kind mode condition left_out source".split()
 SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "coverage_pct", "n": "n",
           "family_mape": "family_mape_pct", "family_mape_low": "family_low_pct", "family_mape_high": "family_high_pct",
           "family_cover": "family_coverage_pct", "family_short": "families_short_pct", "family_n": "families",

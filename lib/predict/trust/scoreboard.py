@@ -19,7 +19,7 @@ SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it 
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
 LEFT_OUT = ("device", "source")  # of labels that a range rests on
-KEYS = ("source", "device", "what", "kind", "mode", "condition")
+KEYS = "source device what kind mode condition".split()
 NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
            "range_width": "range_width", "source_cover": "source_inside_pct", "source_range_width": "source_range_width",
            "family_n": "families", "family_mape": "family_mape_pct",
