@@ -67,7 +67,6 @@ def test_a_question_outside_of_what_was_learned_is_said_to_be_so(model, products
     learned = usable(products.iloc[::2])
     known, answer = learned.iloc[[0]], model.predict(learned)
     assert not answer["out_of_range"].any() and answer.eval("0 < low_ms <= predicted_ms <= high_ms").all()
-    assert answer["predicted_gbps"].to_numpy() == pytest.approx((learned["bytes"] / answer["predicted_ms"] / 1e6).to_numpy())
     huge = model.predict(known.assign(gemm_m=10**6, flops=known["flops"] * 1e4, bytes=known["bytes"] * 1e3))
     assert huge["out_of_range"].all() and np.isfinite(huge["predicted_ms"]).all()
     assert model.predict(known.assign(layout="tt"))["out_of_range"].all()

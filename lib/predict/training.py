@@ -156,9 +156,9 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     facts = {**table["hardware_id software_id threads cache latency_type dtype".split()].to_dict("records")[0],
              "machine": folder.name, "sweeps": names, "rows": len(table), "source": "measured by this project",
              "licence": "MIT", "trained_utc": store.utc_now()}
+    measured, overheads = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
     if target.name:
         vendor = load_devices()[registry.vendor_of(target.name)]
-        _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
         launch_us = float(overheads.loc[overheads["what"] == "launch", "median_us"].min())
         facts |= {"peak_gflops": vendor.peak_gflops.get(target.dtype), "peak_gbps": vendor.peak_gbps,
                   "launch_ms": launch_us / 1e3 if launch_us > 0 else _LAUNCH_MS[target.latency_type],
@@ -166,9 +166,8 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
         device, chip = vendor.id, Chip.of(vendor, target.dtype)
     else:
         roof = roof_of(folder, target)
-        measured = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
         facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
-                  **transfer_cpu.rates(*measured)}
+                  **transfer_cpu.rates(measured, overheads)}
         device, chip = registry.cpu_name(folder.name, facts["hardware_id"]), None
     model = fitting.fit(table, facts, chip, quick)
     model.device = device

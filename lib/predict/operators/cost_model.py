@@ -114,7 +114,7 @@ class CostModel(Saved):
     FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin, part`` for rows of a ``sweep`` table.
+        """Return ``predicted_ms, low_ms, high_ms, out_of_range, origin, part`` for rows of a ``sweep`` table.
 
         ``part`` is the part that answered (for gradients: that of forward kernels). ``origin`` names the other device that this
         part was trained on; it is empty if there is none. Raises InputError for a family or pass that the model was not trained
@@ -124,8 +124,7 @@ class CostModel(Saved):
         names = self._names(row, table["pass"].to_numpy(str))
         predicted, widths, outside, origin = self._answers(row, names)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
-                             "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
-                             "out_of_range": outside, "origin": origin,
+                             "high_ms": predicted * np.exp(widths), "out_of_range": outside, "origin": origin,
                              "part": [self.answering(name) for name in names.tolist()]}, index=table.index)
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
