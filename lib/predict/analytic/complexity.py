@@ -168,13 +168,12 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
             f"FLOPs not known           {sums.uncounted or 'none'}\n")
 
 
-def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **facts: Any) -> list[Path]:
-    """Write ``complexity.csv``, ``summary.json`` and a text a network and batch size; each is replaced in one step.
+def save(rows: pd.DataFrame, sums: pd.DataFrame, **facts: Any) -> list[Path]:
+    """Write complexity.csv, summary.json and a text a network and batch size to data/complexity/; return the files.
 
-    ``rows`` are ``complexity`` tables, ``sums`` a table of ``sums_of``; ``folder`` is data/complexity/ unless given.
-    Returns the files.
+    Each is replaced in one step. ``rows`` are ``complexity`` tables, ``sums`` a table of ``sums_of``.
     """
-    folder = folder or paths.COMPLEXITY
+    folder = paths.COMPLEXITY
     target = store.write(rows, folder / "complexity.csv", "complexity", derived=True)
     written = [target, store.write_meta(target, "complexity", torch=torch.__version__, **facts),
                store.write_json(original_summary(sums), folder / "summary.json")]

@@ -1,7 +1,6 @@
 """Import of Nsight Compute's raw page as CSV: FLOPs, bytes and time that the hardware counted, summed over kernels."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files
-from lib.config.definitions import Metric, load_metrics
+from lib.config.definitions import load_metrics
 from lib.errors import InputError, choices
 
 _LEAST = 0.05  # of the time: kernels that took less have no row of work
@@ -97,26 +96,26 @@ def _numbers(text: pd.Series, metric: str, kernels: pd.Series, name: str) -> pd.
     return text.str.replace(",", "").astype(float)
 
 
-def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
+def read(path: Path) -> Counted:
     """Read a CSV of ``ncu --csv --page raw`` (metrics as columns, units below the header, a row a kernel).
 
-    ``metrics`` default to params/nsight_metrics.yaml. Raises InputError, in one line, for a file that is missing or no such
+    The metrics are those of params/nsight_metrics.yaml. Raises InputError, in one line, for a file that is missing or no such
     CSV, without kernels, without a needed metric, or with a unit or value that cannot be read.
     """
-    metrics = metrics or load_metrics()
+    metrics = load_metrics().values()
     try:
         text = csv_files.text(path)
     except InputError as error:
         raise InputError(f"the counters cannot be read: {error}") from None
     table = _table(text, path.name)
     units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True)
-    absent = [metric for metric in metrics.values() if metric.name not in table]
+    absent = [metric for metric in metrics if metric.name not in table]
     if needed := [metric.name for metric in absent if not metric.optional]:
         there = [column for column in table if "__" in column]
         raise InputError(f"{path.name} lacks {choices(needed)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
     ids = table.iloc[:, 0]
     sums = pd.DataFrame({"kernel": table.get("Kernel Name", ids), **dict.fromkeys(_SUMS.values(), 0.0)})
-    here = [metric for metric in metrics.values() if metric.name in table]
+    here = [metric for metric in metrics if metric.name in table]
     for metric in here:
         factor = _factor(units[metric.name], metric.role, f"{path.name}: {metric.name}")
         values = _numbers(table[metric.name], metric.name, ids, path.name) * factor * metric.weight

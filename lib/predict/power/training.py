@@ -128,12 +128,12 @@ def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False) -> tup
     return PowerModel(device, facts, {PART: part}, chip), pd.DataFrame(scores)[columns("scores")]
 
 
-def ship(device: str = DEVICE, quick: bool = False) -> pd.DataFrame:
-    """Train and ship the power model of a device from imported data, its scores beside it; return them."""
-    chip = Chip.of(load_devices()[device], DTYPE)
-    model, scores = fit(device, usable(power_table(device), chip), chip, quick)
-    path = model.save(path_of(device, DTYPE))
-    target = store.write(scores, path.with_name(f"{device}_{DTYPE}_scores.csv"), "scores", derived=True)
+def ship(quick: bool = False) -> pd.DataFrame:
+    """Train and ship the power model of DEVICE from imported data, its scores beside it; return them."""
+    chip = Chip.of(load_devices()[DEVICE], DTYPE)
+    model, scores = fit(DEVICE, usable(power_table(DEVICE), chip), chip, quick)
+    path = model.save(path_of(DEVICE, DTYPE))
+    target = store.write(scores, path.with_name(f"{DEVICE}_{DTYPE}_scores.csv"), "scores", derived=True)
     store.write_meta(target, "scores", model=path.name, rows=model.facts["rows"], short_windows=model.facts["short_windows"],
                      split="unseen (N, K), 5 folds; weightings chosen on inner folds", quick=quick)
     return scores
