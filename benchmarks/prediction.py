@@ -10,7 +10,6 @@ from benchmarks.processes import python_s
 from lib.predict import registry, training
 from lib.predict.networks import work
 from lib.work import networks
-from lib.work.graph import families
 
 SINGLES, ROWS, ESTIMATES, RUNS = 200, 20_000, 20, 3
 NETWORKS = (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1))
@@ -34,10 +33,7 @@ def main() -> None:
     table, _ = training.reference_sweeps(training.reference_machine())
     for family in ("conv2d", "linear", "activation"):
         rows = table[(table["op"] == family) & (table["pass"] == "forward")]
-        row = rows.iloc[0].to_dict()
-        given = {name: row[name] for name in families.family(family).parameters if not pd.isna(row[name])}
-        single = _median_us(lambda given=given, row=row, family=family: one.model.predict_one(
-            family, given, row["flops"], row["bytes"]), SINGLES)
+        single = _median_us(lambda rows=rows: one.model.predict(rows.head(1)), SINGLES)
         many = pd.concat([rows] * (ROWS // len(rows) + 1)).head(ROWS).reset_index(drop=True)
         batched = _median_us(lambda many=many: one.model.predict(many), 3) / len(many)
         print(f"   {family:12} one prediction {single:.0f} µs; a row of {ROWS:,}: {batched:.2f} µs")

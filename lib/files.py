@@ -9,8 +9,10 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lib.errors import InputError
 
@@ -31,6 +33,15 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error}); what was written before is kept"
                          + _ADVICE.get(error.errno, "")) from None
+
+
+def until_changed(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``read``, whose first argument is a path: it is called once until that file or folder changes."""
+    @cache
+    def read_once(path: Path, _: int, *more: Any) -> Any:
+        return read(path, *more)
+
+    return lambda path, *more: read_once(path, path.stat().st_mtime_ns, *more)
 
 
 def safe_name(text: str) -> str:

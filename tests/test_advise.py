@@ -296,7 +296,8 @@ def calibrated(home, monkeypatch, pool):
     It returns the result, and the heaps of each call that measured networks. ``verdicts`` are of networks by their names.
     """
     predictor, swept, heaps = registry.predictor("cpu", "fp32"), [], []
-    points = pool[1].assign(config=[calibrate._as(one, predictor.model).key for one in pool[0]], status="ok", verdict="stable",
+    timing = calibrate._timing(predictor.model)
+    points = pool[1].assign(config=[replace(one, **timing).key for one in pool[0]], status="ok", verdict="stable",
                             hardware_id="here", device="cpu", dtype="fp32", threads=2, latency_type="kernel", cache="cold",
                             latency_iqr_ms=0.0, latency_ms=2 * predictor.model.predict(pool[1])["predicted_ms"])
 

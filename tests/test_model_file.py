@@ -70,7 +70,7 @@ WRONG = [
     (f"{FIT}/layers/0/0", shorter, "regressor.student = "), (f"{FIT}/layers/2/0", nan, "holds numbers that are not finite"),
     (f"{FIT}/layers/2/0/data", "AAAA", "3 bytes are no <f4 of shape (1, 64, 1)"),
     (f"{FIT}/layers/2/0/dtype", "O", "dtype = 'O'"), (f"{FIT}/layers/2/0/shape", [10**30, 64, 1], "layers.2.0"),
-    ("parts", lambda old: {"gemm sideways": old[GEMM]}, "there is no pass 'sideways'; there are: forward, backward"),
+    ("parts", lambda old: {"gemm sideways": old[GEMM]}, "no pass 'sideways'; there are: forward, backward"),
     ("compositions/infer kept/rates", {"sum_ms": 1.0}, "a composition has other rates than sum_ms, moved_ms, fresh_mb"),
     ("resident/default/rates", {"first_use": 1.0}, "resident memory has other rates than first_use, weights_mb, infer_peak_mb")]
 WRONG_TREES = [

@@ -89,7 +89,7 @@ def test_what_a_machine_did_not_sweep_is_scaled_to_it_and_what_was_calibrated_th
     assert convolved_ms(model) == pytest.approx(2 * convolved_ms(shipped))
     assert not model.parts["gemm forward"].scaling and model.parts["convolution forward"].origin == shipped.device
     for case, fitted in shipped.compositions.items():
-        assert model.compositions[case]["rates"]["fresh_mb"] == pytest.approx(2 * fitted["rates"]["fresh_mb"])
+        assert model.compositions[case].rates["fresh_mb"] == pytest.approx(2 * fitted.rates["fresh_mb"])
     calibrated = replace(scaled(shipped, Host("feedbeef", 2, 50.0, 10.0, None)), device=model.device)
     calibrated.save(registry.path_of(model.device, "fp32", tmp_path / "models"))
     again = CostModel.load(completed().save(tmp_path / "m.json.gz"))

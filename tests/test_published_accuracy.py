@@ -27,7 +27,7 @@ def test_the_shipped_model_learned_from_the_published_networks(published, model)
     assert {mode: pytest.approx(one.efficiencies, rel=1e-6) for mode, one in learned.items()} == model.efficiencies
     fits = {**network_training.compositions(learned), **resident.learned(published)}
     assert {name: (pytest.approx(one.rates, rel=1e-6), pytest.approx(one.half, rel=1e-6)) for name, one in fits.items()} == {
-        name: (one["rates"], one["half"]) for name, one in {**model.compositions, **model.resident}.items()}
+        name: (one.rates, one.half) for name, one in {**model.compositions, **model.resident}.items()}
     assert set(model.resident) == {"default", "kept"}
 
 

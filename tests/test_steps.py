@@ -232,7 +232,7 @@ def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1, without_learne
     with refused("cpu@box-v2: no fp32 model of cpu@box-v2; .* models --train box-v2"):
         profiled_steps.learn_all("measure")
     shipped, name = registry.shipped_cpu("fp32"), "cpu-box-v2-feedbeef"
-    twice = {case: one | {"rates": {term: 2 * rate for term, rate in one["rates"].items()}}
+    twice = {case: replace(one, rates={term: 2 * rate for term, rate in one.rates.items()})
              for case, one in shipped.compositions.items()}
     replace(shipped, device=name, facts=shipped.facts | {"hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
         registry.path_of(name, "fp32", paths.IMPORTED / "box-v2" / "trained"))

@@ -215,8 +215,8 @@ def test_where_everything_takes_nine_times_as_long_so_do_the_answers_with_the_sa
     scaled = transfer_cpu.scaled(model, here)
     assert _answers(scaled, measured) == pytest.approx(9 * _answers(model, measured))
     for case, fitted in model.compositions.items():
-        assert scaled.compositions[case]["rates"] == pytest.approx(
-            fitted["rates"] | {"fresh_mb": 9 * fitted["rates"]["fresh_mb"]})
+        assert scaled.compositions[case].rates == pytest.approx(
+            fitted.rates | {"fresh_mb": 9 * fitted.rates["fresh_mb"]})
 
 
 def test_scaling_twice_is_scaling_once(measured, reference):

@@ -215,7 +215,7 @@ def test_a_calibrated_cpu_quotes_its_own_calibration(cpu):
     cpu.model.facts[CALIBRATED] = f"cpu-{CPU}"
     given, compositions = quoted(cpu, "simple_cnn"), cpu.model.compositions
     assert "left out: each network of the calibration (measured here)" in given.words
-    assert given.numbers["mape"] == compositions["infer default"]["scores"]["mape"]
+    assert given.numbers["mape"] == compositions["infer default"].scores["mape"]
     compositions.clear()
     assert quoted(cpu, "simple_cnn").words == "no network was measured when this machine was calibrated"
 

@@ -1,6 +1,6 @@
 """Measured tables: of this machine, of imported machines, and of the reference."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,14 @@ def newest(folder: Path, stem: str, **wanted: str) -> tuple[dict[str, Any], Path
 def replayed_device(wanted: str) -> str:
     """Return the id of a device of a reference machine: ``auto`` is the CPU, ``cuda`` the first GPU."""
     return {"auto": "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
+
+
+def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = "", threads: int = 0) -> pd.DataFrame:
+    """Return the rows of a table that are of like devices of this hardware (empty: any), on so many threads (0: any)."""
+    same = table["device"].isin(devices)
+    for name, wanted in (("hardware_id", hardware_id), ("threads", threads)):
+        same &= table[name] == wanted if wanted else True
+    return table[same]
 
 
 def networks_files(folder: Path) -> list[Path]:

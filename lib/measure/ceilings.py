@@ -14,7 +14,7 @@ from lib import locks, paths, store
 from lib.config.notebooks import MachineParams
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
-from lib.measure.archive import folders, newest, replayed_device
+from lib.measure.archive import folders, newest, of_device, replayed_device
 from lib.measure.budget import Budget, sampled
 from lib.measure.statistics import VERDICTS, Timing, worst
 from lib.measure.timing import measure, synchronize, time_calls
@@ -317,11 +317,9 @@ def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
     """
     tables, others = [store.read_all([], "ceilings")], []
     for path in sorted(folder.glob("ceilings_*.csv")):
-        table = store.read(path, "ceilings")
-        is_here = table["device"].isin(devices) & (table["hardware_id"] == hardware_id if hardware_id else True)
-        is_here &= table["threads"] == threads if threads else True
-        if is_here.any():
-            tables.append(table[is_here])
+        table = of_device(store.read(path, "ceilings"), devices, hardware_id, threads)
+        if len(table):
+            tables.append(table)
             others.append(_overheads_of(path))
     small, table = store.read_all(filter(Path.is_file, others), "overheads"), pd.concat(tables[1:] or tables, ignore_index=True)
     return counted(table) if len(table) else table, small[small["device"].isin(devices)]

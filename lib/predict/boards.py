@@ -6,24 +6,21 @@ model was trained on, one vote per family; a calibration measures the first part
 labels, too (``evaluation.labelled_rates``); each label is scored by rates learned without its device and its family.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import files, paths
 from lib.predict.model_file import AtLeastOne, Format, NotNegative, Positive, Saved, vector
+from lib.predict.scores import COVER, half_interval
 
 PATH = paths.REFERENCE / "models" / "boards.json"
 NETWORK = "network"  # how kinds of networks begin
-_COVER = 0.9
 _LEAST_BOARDS = 3
 UNKNOWN_ARCHITECTURE_FACTOR = 2.0  # factor on the spread of boards for an architecture without a measured card
 _scored: ContextVar["Boards | None"] = ContextVar("scored", default=None)
@@ -131,10 +128,9 @@ def _spread(part: pd.DataFrame) -> Spread:
     shared = {board: _quantile(rows["error"], votes[rows.index], 0.5) for board, rows in part.groupby("board")}
     rest = (part["error"] - part["board"].map(shared)).abs()
     votes /= votes.groupby(part["board"]).transform("sum")  # boards count alike
-    known = part.groupby("board")["is_known"].first()
-    farthest = np.sort([abs(error) / (1.0 if known[board] else UNKNOWN_ARCHITECTURE_FACTOR) for board, error in shared.items()])
-    place = min(len(farthest), math.ceil((len(farthest) + 1) * _COVER)) - 1
-    return Spread(float(farthest[place]), _quantile(rest, votes, _COVER), len(shared))
+    is_known = part.groupby("board")["is_known"].first()
+    errors = [error / (1.0 if is_known[board] else UNKNOWN_ARCHITECTURE_FACTOR) for board, error in shared.items()]
+    return Spread(half_interval(np.array(errors)), _quantile(rest, votes, COVER), len(shared))
 
 
 def _quantile(values: pd.Series, votes: pd.Series, share: float) -> float:
@@ -151,9 +147,12 @@ def scoring(boards: Boards) -> Iterator[None]:
         _scored.reset(token)
 
 
+_load = files.until_changed(Boards.load)
+
+
 def shipped() -> Boards:
     """Return the spreads and rates that ship; empty if none do."""
-    return _load(PATH, PATH.stat().st_mtime_ns) if PATH.is_file() else Boards()
+    return _load(PATH) if PATH.is_file() else Boards()
 
 
 def rates(device: str) -> Rates:
@@ -162,14 +161,9 @@ def rates(device: str) -> Rates:
     return scored.without(device) if scored else shipped().rates
 
 
-@cache
-def _load(path: Path, _: int) -> Boards:
-    return Boards.load(path)
-
-
 def widened(times: Mapping[str, float], kind: str, is_known: bool) -> dict[str, float]:
     """Return ``predicted_ms, low_ms, high_ms`` with the range that holds on boards of others."""
     if _scored.get():
         return dict(times)
     low, high = shipped().widened(times["predicted_ms"], times["low_ms"], times["high_ms"], kind, is_known)
-    return {"predicted_ms": times["predicted_ms"], "low_ms": float(low), "high_ms": float(high)}
+    return {**times, "low_ms": float(low), "high_ms": float(high)}

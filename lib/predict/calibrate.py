@@ -1,6 +1,7 @@
 """Calibration of a device that nobody measured: the nearest model, fine-tuned by measured points in about two minutes."""
 
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,7 @@ class Calibrated:
 def _pool(dtype: str) -> tuple[list[Config], pd.DataFrame]:
     """Draw configurations from the spaces of ``params/sweeps.yaml``; return them and their rows."""
     sweeps, configs, rows = spaces.load_sweeps(), [], []
-    for config, ops in spaces.sample_families(list(sweeps.spaces), sweeps, 0, dtype):
-        if len(configs) == _POOL:
-            break
+    for config, ops in islice(spaces.sample_families(list(sweeps.spaces), sweeps, 0, dtype), _POOL):
         flops, moved = spaces.work(ops)
         configs.append(config)
         rows.append({"op": config.op, **dict(config.parameters), "pass": config.passes, "flops": flops, "bytes": moved})
@@ -92,8 +91,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
     training, held_out, speed = _points(sweeps, validating)
     base = min(bases, key=lambda model: np.log(training["latency_ms"] / model.predict(training)["predicted_ms"]).abs().median())
     model = fine_tuned(base, training)
-    measured = held_out["latency_ms"].to_numpy()
-    scores = [score(measured, one.predict(held_out)["predicted_ms"].to_numpy()) for one in (base, model)]
+    scores = [score(held_out["latency_ms"], candidate.predict(held_out)["predicted_ms"]) for candidate in (base, model)]
     if worse(*scores):  # keep the base's answers
         model = base.borrowed()
         scores = [scores[0]] * 2
@@ -106,7 +104,7 @@ def _calibrated(device: str, bases: list[CostModel], dtype: str, budget_s: float
                          f"after it, by {networks.before['mape']:.0f} % before; nothing is saved. The machine was busy, or "
                          f"differently so, while operators and networks were measured; they are in {paths.SWEEPS / name}_* "
                          f"and {paths.NETWORKS / name}_*")
-    model.device = registry.cpu_here() if of_cpu else base.device
+    model.device, _ = registry.key_of(path)
     model.facts = {**base.facts, **machine.ids(), CALIBRATED: base.device, "calibrated_utc": store.utc_now(),
                    "points": len(training), "held_out": scores[1], "sweeps": [], "devices": [device]}
     if of_cpu:
@@ -128,23 +126,19 @@ def _measured(device: str, base: CostModel, dtype: str, budget_s: float, name: s
     for moment in range(parts + 1):
         visited += [calibrate_networks.measure(cases, moment, networks_s, name)] if cases else []
         if moment < parts:
-            sweeps.append(_sweep(device, base, dtype, operators_s / parts, f"{name}_{moment}", configs[moment::parts]))
+            p = SweepParams(op="all", device=device, budget_s=operators_s / parts, rounds=_ROUNDS, visit_ms=16,
+                            name=f"{name}_{moment}", dtype=dtype, **_timing(base))
+            sweeps.append(aggregate.read(sweep.measure_sweep(p, chosen=configs[moment::parts])))
     return sweeps, validating, visited, works
 
 
 def _chosen(base: CostModel, dtype: str, budget_s: float) -> tuple[list[Config], set[str]]:
     """Return operators to measure, in random order, and the keys of those that validate."""
     configs, rows = _pool(dtype)
-    configs = [_as(config, base) for config in configs]
+    configs = [replace(config, **_timing(base)) for config in configs]
     tuning, validating = choose(base, rows, int(budget_s * _POINTS_A_SECOND))
     order = np.random.default_rng(0).permutation([*tuning, *validating])  # so that a slow machine measures both kinds
     return [configs[row] for row in order], {configs[row].key for row in validating}
-
-
-def _sweep(device: str, base: CostModel, dtype: str, budget_s: float, name: str, configs: list[Config]) -> aggregate.Sweep:
-    p = SweepParams(op="all", device=device, budget_s=budget_s, rounds=_ROUNDS, visit_ms=16, name=name, dtype=dtype,
-                    **_timing(base))
-    return aggregate.read(sweep.measure_sweep(p, chosen=configs))
 
 
 def _points(sweeps: list[aggregate.Sweep], validating: set[str]) -> tuple[pd.DataFrame, pd.DataFrame, ProcessorSpeed]:
@@ -152,8 +146,7 @@ def _points(sweeps: list[aggregate.Sweep], validating: set[str]) -> tuple[pd.Dat
 
     Raises InputError for too few rows.
     """
-    table, visits = (pd.concat(tables, ignore_index=True) for tables in zip(*((swept.table, swept.visits) for swept in sweeps),
-                                                                            strict=True))
+    table, visits = (pd.concat([getattr(swept, name) for swept in sweeps], ignore_index=True) for name in ("table", "visits"))
     speed = ProcessorSpeed.from_visits(visits)
     reference_ms = table["config"].map(visits.groupby("config")["yardstick_ms"].median()).astype(float)
     table = table.assign(latency_ms=speed.at_usual_ms(table["latency_ms"], reference_ms))
@@ -170,10 +163,6 @@ def _points(sweeps: list[aggregate.Sweep], validating: set[str]) -> tuple[pd.Dat
 def _timing(base: CostModel) -> dict[str, str]:
     """Return how the rows of a model were timed, as a new row is to be."""
     return {name: base.facts.get(name, usual) for name, usual in (("cache", "warm"), ("latency_type", "kernel"))}
-
-
-def _as(config: Config, base: CostModel) -> Config:
-    return replace(config, **_timing(base))
 
 
 def _bases(device: str, dtype: str) -> list[CostModel]:

@@ -5,7 +5,7 @@ Morris, 1975).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -24,17 +24,16 @@ from lib.predict.networks import sums, work
 from lib.predict.networks.composition import PLAIN_SUM, TERMS, Composition
 from lib.predict.networks.work import Work
 from lib.predict.operators.cost_model import CostModel
-from lib.predict.operators.validation import COVER
 from lib.predict.registry import Predictor
-from lib.predict.scores import score
+from lib.predict.scores import COVER, score
 from lib.work import networks
 from lib.work.graph import capture
 from lib.work.graph.ops import MODES
 
 # small networks of many families, none of them held out anywhere; the first ones fit into any budget
-NETWORKS = ("mobilenet_v3_small", "timm:pit_ti_224", "squeezenet1_1", "timm:convnext_atto", "resnet18", "timm:levit_128s",
-            "mnasnet0_5", "timm:edgenext_xx_small", "timm:repvgg_a0", "shufflenet_v2_x0_5", "timm:poolformerv2_s12",
-            "timm:ghostnet_050", "timm:resnext26ts", "densenet121", "swin_t")
+NETWORKS = ("mobilenet_v3_small timm:pit_ti_224 squeezenet1_1 timm:convnext_atto resnet18 timm:levit_128s mnasnet0_5 "
+            "timm:edgenext_xx_small timm:repvgg_a0 shufflenet_v2_x0_5 timm:poolformerv2_s12 timm:ghostnet_050 "
+            "timm:resnext26ts densenet121 swin_t").split()
 CASES = (("infer", 1), ("infer", 8), ("train", 8))
 MOMENTS = (slice(0, None, 2), slice(1, None, 2), slice(None))  # networks that run before, amid and after the operators
 _VISITS = 2  # of each network
@@ -131,9 +130,8 @@ def calibrate(model: CostModel, before: CostModel, rows: pd.DataFrame, works: Wo
     measured, before_ms = rows["latency_ms"].to_numpy(float), _estimated(before, rows, works)
     if rows["network"].nunique() < LEAST_NETWORKS:
         return Networks(rows, score(measured, before_ms), score(measured, _estimated(model, rows, works)))
-    base = {case: Composition(**fitted) for case, fitted in model.compositions.items()}
-    terms = network_training.terms(model, rows, works)
-    model.compositions = {case: asdict(fitted) for case, fitted in calibrated(base, terms).items()}
+    base, terms = model.compositions, network_training.terms(model, rows, works)
+    model.compositions = calibrated(base, terms)
     after_ms = left_one_out(base, terms)["predicted_ms"].to_numpy()
     errors = (pd.Series(np.abs(np.log(ms / measured)), rows.index) for ms in (before_ms, after_ms))
     return Networks(terms, score(measured, before_ms), score(measured, after_ms), _worse(rows["network"], *errors))
@@ -164,7 +162,7 @@ def calibrated(base: Compositions, rows: pd.DataFrame) -> dict[str, Composition]
             case, of_case = f"{mode} {heap}", of_mode[of_mode["memory"] == heap]
             corrected[case] = replace(
                 fitted[case], half=_half(base.get(case, PLAIN_SUM), of_case), networks=count,
-                scores=score(of_case["latency_ms"].to_numpy(), of_case["predicted_ms"].to_numpy()) if len(of_case) else {},
+                scores=score(of_case["latency_ms"], of_case["predicted_ms"]) if len(of_case) else {},
                 interval_of="" if len(of_case) else fitted[case].interval_of)
     return corrected
 

@@ -68,10 +68,10 @@ def noise(raw: Path) -> dict[tuple[str, str, str], float]:
 
 def table(machine: str, way: GainCondition, predicted: pd.DataFrame) -> pd.DataFrame:
     """Return the predictions of a way as rows ``held_out``."""
-    names = ("batch_size", "fold", "measured", "predicted", "low", "high", "usable")
-    return held_out.frame(**{name: predicted[name] for name in names}, device=machine, what=held_out.GAINS, mode=way.mode,
-                          condition=f"fp32 contiguous to {way.dtype} {way.layout}", group=predicted["family"],
-                          case=predicted["network"], left_out="families of networks", source=held_out.PROJECT)
+    return held_out.frame(**predicted["batch_size fold measured predicted low high usable".split()], device=machine,
+                          what=held_out.GAINS, mode=way.mode, condition=f"fp32 contiguous to {way.dtype} {way.layout}",
+                          group=predicted["family"], case=predicted["network"], left_out="families of networks",
+                          source=held_out.PROJECT)
 
 
 def ship() -> pd.DataFrame:

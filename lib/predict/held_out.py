@@ -1,12 +1,12 @@
 """The table ``held_out``: one row per prediction that no fold of its model had seen, in a file beside the model."""
 
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lib import store
+from lib import files, store
 from lib.tables import columns
 
 NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
@@ -36,12 +36,10 @@ def save(rows: pd.DataFrame, model: Path) -> Path:
     return store.write(rows, path_of(model), "held_out", derived=True)
 
 
+_load = files.until_changed(partial(store.read_own, table="held_out"))
+
+
 def load(model: Path) -> pd.DataFrame:
     """Return the rows beside the file of a model, none where it has no such file; InputError for a damaged one."""
     path = path_of(model)
-    return _load(path, path.stat().st_mtime_ns) if path.is_file() else pd.DataFrame(columns=columns("held_out"))
-
-
-@cache
-def _load(path: Path, _: int) -> pd.DataFrame:
-    return store.read_own(path, "held_out")
+    return _load(path) if path.is_file() else pd.DataFrame(columns=columns("held_out"))

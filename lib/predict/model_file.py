@@ -7,7 +7,6 @@ what its fields must be together.
 import base64
 import gzip
 import json
-import zlib
 from dataclasses import dataclass, fields, make_dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -19,7 +18,7 @@ from pydantic_core import from_json, to_json
 
 from lib import csv_files, files, store
 from lib.config.base import error_line, mapping
-from lib.errors import InputError, one_line
+from lib.errors import InputError, refused
 
 ENTRY = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _MOST_BYTES = 64_000_000  # uncompressed; the largest that ships holds 2 million
@@ -162,14 +161,10 @@ class Saved:
         """
         form = cls.FORMAT
         damaged = f"{path} is no {form.noun}, or is damaged"
-        try:
+        with refused(f"{damaged} (", f"); {form.retrain}"):
+            if not path.exists():
+                raise InputError(f"{path} is missing")
             content = from_json(_text(path, form.noun))
-        except (FileNotFoundError, NotADirectoryError):
-            raise InputError(f"{path} is missing") from None
-        except InputError:
-            raise
-        except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise InputError(f"{damaged} ({one_line(error)}); {form.retrain}") from None
         version = mapping(content, f"{damaged}; {form.retrain}").pop("schema", None)
         if type(version) is not int:
             raise InputError(f"{damaged}: schema = {version!r} is no number; {form.retrain}")

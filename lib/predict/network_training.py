@@ -4,7 +4,6 @@ A network is predicted by what was learned without its family (the module of tor
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -23,9 +22,8 @@ from lib.progress import track
 from lib.work import dtypes, networks
 
 # Networks whose operators were swept, too; all others that were measured validate.
-TUNING = ("convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "mnasnet0_5", "mnasnet0_75", "mobilenet_v3_small",
-          "regnet_x_3_2gf", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t", "vgg11", "vgg19_bn",
-          "vit_b_16")
+TUNING = ("convnext_tiny densenet121 efficientnet_b0 googlenet mnasnet0_5 mnasnet0_75 mobilenet_v3_small regnet_x_3_2gf "
+          "regnet_y_400mf resnet18 shufflenet_v2_x0_5 squeezenet1_1 swin_t vgg11 vgg19_bn vit_b_16").split()
 _PARTS = [*TIME_TERMS, "outside", "looked_up", "memory_mb", "peak_mb", "blocks_mb", "flops", "bytes", "calls"]
 _COMPOSED = ("predicted_ms", "low_ms", "high_ms", "shipped_ms")
 Works = Mapping[tuple[str, str, int], Work]
@@ -115,7 +113,7 @@ def fit_networks(model: CostModel, folder: Path, target: Target, lines: Lines) -
     items = works(measured, target)
     table = terms(model, measured, items)
     modes = learned(table)
-    model.compositions |= {case: asdict(fitted) for case, fitted in compositions(modes).items()}
+    model.compositions |= compositions(modes)
     model.efficiencies |= {mode: dict(fitted.efficiencies) for mode, fitted in modes.items()}
-    model.resident |= {memory: asdict(fitted) for memory, fitted in resident.learned(table).items()}
+    model.resident |= resident.learned(table)
     return resident.predicted(composed(table)).assign(lines_ms=composed(terms(lines, measured, items))["predicted_ms"])

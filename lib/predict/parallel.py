@@ -16,7 +16,7 @@ from lib.config import definitions
 from lib.predict.model_file import Format, NotNegative, Positive, Saved
 from lib.predict.networks.composition import Estimate
 from lib.predict.networks.work import Work
-from lib.predict.operators.validation import half_interval
+from lib.predict.scores import half_interval
 
 PATH = paths.REFERENCE / "models" / "parallel.json"
 GPUS = range(1, 17)
@@ -52,20 +52,20 @@ def all_reduce_ms(mb: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
     return 2 * (terms["gpus"] - 1) * step_ms
 
 
-def _ddp_ms(passes_ms: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
+def _ddp_ms(passes_ms, terms: Mapping[str, Any], costs: Costs):
     """Return passes and the exchange that the backward pass does not hide: its excess, and the last bucket."""
     last_mb = np.minimum(terms["gradients_mb"], _BUCKET_MB)
     excess_ms = all_reduce_ms(terms["gradients_mb"] - last_mb, terms, costs) - passes_ms * _BACKWARD
     return passes_ms + np.maximum(excess_ms, 0) + all_reduce_ms(last_mb, terms, costs)
 
 
-def _data_parallel_ms(passes_ms: Any, terms: Mapping[str, Any], costs: Costs) -> Any:
+def _data_parallel_ms(passes_ms, terms: Mapping[str, Any], costs: Costs):
     """Return passes with weights and inputs to each GPU and gradients back, while one process launches all kernels."""
     moved_ms = (terms["weights_mb"] + terms["gradients_mb"]) / terms["gbps"] / costs.efficiency
     return np.hypot(passes_ms + moved_ms, np.asarray(pd.Series(costs.host_ms)[terms["mode"]]) * _launches(terms))
 
 
-def _launches(terms: Mapping[str, Any]) -> Any:
+def _launches(terms: Mapping[str, Any]):
     return terms["forward_operators"] * (terms["gpus"] + 1)
 
 

@@ -3,9 +3,9 @@
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import psutil
 from lib import paths, store
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
+from lib.files import until_changed
 from lib.measure import archive, machine
 from lib.predict import boards, transfer, transfer_cpu
 from lib.predict.analytic import roofline
@@ -80,7 +81,7 @@ def machine_files(folder: Path) -> dict[tuple[str, str], Path]:
     """
     committed = model_files(shipped=True) if folder.parent == paths.REFERENCE else {}
     shipped = [path for (name, _), path in committed.items() if name == cpu_name(folder.name, name.rpartition("-")[2])]
-    candidates: dict[tuple[str, str], list[Path]] = {}
+    candidates = {}
     for path in (*folder.glob(f"models/*{_SUFFIX}"), *folder.glob(f"trained/*{_SUFFIX}"), *shipped):
         device, dtype = key_of(path)
         candidates.setdefault(("cpu" if device.startswith(_CPU) else device, dtype), []).append(path)
@@ -122,7 +123,7 @@ def load(path: Path) -> CostModel:
         f" is named as that of a {'CPU' if of_cpu else 'GPU'}, and holds that of another device type":
             (model.chip is None) != (of_cpu or device == ANY_GPU),
         **{f": {what} other rates than {choices(terms)}; {RETRAIN}":
-           any(set(fitted["rates"]) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
+           any(set(fitted.rates) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
     for words, holds in wrong.items():
         if holds:
             raise InputError(f"{path}{words}")
@@ -147,21 +148,18 @@ class Predictor:
 
     @cached_property
     def measured_networks(self) -> pd.DataFrame | None:
-        """Give the networks that were measured end to end on this device; None without any."""
+        """Give the networks that were measured end to end on this device; None for a GPU known from its data sheet alone."""
         if self.model.facts.get("hardware_id", "vendor:").startswith("vendor:"):
             return None
         folders = archive.machines(imported=bool(self.machine)).values()
-        table = self._measured_here("networks", (path for folder in folders for path in archive.networks_files(folder)))
-        return table if table is None else table.fillna({"input_shape": ""})
+        files = (path for folder in folders for path in archive.networks_files(folder))
+        return self._measured_here("networks", files).fillna({"input_shape": ""})
 
-    def _measured_here(self, schema: str, files: Iterable[Path]) -> pd.DataFrame | None:
-        """Return the rows measured on this very device; on a CPU, with the thread count of its model. None without a file."""
-        facts, tables = self.model.facts, [store.read_own(path, schema) for path in files]
-        if not tables:
-            return None
-        table, threads = pd.concat(tables, ignore_index=True), facts.get("threads") if self.model.chip is None else None
-        same = table["device"].isin(facts.get("devices") or ["cpu"]) & (table["hardware_id"] == facts.get("hardware_id"))
-        return table[same & (table["threads"] == threads)] if threads else table[same]
+    def _measured_here(self, schema: str, files: Iterable[Path]) -> pd.DataFrame:
+        """Return the rows measured on this very device; on a CPU, with the thread count of its model."""
+        facts, tables = self.model.facts, [store.read_own(path, schema) for path in files] or [store.read_all([], schema)]
+        return archive.of_device(pd.concat(tables, ignore_index=True), facts.get("devices") or ["cpu"],
+                                 facts.get("hardware_id", ""), 0 if self.model.chip else facts.get("threads"))
 
     @property
     def kind(self) -> str:
@@ -183,10 +181,9 @@ class Predictor:
         """Give the stable operator measurements of this device, timed as its model answers."""
         facts, machines = self.model.facts, archive.machines(imported=True)
         sweeps = [] if self.origin else facts.get("sweeps", [])
-        folders = [machines[name.partition("/")[0]].parent / name for name in sweeps if name.partition("/")[0] in machines]
-        table = self._measured_here("sweep", filter(Path.is_file, (folder / "sweep.parquet" for folder in folders)))
-        if table is None:
-            return pd.DataFrame(columns=["flops", "bytes", "latency_ms"])
+        files = (folder.parent / sweep / "sweep.parquet" for sweep in sweeps for name, folder in machines.items()
+                 if sweep.startswith(f"{name}/"))
+        table = self._measured_here("sweep", filter(Path.is_file, files))
         same = {name: facts[name] for name in ("dtype", "cache", "latency_type") if facts.get(name)}
         same |= {"status": "ok", "verdict": "stable"}
         return table[np.logical_and.reduce([table[name] == value for name, value in same.items()])]
@@ -194,7 +191,7 @@ class Predictor:
     def measured_times(self, work: Work | None = None) -> Mapping[tuple, float]:
         """Return measured times in ms by operator key; with ``work``, only for operators that it may contain."""
         table = self.measured_operators
-        if work is not None and len(table):
+        if work is not None:
             table = table[table["flops"].isin(work.table["flops"]) & table["bytes"].isin(work.table["bytes"])]
         return composition.lookup(table)
 
@@ -216,8 +213,7 @@ class Predictor:
 
     def composition(self, mode: str, memory: str = "default") -> Composition:
         """Return what a network adds to the sum of its operators; nothing if no network was measured on the device."""
-        fitted = self.model.compositions.get(f"{mode} {memory}")
-        return Composition(**fitted) if fitted else composition.PLAIN_SUM
+        return self.model.compositions.get(f"{mode} {memory}", composition.PLAIN_SUM)
 
     def estimate(self, work: Work, memory: str = "default") -> Estimate:
         """Predict a pass or step; ``memory``: a CPU process's heap, ``default``, or ``kept`` (freed memory is retained)."""
@@ -270,11 +266,11 @@ class Predictor:
 def is_of_measured_architecture(gpu: str) -> bool:
     """Return whether kernels of a GPU of the same generation were measured."""
     vendors = load_devices()
-    return gpu in vendors and vendors[gpu].architecture in _measured_architectures(SHIPPED, SHIPPED.stat().st_mtime_ns)
+    return gpu in vendors and vendors[gpu].architecture in _measured_architectures(SHIPPED)
 
 
-@cache
-def _measured_architectures(_: Path, __: int) -> set[str]:
+@until_changed
+def _measured_architectures(_: Path) -> set[str]:
     vendors = load_devices()
     return {vendors[device].architecture for device, _ in model_files(shipped=True) if device in vendors}
 
@@ -344,95 +340,83 @@ def has_cpu(dtype: str) -> bool:
     return bool(_files_of_this_cpu(dtype) or reference_cpus(dtype))
 
 
-class _DeviceCatalogue:
-    """The devices that can be predicted in an element type, see ``for_devices``."""
+def predictor(device: str, dtype: str, shipped: bool = False) -> Predictor | None:
+    """Return a device that can be predicted, None without a model; InputError for a damaged file.
 
-    def __init__(self, dtype: str, shipped: bool = False, reader: Callable[[Path], CostModel] = load):
-        self.dtype, self.shipped, self.reader = dtype, shipped, reader
-        self.files, self.vendors = model_files(shipped), load_devices()
-        self.measured = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
-
-    @property
-    def default_devices(self) -> list[str]:
-        """Return the devices that are measured: this CPU, and GPUs with a model."""
-        return ["cpu", *sorted(({device for device, _ in self.files} | self.measured) & set(self.vendors))]
-
-    def device(self, name: str) -> Predictor | None:
-        """Return a device, None without a model."""
-        if name == "cpu":
-            return self._cpu()
-        return self._gpu(name, self.files) if name in self.vendors else None
-
-    def _cpu(self) -> Predictor | None:
-        """Return this machine's CPU with its own model, or else zero-shot with the model of the nearest CPU.
-
-        Each thread count counts as its own machine, nearest to the same CPU at another count. ``shipped``: the CPU as the
-        shipped model predicts it, unscaled.
-        """
-        if self.shipped:
-            own, other = None, next(map(load, cpu_files(self.dtype, shipped=True)), None)
-        else:
-            files = _files_of_this_cpu(self.dtype)  # read as far as needed: a later one may be damaged
-            own = next((model for model in map(load, files) if model.is_of(**transfer_cpu.identity())), None)
-            others = [] if own else [load(path) for path in files] or reference_cpus(self.dtype)
-            other = transfer_cpu.transferred(others, transfer_cpu.host())[0] if others else None
-        if not (model := own or other):
-            return None
-        memory_mb = psutil.virtual_memory().total / 1e6
-        return Predictor("cpu", self.dtype, model, "" if own else model.device, memory_mb, shipped=self.shipped)
-
-    def _gpu(self, name: str, files: transfer.Files) -> Predictor | None:
-        """Return a GPU with its completed model; None without a rate for the element type, or without any donor."""
-        vendor = self.vendors[name]
-        if self.dtype not in vendor.peak_gflops or not vendor.multiprocessors:
-            return None
-        model = transfer.gpu_model(vendor, self.dtype, files, self.reader)
-        return Predictor(name, self.dtype, model, "", vendor.memory_mb, vendor.price_per_hour, self.shipped) if model else None
-
-    def machine(self, device: str) -> list[Predictor]:
-        """Return the devices of a reference machine: all (NAME), or one device type (cpu@NAME); InputError without a model."""
-        wanted, at, name = device.rpartition("@")
-        folder = archive.machine_folder(name)
-        models, predictors = machine_files(folder), []
-        for (kind, dtype), path in models.items():
-            if dtype != self.dtype or (at and kind != wanted):
-                continue
-            if kind == "cpu":
-                memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
-                predictors.append(Predictor(f"cpu@{name}", dtype, self.reader(path), memory_mb=memory_mb,
-                                            shipped=self.shipped))
-            elif kind in self.vendors and (gpu := self._gpu(kind, {**self.files, (kind, dtype): path})):
-                predictors.append(replace(gpu, device=f"{kind}@{name}"))
-        if not predictors:
-            raise InputError(f"no {self.dtype} model of {device}; the machine {name} has: "
-                             f"{choices(map(' '.join, models)) or 'none'}; train them on what was measured there: "
-                             f"python -m lib models --train {name}")
-        return predictors
+    ``shipped``: ignore what was measured or calibrated on this machine.
+    """
+    return _cpu(dtype, shipped) if device == "cpu" else _gpu(device, dtype, model_files(shipped), shipped)
 
 
-def predictor(device: str, dtype: str) -> Predictor | None:
-    """Return a device that can be predicted, None without a model; InputError for a damaged file."""
-    return _DeviceCatalogue(dtype).device(device)
+def _cpu(dtype: str, shipped: bool) -> Predictor | None:
+    """Return this machine's CPU with its own model, or else zero-shot with the model of the nearest CPU.
+
+    Each thread count counts as its own machine, nearest to the same CPU at another count. ``shipped``: the CPU as the shipped
+    model predicts it, unscaled.
+    """
+    if shipped:
+        own, other = None, next(map(load, cpu_files(dtype, shipped=True)), None)
+    else:
+        files = _files_of_this_cpu(dtype)  # read as far as needed: a later one may be damaged
+        own = next((model for model in map(load, files) if model.is_of(**transfer_cpu.identity())), None)
+        others = [] if own else [load(path) for path in files] or reference_cpus(dtype)
+        other = transfer_cpu.transferred(others, transfer_cpu.host())[0] if others else None
+    if not (model := own or other):
+        return None
+    memory_mb = psutil.virtual_memory().total / 1e6
+    return Predictor("cpu", dtype, model, "" if own else model.device, memory_mb, shipped=shipped)
 
 
-def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False,
-                reader: Callable[[Path], CostModel] | None = None) -> list[Predictor]:
-    """Return the named devices, or all with a model, for an element type.
+_donor = until_changed(load)  # one donor serves many GPUs
 
-    A card of this machine may be named cuda:0. ``shipped``: ignore what was measured or calibrated on this machine; ``reader``
-    reads a model file (default: each once). Raises InputError for a device without a model (it lists the devices that have one,
-    and how to calibrate), for a device named twice, and for a damaged file.
+
+def _gpu(name: str, dtype: str, files: transfer.Files, shipped: bool) -> Predictor | None:
+    """Return a GPU with its completed model; None without a rate for the element type, or without any donor."""
+    vendor = load_devices().get(name)
+    if not vendor or dtype not in vendor.peak_gflops or not vendor.multiprocessors:
+        return None
+    model = transfer.gpu_model(vendor, dtype, files, _donor)
+    return Predictor(name, dtype, model, "", vendor.memory_mb, vendor.price_per_hour, shipped) if model else None
+
+
+def _of_machine(device: str, dtype: str, shipped: bool) -> list[Predictor]:
+    """Return the devices of a reference machine: all (NAME), or one device type (cpu@NAME); InputError without a model."""
+    wanted, at, name = device.rpartition("@")
+    folder = archive.machine_folder(name)
+    models, predictors = machine_files(folder), []
+    for (device_type, of_dtype), path in models.items():
+        if of_dtype != dtype or (at and device_type != wanted):
+            continue
+        if device_type == "cpu":
+            memory_mb = archive.hardware(folder).get("memory_gib", math.inf) * 2**30 / 1e6
+            predictors.append(Predictor(f"cpu@{name}", dtype, load(path), memory_mb=memory_mb, shipped=shipped))
+        elif gpu := _gpu(device_type, dtype, {**model_files(shipped), (device_type, dtype): path}, shipped):
+            predictors.append(replace(gpu, device=f"{device_type}@{name}"))
+    if not predictors:
+        raise InputError(f"no {dtype} model of {device}; the machine {name} has: "
+                         f"{choices(map(' '.join, models)) or 'none'}; train them on what was measured there: "
+                         f"python -m lib models --train {name}")
+    return predictors
+
+
+def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> list[Predictor]:
+    """Return the named devices, or all that are measured (this CPU, GPUs with a model), for an element type.
+
+    A card of this machine may be named cuda:0. ``shipped``: ignore what was measured or calibrated on this machine. Raises
+    InputError for a device without a model (it lists the devices that have one, and how to calibrate), for a device named
+    twice, and for a damaged file.
     """
     devices = [_listed(device) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    models, predictors = _DeviceCatalogue(dtype, shipped, reader or cache(load)), []  # one donor serves many GPUs
-    usual, machines = models.default_devices, archive.machines(imported=True)
+    predictors, machines, vendors = [], archive.machines(imported=True), set(load_devices())
+    cards = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
+    usual = ["cpu", *sorted(({device for device, _ in model_files(shipped)} | cards) & vendors)]
     for device in devices or usual:
-        if device not in usual and device not in models.vendors and device.rpartition("@")[2] in machines:
-            predictors += models.machine(device)
-        elif known := models.device(device):
-            predictors.append(known)
+        if device not in usual and device not in vendors and device.rpartition("@")[2] in machines:
+            predictors += _of_machine(device, dtype, shipped)
+        elif with_model := predictor(device, dtype, shipped):
+            predictors.append(with_model)
         elif devices:
             raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
                              f"machines: {choices(machines)}; any GPU of "

@@ -1,5 +1,6 @@
 """The one scorer: how wrong predictions are, with one vote per row or per family, and how right predicted gains are."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 from lib.measure.statistics import bootstrap
 
 OUTSIDE = 0.05  # share of the time outside of the training ranges, above which an answer is flagged as out of range
+COVER = 0.9  # share of errors that an interval holds
 _WITHIN = 10  # %
 _HOLDS = 80  # % of a family inside its ranges, at least
 
@@ -15,6 +17,15 @@ _HOLDS = 80  # % of a family inside its ranges, at least
 def _error_pct(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Return relative errors in %; NaN where nothing was measured or predicted."""
     return (np.asarray(predicted, float) / np.where(np.asarray(measured) > 0, measured, np.nan).astype(float) - 1) * 100
+
+
+def half_interval(error: np.ndarray) -> float:
+    """Return half the width of the COVER interval of errors on unseen groups.
+
+    The quantile of their sizes is the finite-sample one, ceil((n + 1) * COVER) of n.
+    """
+    sizes = np.sort(np.abs(error))
+    return float(sizes[min(len(sizes), math.ceil((len(sizes) + 1) * COVER)) - 1])
 
 
 def score(measured: np.ndarray, predicted: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None,

@@ -7,13 +7,12 @@ this machine's CPU or else of the reference.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import files, paths
 from lib.config import definitions
 from lib.errors import InputError
 from lib.measure import archive
@@ -82,7 +81,8 @@ def path_of(device: str, folder: Path | None = None) -> Path:
 def own_files(predictor: Predictor) -> list[Path]:
     """Return the files that may hold costs learned from a device's own profiles; ``learn_all`` writes the first."""
     if predictor.device_type != "cpu":
-        return [path_of(predictor.kind, folder) for folder in _folders(predictor)]
+        folders = [registry.SHIPPED] if predictor.shipped else [paths.MODELS, registry.SHIPPED]
+        return [path_of(predictor.kind, folder) for folder in folders]
     return _own_cpu(predictor) or [path_of(predictor.model.device, registry.SHIPPED)]
 
 
@@ -91,11 +91,7 @@ def _own_cpu(predictor: Predictor) -> list[Path]:
     if predictor.machine:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
         return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
-    return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in _folders(predictor)]
-
-
-def _folders(predictor: Predictor) -> list[Path]:
-    return [registry.SHIPPED] if predictor.shipped else [paths.MODELS, registry.SHIPPED]
+    return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in (paths.MODELS, registry.SHIPPED)]
 
 
 def of_itself(predictor: Predictor) -> StepModel | None:
@@ -103,13 +99,11 @@ def of_itself(predictor: Predictor) -> StepModel | None:
     return _first(own_files(predictor))
 
 
+_read = files.until_changed(StepModel.load)
+
+
 def _first(candidates: Iterable[Path]) -> StepModel | None:
-    return next((_read(path, path.stat().st_mtime_ns) for path in candidates if path.is_file()), None)
-
-
-@cache
-def _read(path: Path, _: int) -> StepModel:
-    return StepModel.load(path)
+    return next((_read(path) for path in candidates if path.is_file()), None)
 
 
 def costs_of(predictor: Predictor) -> Mapping[str, Costs]:

@@ -12,7 +12,7 @@ from lib import paths, store
 from lib.config.base import mapping
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
-from lib.measure import archive, ceilings
+from lib.measure import archive, ceilings, machine
 from lib.measure.statistics import is_usable
 from lib.predict import registry, transfer_cpu
 from lib.predict.analytic import roofline
@@ -68,10 +68,7 @@ class Target:
 
     def of_device(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of a table ``sweep`` or ``networks`` that are of its devices, threads and element type."""
-        same = table["device"].isin(self.devices) & (table["dtype"] == self.dtype)
-        for name in ("hardware_id", "threads"):
-            same &= (table[name] == getattr(self, name)) if getattr(self, name) else True
-        return table[same]
+        return archive.of_device(table[table["dtype"] == self.dtype], self.devices, self.hardware_id, self.threads)
 
 
 CPU = Target()
@@ -108,11 +105,9 @@ def targets(folder: Path) -> list[Target]:
 def _labelled(path: Path) -> pd.DataFrame:
     """Return a sweep with the GPU's name, by its provenance (its device id where none is known), empty for a CPU's rows."""
     table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
-    names = {}
-    for device, identity in mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items():
-        device_type, _, index = device.partition(":")
-        known = dict(enumerate(identity.get("hardware", {}).get("gpus", []))) if device_type == "cuda" else {}
-        names[device] = str(known[int(index or 0)]["name"]) if int(index or 0) in known else device.removeprefix("cpu")
+    names = {device: str(machine.own_hardware(device, {"gpus": [], **identity.get("hardware", {})}).get(
+        "name", device.removeprefix("cpu"))) for device, identity in mapping(
+            mapping(store.read_json(meta), meta).get("devices"), meta).items()}
     gpu = table["device"].map(names).fillna("")
     return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))  # a GPU's are its host's
 
@@ -158,12 +153,12 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
     Raises InputError for a GPU that params/devices.yaml does not know.
     """
     table, names = reference_sweeps(folder, target)
-    facts = {**table[["hardware_id", "software_id", "threads", "cache", "latency_type", "dtype"]].to_dict("records")[0],
+    facts = {**table["hardware_id software_id threads cache latency_type dtype".split()].to_dict("records")[0],
              "machine": folder.name, "sweeps": names, "rows": len(table), "source": "measured by this project",
              "licence": "MIT", "trained_utc": store.utc_now()}
+    measured, overheads = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
     if target.name:
         vendor = load_devices()[registry.vendor_of(target.name)]
-        _, overheads = ceilings.of_machine(folder / "ceilings", target.devices, target.hardware_id)
         launch_us = float(overheads.loc[overheads["what"] == "launch", "median_us"].min())
         facts |= {"peak_gflops": vendor.peak_gflops.get(target.dtype), "peak_gbps": vendor.peak_gbps,
                   "launch_ms": launch_us / 1e3 if launch_us > 0 else _LAUNCH_MS[target.latency_type],
@@ -171,9 +166,8 @@ def own_model(folder: Path, target: Target = CPU, quick: bool = False) -> CostMo
         device, chip = vendor.id, Chip.of(vendor, target.dtype)
     else:
         roof = roof_of(folder, target)
-        measured = ceilings.of_machine(folder / "ceilings", target.devices, facts["hardware_id"], facts["threads"])
         facts |= {"peak_gflops": roof.peak_gflops, "peak_gbps": roof.gbps(), "launch_ms": 0.002,
-                  **transfer_cpu.rates(*measured)}
+                  **transfer_cpu.rates(measured, overheads)}
         device, chip = registry.cpu_name(folder.name, facts["hardware_id"]), None
     model = fitting.fit(table, facts, chip, quick)
     model.device = device

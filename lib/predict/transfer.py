@@ -6,7 +6,7 @@ reach carries over, with the launch of the model at hand.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +27,8 @@ Files = Mapping[tuple[str, str], Path]
 
 def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Path], CostModel]) -> CostModel | None:
     """Return the model of a GPU and element type, completed from ``files``; None without a donor."""
-    donors = [load(files[key]) for key in _donors(vendor, dtype, files)]
+    donors = [load(files[device, alike]) for alike in _ALIKE.get(dtype, (dtype,))  # the nearest first
+              for device in (vendor.id, *siblings(vendor), ANY_GPU) if (device, alike) in files]
     if not donors:
         return None
     first = donors[0]
@@ -44,14 +45,6 @@ def gpu_model(vendor: VendorDevice, dtype: str, files: Files, load: Callable[[Pa
     if _MEMORY in model.parts:
         model.parts[_WINDOW] = _window(model.parts[_MEMORY])
     return model
-
-
-def _donors(vendor: VendorDevice, dtype: str, files: Files) -> Iterator[tuple[str, str]]:
-    """Yield the models that may stand in, nearest first: the device, its siblings, any GPU, for each alike element type."""
-    for alike in _ALIKE.get(dtype, (dtype,)):
-        for device in (vendor.id, *siblings(vendor), ANY_GPU):
-            if (device, alike) in files:
-                yield device, alike
 
 
 def siblings(vendor: VendorDevice) -> list[str]:

@@ -5,6 +5,8 @@ import json
 import warnings
 from functools import cache
 
+import pandas as pd
+
 from lib.predict import registry
 from lib.predict.operators.cost_model import CostModel
 from tests.doors import ANY, SAME, Door, damaged, pass_through, pick
@@ -12,6 +14,8 @@ from tests.doors.definitions import HOWS, altered
 
 FILES = {"cpu": next(registry.SHIPPED.glob("cpu-*_fp32.json.gz")), "gpu": registry.SHIPPED / "a100-sxm-80gb_bf16.json.gz"}
 GEMM, CONVOLUTION = "gemm forward", "convolution forward"
+PRODUCT = pd.DataFrame({"op": ["matmul"], "pass": "forward", "gemm_m": 64, "gemm_n": 64, "gemm_k": 64, "flops": 2 * 64.0**3,
+                        "bytes": 3 * 4 * 64.0**2})
 
 
 @cache
@@ -30,7 +34,7 @@ def _predicted(path):
     """Load a model, and return its prediction of a product of matrices."""
     with warnings.catch_warnings(action="ignore"):
         model = CostModel.load(path)
-        ms, low_ms, high_ms = model.predict_one("matmul", {"m": 64, "n": 64, "k": 64}, 2 * 64.0**3, 3 * 4 * 64.0**2)
+        ((ms, low_ms, high_ms),) = model.predict(PRODUCT)[["predicted_ms", "low_ms", "high_ms"]].to_numpy()
     assert 0 <= low_ms <= ms <= high_ms
     return ms, low_ms, high_ms
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 import pandas as pd
 
@@ -70,18 +69,18 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
 
 
-def for_networks(devices: Sequence[str], dtype: str, **how: Any) -> list[registry.Predictor]:
+def for_networks(devices: Sequence[str], dtype: str) -> list[registry.Predictor]:
     """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
 
     This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
     """
     repeated, by_gain = len(set(devices)) < len(devices), dtype == INT8 or gains.serves(dtype)
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
-        return registry.for_devices(devices, dtype, **how)
-    (cpu,) = registry.for_devices(["cpu"], "fp32", **how)
+        return registry.for_devices(devices, dtype)
+    (cpu,) = registry.for_devices(["cpu"], "fp32")
     gpus = [device for device in devices if device != "cpu"]
     has_gpus = gpus or (not devices and dtype != INT8)
-    return [replace(cpu, dtype=dtype), *(registry.for_devices(gpus, dtype, **how) if has_gpus else ())]
+    return [replace(cpu, dtype=dtype), *(registry.for_devices(gpus, dtype) if has_gpus else ())]
 
 
 def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], named: bool,

@@ -421,7 +421,7 @@ class Answer:
         fitted = self.predictor.model.resident.get("default")
         if not fitted:
             return {}
-        mb = resident.answer(Composition(**fitted), self.work, self.memory_mb - self.work.memory_mb)
+        mb = resident.answer(fitted, self.work, self.memory_mb - self.work.memory_mb)
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:

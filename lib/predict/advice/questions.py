@@ -6,7 +6,6 @@ A network is captured once per device type, or twice if it is asked at many batc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pandas as pd
 
 from lib import csv_files
 from lib.errors import InputError, choices, one_line
-from lib.predict import registry
 from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
@@ -100,8 +98,8 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
 
     A question without an answer has the reason in ``error``, and no numbers. ``more``: fields of the passes' ``Estimate``.
     """
-    reader, rows, groups = cache(registry.load), {}, {}
-    models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype, reader=reader))
+    rows, groups = {}, {}
+    models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(groups.items(), "networks"):

@@ -24,7 +24,7 @@ from lib.work.networks import Network
 
 LOSS, UNUSED = "loss", "unused"
 _ROOT = "network"
-_SUMS = ["calls", "params", "activation_bytes", "flops_forward", "flops_backward", "bytes_forward", "bytes_backward"]
+_SUMS = "calls params activation_bytes flops_forward flops_backward bytes_forward bytes_backward".split()
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Analysis:
     @cached_property
     def sizes(self) -> dict[int, tuple[int, int]]:
         """Give bytes and elements of each storage: of the widest view that an operator sees of it."""
-        sizes: dict[int, tuple[int, int]] = {}
+        sizes = {}
         for op in self.graph.ops:
             for spec in (*op.tensors, *op.outputs):
                 sizes[spec.storage] = max(sizes.get(spec.storage, (0, 0)), (spec.bytes, spec.bytes // spec.itemsize))
@@ -79,12 +79,6 @@ def analyse(name: str, batch_size: int = 0, input_shape: str = "") -> Analysis:
     """
     network = networks.network(name, batch_size, input_shape)
     return Analysis(network, capture.of_network(network, "train", root=_ROOT))
-
-
-def input_bytes(analysis: Analysis) -> int:
-    """Return the bytes of the input batch where the backward pass reads it again, else 0."""
-    inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
-    return sum(analysis.sizes[storage][0] for storage in inputs & analysis.saved)
 
 
 def rows_of(analysis: Analysis) -> pd.DataFrame:
@@ -145,7 +139,7 @@ def original_summary(sums: pd.DataFrame) -> dict[str, dict[str, dict[str, float 
 
     There FLOPs are twice the multiply-adds; all FLOPs, and what else is known, follow under names of their own.
     """
-    summary: dict[str, dict[str, dict[str, float | None]]] = {}
+    summary = {}
     for row in sums.itertuples():
         macs, batch = row.macs_forward, row.batch_size
         forward, backward = (None if pd.isna(flops) else flops for flops in (row.flops_forward, row.flops_backward))
@@ -174,13 +168,12 @@ def text_summary(rows: pd.DataFrame, sums: Any) -> str:
             f"FLOPs not known           {sums.uncounted or 'none'}\n")
 
 
-def save(rows: pd.DataFrame, sums: pd.DataFrame, folder: Path | None = None, **facts: Any) -> list[Path]:
-    """Write ``complexity.csv``, ``summary.json`` and a text a network and batch size; each is replaced in one step.
+def save(rows: pd.DataFrame, sums: pd.DataFrame, **facts: Any) -> list[Path]:
+    """Write complexity.csv, summary.json and a text a network and batch size to data/complexity/; return the files.
 
-    ``rows`` are ``complexity`` tables, ``sums`` a table of ``sums_of``; ``folder`` is data/complexity/ unless given.
-    Returns the files.
+    Each is replaced in one step. ``rows`` are ``complexity`` tables, ``sums`` a table of ``sums_of``.
     """
-    folder = folder or paths.COMPLEXITY
+    folder = paths.COMPLEXITY
     target = store.write(rows, folder / "complexity.csv", "complexity", derived=True)
     written = [target, store.write_meta(target, "complexity", torch=torch.__version__, **facts),
                store.write_json(original_summary(sums), folder / "summary.json")]

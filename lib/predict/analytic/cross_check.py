@@ -24,9 +24,8 @@ from lib.work.building import fakes
 from lib.work.graph import capture, counts
 
 Parts = dict[str, int]
-COLUMNS = ["network", "batch_size", "quantity", "ours", "source", "theirs", "difference", "explained", "rest", "explanation"]
+COLUMNS = "network batch_size quantity ours source theirs difference explained rest explanation".split()
 _COUNTER = "FlopCounterMode"
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
@@ -45,7 +44,7 @@ def _torchinfo_rule(model: nn.Module, analysis: Analysis) -> Parts:
         weight, bias = (getattr(module, kind, None) for kind in ("weight", "bias"))
         weights, biases = (value.numel() if isinstance(value, nn.Parameter) else 0 for value in (weight, bias))
         samples = output.shape[0]
-        if isinstance(module, _CONVOLUTIONS):
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             parts["biases of convolutions"] += biases * samples * output[0, 0].numel()
         elif isinstance(module, nn.Linear):
             parts["biases of linear layers"] += biases * samples
@@ -112,7 +111,7 @@ def _saved_tensors(_: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
     model, (placed, named) = analysis.network.build().train(), analysis.network.made("cpu")
     parameters = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
-    saved: dict[int, torch.UntypedStorage] = {}
+    saved = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -124,8 +123,9 @@ def _saved_tensors(_: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     measured = sum(storage.nbytes() for key, storage in saved.items() if key not in parameters)
     del loss
     ours = int(complexity.rows_of(analysis)["activation_bytes"].sum())
+    inputs = {spec.storage for op in analysis.graph.ops for spec in op.tensors if spec.kind == "input"}
     return [_row("bytes saved for the backward pass", ours, "tensors that autograd saved, a real run", measured,
-                 {"the input batch itself": complexity.input_bytes(analysis)})]
+                 {"the input batch itself": sum(analysis.sizes[storage][0] for storage in inputs & analysis.saved)})]
 
 
 def _row(quantity: str, ours: float, source: str, theirs: float, parts: Parts) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Import of Nsight Compute's raw page as CSV: FLOPs, bytes and time that the hardware counted, summed over kernels."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files
-from lib.config.definitions import Metric, load_metrics
+from lib.config.definitions import load_metrics
 from lib.errors import InputError, choices
 
 _LEAST = 0.05  # of the time: kernels that took less have no row of work
-_PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SECONDS = {"nsecond": 1e-9, "usecond": 1e-6, "msecond": 1e-3, "second": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_PREFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = {"time": "([num]?)(second|s)", "bytes": "([KMGT]?)(byte|B)", "flops": "([KMGT]?)(inst|op|ops|)"}  # by role
 _TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
 _SUMS = {"time": "seconds", "bytes": "bytes", "flops": "flops"}  # columns of what was counted, by role
 _COLLECT = "collect it with params/collect_nsight.sh"
@@ -66,11 +65,10 @@ def _short(kernel: str) -> str:
 
 def _factor(unit: str, role: str, where: str) -> float:
     """Return what one unit is in bytes, seconds or counts; InputError for one that does not fit the role."""
-    prefix = re.fullmatch(r"([KMGT]?)(byte|B)" if role == "bytes" else r"([KMGT]?)(inst|op|ops|)", unit)
-    factor = _SECONDS.get(unit) if role == "time" else prefix and _PREFIX[prefix[1]]
-    if not factor:
+    match = re.fullmatch(_UNITS[role], unit)
+    if not match:
         raise InputError(f"{where}: the unit {unit!r} is none of {role}; collect again with --print-units base")
-    return factor
+    return _PREFIX[match[1]]
 
 
 def _table(text: str, name: str) -> pd.DataFrame:
@@ -98,32 +96,31 @@ def _numbers(text: pd.Series, metric: str, kernels: pd.Series, name: str) -> pd.
     return text.str.replace(",", "").astype(float)
 
 
-def read(path: Path, metrics: Mapping[str, Metric] | None = None) -> Counted:
+def read(path: Path) -> Counted:
     """Read a CSV of ``ncu --csv --page raw`` (metrics as columns, units below the header, a row a kernel).
 
-    ``metrics`` default to params/nsight_metrics.yaml. Raises InputError, in one line, for a file that is missing or no such
+    The metrics are those of params/nsight_metrics.yaml. Raises InputError, in one line, for a file that is missing or no such
     CSV, without kernels, without a needed metric, or with a unit or value that cannot be read.
     """
-    metrics = metrics or load_metrics()
+    metrics = load_metrics().values()
     try:
         text = csv_files.text(path)
     except InputError as error:
         raise InputError(f"the counters cannot be read: {error}") from None
     table = _table(text, path.name)
     units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True)
-    missing = [metric.name for metric in metrics.values() if metric.name not in table]
-    needed = [name for name in missing if not metrics[name].optional]
-    if needed:
+    absent = [metric for metric in metrics if metric.name not in table]
+    if needed := [metric.name for metric in absent if not metric.optional]:
         there = [column for column in table if "__" in column]
         raise InputError(f"{path.name} lacks {choices(needed)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
     ids = table.iloc[:, 0]
     sums = pd.DataFrame({"kernel": table.get("Kernel Name", ids), **dict.fromkeys(_SUMS.values(), 0.0)})
-    here = [metric for metric in metrics.values() if metric.name in table]
+    here = [metric for metric in metrics if metric.name in table]
     for metric in here:
         factor = _factor(units[metric.name], metric.role, f"{path.name}: {metric.name}")
         values = _numbers(table[metric.name], metric.name, ids, path.name) * factor * metric.weight
         for column in (_SUMS[metric.role], *([f"flops_{metric.dtype}"] if metric.dtype else [])):
             sums[column] = sums.get(column, 0.0) + values
     tensor = [] if any("tensor" in metric.name for metric in here) else [_TENSOR]
-    lacking = [name for name in missing if metrics[name].role == "flops" and "tensor" not in name]
+    lacking = [metric.name for metric in absent if metric.role == "flops" and "tensor" not in metric.name]
     return Counted(sums, path.stem, (*tensor, *lacking))

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 
 from lib.config.definitions import VendorDevice
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure.ceilings import counted
 from lib.measure.statistics import VERDICTS
 from lib.tables import columns
 
 LAUNCHES = 10  # work of fewer launch overheads than this an operator is bound by launching it
-WORK = ["label", "env", "arch", "backend", "batch_size", "precision", "elapsed_sec", "bytes_source", "kind", "family", "calls",
-        "occurrences", "flops", "bytes", "level", "roof_dtype", "verdict", "hardware_id", "software_id"]
+WORK = ("label env arch backend batch_size precision elapsed_sec bytes_source kind family calls occurrences flops bytes level "
+        "roof_dtype verdict hardware_id software_id").split()
 LEFT_OUT = ("unusable", "without bytes", "without FLOPs", "without time", "without roof")
 
 
@@ -55,9 +55,7 @@ class Roof:
 
     def gbps(self, level: str = "") -> float:
         """Return the bandwidth of a level, empty for the one beyond the caches; InputError lists the levels."""
-        if (level or self.last) not in self.peak_gbps:
-            raise InputError(f"the roof of {self.device} has no level {level!r}; it has: {choices(self.peak_gbps)}")
-        return self.peak_gbps[level or self.last]
+        return entry(self.peak_gbps, level or self.last, "level", f"of the roof of {self.device}")
 
     def attainable(self, ai: float, level: str = "") -> float:
         """Return the GFLOP/s that the roof allows at ``ai`` FLOPs a byte."""
@@ -75,9 +73,8 @@ class Roof:
 
     def level_of(self, working_set: float) -> str:
         """Return the nearest level that holds ``working_set`` bytes; work that is repeated is served from there."""
-        by_size = sorted(self.holds_mb.items(), key=lambda item: item[1])
-        fits = [name for name, size_mb in by_size if working_set <= size_mb * 1e6]
-        return fits[0] if fits else self.last
+        holding = [name for name, size_mb in self.holds_mb.items() if working_set <= size_mb * 1e6]
+        return min(holding, key=self.holds_mb.get, default=self.last)
 
 
 def roofs(ceilings: pd.DataFrame, overheads: pd.DataFrame | None = None) -> list[Roof]:
@@ -121,11 +118,8 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
 
 def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
     """Return the roof of a row: its backend, its element type and, when measured, its machine."""
-    for roof in candidates:
-        same = roof.source == "vendor" or roof.hardware_id == row.hardware_id
-        if same and roof.backend == row.backend and roof.dtype == row.roof_dtype:
-            return roof
-    return None
+    return next((roof for roof in candidates if (roof.backend, roof.dtype) == (row.backend, row.roof_dtype)
+                 and (roof.source == "vendor" or roof.hardware_id == row.hardware_id)), None)
 
 
 def _refuse_mixtures(work: pd.DataFrame, candidates: Sequence[Roof]) -> None:

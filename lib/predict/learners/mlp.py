@@ -1,7 +1,6 @@
 """Small neural networks for operator times: trained by torch, saved as plain arrays, evaluated by NumPy in microseconds."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,19 +44,6 @@ class Nets:
         return (answer if answer.ndim == 1 else answer.mean(axis=0)).astype(float)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread meanwhile: sums of several end in other digits, and training amplifies them."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int] = range(SEEDS), epochs: int = EPOCHS,
           width: int = WIDTH) -> Nets:
     """Train on rows of features (n, features) to answers (n,), by the weighted mean absolute error (AdamW, one cycle).
@@ -78,7 +64,9 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
     epochs = max(1, min(epochs, _MOST_STEPS * epochs // EPOCHS * batch // count))
     optimizer = torch.optim.AdamW([tensor for layer in layers for tensor in layer], _RATE, weight_decay=_DECAY)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=epochs * -(-count // batch) + 1)
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums of several threads end in other digits, and training amplifies them
+    try:
         for _ in range(epochs):
             order = torch.stack([torch.randperm(count, generator=draw) for _ in range(nets)])
             for chosen in order.split(batch, dim=1):
@@ -90,4 +78,6 @@ def train(x: np.ndarray, y: np.ndarray, weight: np.ndarray, seeds: Sequence[int]
                 (weight[chosen] * error).mean(dim=1).sum().backward()
                 optimizer.step()
                 schedule.step()
+    finally:
+        torch.set_num_threads(threads)
     return Nets(centre, scale, [(w.detach().numpy(), b.detach().numpy()) for w, b in layers])

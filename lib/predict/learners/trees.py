@@ -68,7 +68,7 @@ class Trees:
         return leaves.reshape(-1, len(x)).sum(axis=0, dtype=float)
 
 
-def _nodes(booster: Any) -> pd.DataFrame:
+def _nodes(booster) -> pd.DataFrame:
     """Return feature, value, right child of every node in pre-order, and whether a tree begins there."""
     nodes = booster.trees_to_dataframe()
     leaf = nodes["split_feature"].isna()

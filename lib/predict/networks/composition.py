@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from lib.predict import boards
-from lib.predict.networks.sums import Parts, Range, interval, launched
+from lib.predict.networks.sums import Parts, launched
 from lib.predict.networks.work import Work, key_of
-from lib.predict.operators.cost_model import CostModel
+from lib.predict.operators.cost_model import Composition, CostModel
 from lib.predict.operators.features import CONVOLUTIONS
 
 TERMS = ("sum_ms", "moved_ms", "fresh_mb")
@@ -30,30 +30,6 @@ _LEAST_KERNEL = 0.1  # share of a call's time, launch included, that its kernel 
 ZEROING, _ZEROED = "zeroing", 4  # kind: gradients are set to 0 and then added to, as in older loops; moves of an element
 _BY_BYTES = "its kernels of another element type, by bytes"
 Terms = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Composition:
-    """Non-negative rates of TERMS for one mode and heap, and half of the interval in log time.
-
-    ``networks`` counts the networks it was fitted to; with 0 the operators' intervals apply. ``interval_of`` names the heap
-    that the interval comes from if this heap was not measured; it then has no scores.
-    """
-
-    rates: Terms
-    half: float
-    networks: int
-    scores: Mapping[str, float] = field(default_factory=dict)
-    interval_of: str = ""
-
-    def predict(self, terms: Terms, outside: float = 0.0, operators_half: float = 0.0) -> Range:
-        """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
-        half = self.half if self.networks else operators_half
-        return interval(self.total(terms), half * (1 + outside))
-
-    def total(self, terms: Terms) -> float:
-        """Return the sum of terms at their rates."""
-        return sum(rate * terms[name] for name, rate in self.rates.items())
 
 
 PLAIN_SUM = Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, math.nan, 0)

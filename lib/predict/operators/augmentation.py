@@ -1,5 +1,6 @@
 """Data augmentation: operators that lie between measured ones, on which a small network is distilled from a large one."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,13 +31,12 @@ def _crossed(group: list[dict], count: int, draw: np.random.Generator) -> Iterat
         if made >= count:
             return
         first, second = (group[place] for place in draw.integers(len(group), size=2))
-        taken: dict[str, bool] = {}
-        values = {}
+        taken, values = {}, {}
         for name in families.family(op).parameters:
-            stem = name[:-2] if name[-2:] in ("_d", "_h", "_w") else name
+            stem = re.sub("_[dhw]$", "", name)
             block = _TOGETHER.get(stem, stem)
             if block not in taken:
-                taken[block] = bool(draw.random() < _TAKEN)
+                taken[block] = draw.random() < _TAKEN
             value = (second if taken[block] else first).get(name)
             if not pd.isna(value) and value != "":
                 values[name] = value if isinstance(value, str) else int(value)

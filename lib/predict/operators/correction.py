@@ -59,7 +59,7 @@ class Correction:
                 (x - centre) / scale, log_ratio - mean)
         product = fitted.kernel_.k1
         length = product.k2.length_scale
-        scale, length = (scale * length, 1.0) if lengths else (scale, float(np.ravel(length)[0]))
+        scale, length = (scale * length, 1.0) if lengths else (scale, float(length))
         return cls(list(names), centre, scale, ((x - centre) / scale).round(6).tolist(), fitted.alpha_, mean,
                    float(product.k1.constant_value), length)
 

@@ -3,10 +3,11 @@
 One model answers for one device, one element type and one way of timing. It has a part for each group of families and pass.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -65,16 +66,31 @@ class Facts(TypedDict, total=False):
     sweeps: list[Below]
 
 
-class FittedSum(TypedDict):
-    """What a network adds to its operators, or its resident memory."""
+@dataclass(frozen=True)
+class Composition:
+    """Rates of the terms of networks, for one mode and heap, and half of the interval in log time.
 
-    __pydantic_config__ = ENTRY
+    ``networks`` counts the networks it was fitted to; with 0 the operators' intervals apply. ``interval_of`` names the heap
+    that the interval comes from if this heap was not measured; it then has no scores.
+    """
+
+    __pydantic_config__: ClassVar = ENTRY
 
     rates: dict[str, NotNegative]
     half: NotNegative
     networks: AtLeastOne
-    scores: dict[str, float]
-    interval_of: NotRequired[Literal["", "default", "kept"]]
+    scores: dict[str, float] = field(default_factory=dict)
+    interval_of: Literal["", "default", "kept"] = ""
+
+    def predict(self, terms: Mapping[str, float], outside: float = 0.0,
+                operators_half: float = 0.0) -> tuple[float, float, float]:
+        """Return predicted, low and high ms; the interval widens by the share of the time out of range, ``outside``."""
+        ms, half = self.total(terms), (self.half if self.networks else operators_half) * (1 + outside)
+        return ms, ms * math.exp(-half), ms * math.exp(half)
+
+    def total(self, terms: Mapping[str, Any]) -> Any:
+        """Return the sum of terms at their rates."""
+        return sum(rate * terms[name] for name, rate in self.rates.items())
 
 
 @dataclass
@@ -90,15 +106,15 @@ class CostModel(Saved):
     facts: Facts
     parts: Annotated[dict[str, Part], Field(min_length=1)] = field(default_factory=dict)
     chip: Chip | None = None
-    compositions: dict[str, FittedSum] = field(default_factory=dict)
+    compositions: dict[str, Composition] = field(default_factory=dict)
     efficiencies: dict[str, dict[str, Positive]] = field(default_factory=dict)
-    resident: dict[str, FittedSum] = field(default_factory=dict)
+    resident: dict[str, Composition] = field(default_factory=dict)
     scaling: Unsaved = None
 
     FORMAT: ClassVar = Format("cost model", RETRAIN, 4)
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return ``predicted_ms, low_ms, high_ms, predicted_gbps, out_of_range, origin, part`` for rows of a ``sweep`` table.
+        """Return ``predicted_ms, low_ms, high_ms, out_of_range, origin, part`` for rows of a ``sweep`` table.
 
         ``part`` is the part that answered (for gradients: that of forward kernels). ``origin`` names the other device that this
         part was trained on; it is empty if there is none. Raises InputError for a family or pass that the model was not trained
@@ -108,20 +124,8 @@ class CostModel(Saved):
         names = self._names(row, table["pass"].to_numpy(str))
         predicted, widths, outside, origin = self._answers(row, names)
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
-                             "high_ms": predicted * np.exp(widths), "predicted_gbps": row.bytes / predicted / 1e6,
-                             "out_of_range": outside, "origin": origin,
-                             "part": pd.Series(names).replace({name: self.answering(name) for name in set(names)}).to_numpy()},
-                            index=table.index)
-
-    def predict_one(self, op: str, parameters: Row, flops: float, moved: float,
-                    passes: str = "forward") -> tuple[float, float, float]:
-        """Return predicted, low and high ms of one operator, without a DataFrame; ``moved`` are its compulsory bytes.
-
-        Raises InputError for a family or pass that the model was not trained on.
-        """
-        row = features.one(op, parameters, flops, moved)
-        (predicted,), (widths,), _, _ = self._answers(row, self._names(row, np.array([passes])))
-        return float(predicted), float(predicted * np.exp(-widths)), float(predicted * np.exp(widths))
+                             "high_ms": predicted * np.exp(widths), "out_of_range": outside, "origin": origin,
+                             "part": [self.answering(name) for name in names.tolist()]}, index=table.index)
 
     def _names(self, row: Row, passes: np.ndarray) -> np.ndarray:
         """Return for each row the name of the part for its group and pass."""
@@ -221,7 +225,7 @@ class CostModel(Saved):
         model = self.borrowed(**facts, first_touch_ms_per_mb=first_touch_ms_per_mb)
         parts = {name: replace(part, scaling=(of_gemms if name.startswith(_GEMMS) else scaling).after(part.scaling))
                  for name, part in model.parts.items()}
-        compositions = {case: {**fitted, "rates": {**fitted["rates"], "fresh_mb": fresh(fitted["rates"]["fresh_mb"])}}
+        compositions = {case: replace(fitted, rates={**fitted.rates, "fresh_mb": fresh(fitted.rates["fresh_mb"])})
                         for case, fitted in self.compositions.items()}
         return replace(model, parts=parts, compositions=compositions, scaling=scaling)
 

@@ -38,7 +38,7 @@ class Algorithms:
         again = np.maximum(row.flops, 1.0) / (2.0 * groups * m * n * k)
         can = np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
 
-        def in_waves(blocks: Any, flops: Any) -> Any:
+        def in_waves(blocks, flops):
             """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
             return again * (np.ceil(blocks) * chip.multiprocessors * flops / chip.flops_per_ms)
 

@@ -48,26 +48,18 @@ class Row(dict):
 
 def columns(table: pd.DataFrame) -> Row:
     """Return the columns of a ``sweep`` table as what features are made of; InputError lists the families that have any."""
-    _refuse_unknown(table["op"])
+    if unknown := sorted(set(table["op"]) - set(GROUP_OF)):
+        raise InputError(f"no features for {choices(unknown)}; there are: {choices(GROUP_OF)}")
     numbers = table.reindex(columns=list(_ABSENT)).to_numpy(float, na_value=np.nan)
     numbers = np.where(np.isnan(numbers), list(_ABSENT.values()), numbers)
     texts = {name: table[name].to_numpy(object) if name in table else np.full(len(table), "", object) for name in TEXTS}
     return Row(zip(_ABSENT, numbers.T, strict=True), **texts)
 
 
-def one(op: str, parameters: Mapping[str, Any], flops: float, moved: float) -> Row:
-    """Return one operator as columns of length 1; ``parameters`` are those of its family, ``moved`` its compulsory bytes.
-
-    Raises InputError for a family without features.
-    """
-    _refuse_unknown([op])
-    values = {**_ABSENT, **dict.fromkeys(TEXTS, ""), **parameters, "op": op, "flops": flops, "bytes": moved}
-    return Row({name: np.array([values[name]], object if name in TEXTS else float) for name in (*_ABSENT, *TEXTS)})
-
-
-def _refuse_unknown(ops: Iterable[str]) -> None:
-    if unknown := sorted(set(ops) - set(GROUP_OF)):
-        raise InputError(f"no features for {choices(unknown)}; there are: {choices(GROUP_OF)}")
+def example(op: str) -> Row:
+    """Return some operator of a family as columns of length 1."""
+    values = {**_ABSENT, **dict.fromkeys(TEXTS, ""), "op": op, "flops": 1.0, "bytes": 1.0}
+    return Row({name: np.array([value], object if name in TEXTS else float) for name, value in values.items()})
 
 
 def code(column: str, texts: Iterable[str]) -> np.ndarray:

@@ -157,7 +157,7 @@ def values(row: Row, group: str, chip: Chip) -> tuple[Columns, Columns]:
     return {**terms(kernels), "call": 1.0}, coded(features(kernels))
 
 
-def _beyond(name: str, time_ms: Any, steps_us: tuple[int, ...] = _HIDDEN_US) -> Columns:
+def _beyond(name: str, time_ms, steps_us: tuple[int, ...] = _HIDDEN_US) -> Columns:
     """Return by how much a time lies beyond each of what a launch hides, in ms: sums of them bend as a soft maximum does."""
     return {f"{name}_beyond_{us}us": np.maximum(0.0, time_ms - us / 1e3) for us in steps_us}
 
@@ -210,7 +210,7 @@ def _cudnn_terms(kernels: Kernels) -> Columns:
             "call": 1.0, "before": kernels.row.before / _CALLS}
 
 
-def _tensor_terms(kernels: Kernels, cached: Columns, moved: Any, steps: Any) -> Columns:
+def _tensor_terms(kernels: Kernels, cached: Columns, moved, steps) -> Columns:
     """Return the times of computing, moving, the longer of both, computing in whole tiles and waves, and the length of k."""
     return {"compute_ms": kernels.compute, "move_ms": moved, **cached,
             "longer_ms": np.maximum(kernels.compute, moved + sum(cached.values())),
@@ -225,10 +225,6 @@ def _gemm_terms(kernels: Kernels) -> Columns:
     """Return what ``_tensor_terms`` does; moving is from memory and from the last cache, and k what is done in turn."""
     _, moved, cached = kernels.served
     return _tensor_terms(kernels, {"cached_ms": cached}, moved, kernels.plan(TENSOR_TILES, _TENSOR_SPLITS)[1])
-
-
-def _no_features(kernels: Kernels) -> Columns:
-    return {}
 
 
 def _ideal(kernels: Kernels) -> Columns:
@@ -318,5 +314,5 @@ def _convolution(kernels: Kernels) -> Columns:
 
 
 _TABLES: dict[str, tuple[Callable[[Kernels], Columns], ...]] = {
-    "window": (_window_terms, _no_features), "memory": (_memory_terms, _memory), "sgemm": (_sgemm_terms, _sgemm),
+    "window": (_window_terms, lambda kernels: {}), "memory": (_memory_terms, _memory), "sgemm": (_sgemm_terms, _sgemm),
     "gemm": (_gemm_terms, _gemm), "convolution": (_convolution_terms, _convolution), "cudnn": (_cudnn_terms, _cudnn)}

@@ -29,7 +29,7 @@ def fine_tuned(model: CostModel, table: pd.DataFrame) -> CostModel:
     for name, rows in inputs.by_part(usable(table), model.chip):
         if name in model.parts:
             plain, (terms, x) = replace(model.parts[name], correction=None), inputs.frames(rows, model.chip)
-            predicted_ms, *_ = plain.predict(terms.to_numpy(), x.to_numpy(), rows[["flops", "bytes"]].to_numpy(float).T)
+            predicted_ms, *_ = plain.predict(terms, x, rows[["flops", "bytes"]].to_numpy(float).T)
             ratios[name] = np.log(rows["latency_ms"].to_numpy() / predicted_ms)
             if len(rows) >= LEAST_ROWS // 4 and len(set(shapes_of(rows))) > 1:
                 parts[name] = _corrected(plain, rows, terms, x, ratios[name], lengths=model.chip is not None)
@@ -51,7 +51,7 @@ def _corrected(part: Part, rows: pd.DataFrame, terms: pd.DataFrame, x: pd.DataFr
     smooth = x[names].to_numpy()
     for train, test in folds(shapes_of(rows)):
         factor[test] = Correction.fit(names, smooth[train], ratio[train], lengths)(smooth[test])
-    base_ms, *_ = replace(part, scaling=None).predict(terms.to_numpy(), x.to_numpy())
+    base_ms, *_ = replace(part, scaling=None).predict(terms, x)
     edges, halves = conformal(ratio - factor, base_ms, bins=2)
     return replace(part, correction=Correction.fit(names, smooth, ratio, lengths), edges_ms=edges, halves=halves, families={},
                    rows=len(rows), scores=score(measured_ms, measured_ms * np.exp(factor - ratio)), origin="")

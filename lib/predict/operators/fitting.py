@@ -61,7 +61,7 @@ def fit_part(rows: pd.DataFrame, frames: Frames, groups: pd.Series, form: Form, 
     predicted, fold, outside = np.full(len(rows), np.nan), np.zeros(len(rows), int), np.zeros(len(rows), bool)
     for number, (train, test) in enumerate(folds(groups, _QUICK_FOLDS if quick else FOLDS)):
         part = without_intervals(asked.iloc[train], frames, quick, form)
-        predicted[test], _, out = part.predict(terms.iloc[test].to_numpy(), x.iloc[test].to_numpy())
+        predicted[test], _, out = part.predict(terms.iloc[test], x.iloc[test])
         outside[test], fold[test] = out | ~np.isin(codes[test], part.codes), number
     counts = groups.groupby(rows["op"]).nunique()
     large = counts.index[counts >= _LEAST_OF_FAMILY] if FAMILY in x and len(counts) > 1 else []
@@ -90,33 +90,27 @@ def without_intervals(rows: pd.DataFrame, frames: Frames, quick: bool = False, f
 
 def validated(part: Part, rows: pd.DataFrame, measured: np.ndarray, predicted: np.ndarray, fold: np.ndarray,
               ops: np.ndarray | str = "") -> Part:
-    """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out."""
-    error = np.log(measured / predicted)
+    """Give a part intervals, scores and ``held_out`` by what was predicted of each row by the fold that left it out.
+
+    ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows. In ``held_out`` a row's
+    interval is by the errors of the other folds.
+    """
+    error, ops, widths = np.log(measured / predicted), np.broadcast_to(ops, len(rows)), np.zeros(len(rows))
     of_all, part.families = _intervals(error, predicted, ops)
     part.edges_ms, part.halves, part.scores = of_all.edges_ms, of_all.halves, score(measured, predicted)
-    part.held_out = cross_predicted(rows, predicted, error, fold, ops)
+    for number in np.unique(fold):
+        test = fold == number
+        of_others, families = _intervals(error[~test], predicted[~test], ops[~test])
+        widths[test] = of_others.half(predicted[test], families, ops[test])
+    part.held_out = pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
+                                  "high_ms": predicted * np.exp(widths), "fold": fold}, index=rows.index)
     return part
 
 
-def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray | str) -> tuple[Interval, dict[str, Interval]]:
+def _intervals(error: np.ndarray, predicted: np.ndarray, ops: np.ndarray) -> tuple[Interval, dict[str, Interval]]:
     """Return the intervals of all rows, and those of each family that has its own (``ops`` is empty where it has none)."""
-    def interval(rows: Any) -> Interval:
+    def interval(rows) -> Interval:
         edges, halves = conformal(error[rows], predicted[rows])
         return Interval(edges_ms=edges, halves=halves)
 
     return interval(...), {str(op): interval(ops == op) for op in np.unique(ops) if op}
-
-
-def cross_predicted(rows: pd.DataFrame, predicted: np.ndarray, error: np.ndarray, fold: np.ndarray,
-                    ops: np.ndarray | str = "") -> pd.DataFrame:
-    """Return each row's prediction by the fold that left it out, its interval by the errors of the others, and the fold.
-
-    ``ops`` are the families of rows that have intervals of their own, empty where that is of all rows.
-    """
-    ops, widths = np.broadcast_to(ops, len(rows)), np.zeros(len(rows))
-    for number in np.unique(fold):
-        test = fold == number
-        of_all, families = _intervals(error[~test], predicted[~test], ops[~test])
-        widths[test] = of_all.half(predicted[test], families, ops[test])
-    return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
-                         "high_ms": predicted * np.exp(widths), "fold": fold}, index=rows.index)

@@ -6,7 +6,6 @@ product that sums over all samples and pixels, or, of groups too narrow for a pr
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ def as_forward_kernels(row: Row, chip: Chip) -> Iterator[tuple[str, np.ndarray, 
     narrow = features_gpu.groups(row, chip) == "window"
     for name, chosen, kernel in (("narrow input", narrow & (row.input_grad > 0), _of_input),
                                  ("input", ~narrow & (row.input_grad > 0), _of_input),
-                                 ("narrow weights", narrow, _of_narrow_weights), ("weights", ~narrow, _of_weights)):
+                                 ("narrow weights", narrow, lambda *_: {}), ("weights", ~narrow, _of_weights)):
         if chosen.any():
             part = row.at(chosen)
             out, taps = extents(part), part.kernel_d * part.kernel_h * part.kernel_w
@@ -43,17 +42,13 @@ def features(row: Row, log_forward: np.ndarray) -> np.ndarray:
     return np.column_stack([np.ones(len(log_forward)), log_forward, row.stride_h > 1])
 
 
-def _of_input(row: Row, out: list[Any], taps: Any) -> Columns:
+def _of_input(row: Row, out: list, taps) -> Columns:
     steps = {f"stride_{axis[0]}": np.ones_like(row.batch) for axis in AXES}
     same = {f"padding_{axis[0]}": row[f"dilation_{axis[0]}"] * (row[f"kernel_{axis[0]}"] - 1) / 2 for axis in AXES}
     return dict(zip(AXES, out, strict=True), in_channels=row.out_channels, out_channels=row.in_channels, **steps, **same)
 
 
-def _of_narrow_weights(row: Row, out: list[Any], taps: Any) -> Columns:
-    return {}
-
-
-def _of_weights(row: Row, out: list[Any], taps: Any) -> Columns:
+def _of_weights(row: Row, out: list, taps) -> Columns:
     op = np.where(row.groups > 1, "bmm", "matmul").astype(object)
     return {"op": op, "layout": np.full(len(op), "nt", object), "batch": row.groups, "gemm_m": row.out_channels / row.groups,
             "gemm_n": row.in_channels / row.groups * taps, "gemm_k": row.batch * out[0] * out[1] * out[2]}

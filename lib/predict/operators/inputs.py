@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lib.errors import choices
-from lib.predict.model_file import require
+from lib.errors import entry
 from lib.predict.operators import features, features_gpu
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import Columns, Row
@@ -52,12 +51,11 @@ def frames(rows: pd.DataFrame, chip: Chip | None) -> list[pd.DataFrame]:
 
 
 def names(part: str, chip: Chip | None) -> list[list[str]]:
-    """Return the names of the terms and of the features of a part (group and pass); ValueError where there is no such part."""
+    """Return the names of the terms and of the features of a part (group and pass); InputError where there is no such part."""
     group, _, passes = part.partition(" ")
-    all_groups = features.GROUPS if chip is None else features_gpu.GROUPS
-    for noun, name, known in (("group", group, all_groups), ("pass", passes, ("forward", "backward"))):
-        require(name in known, f"there is no {noun} {name!r}; there are: {choices(known)}")
-    return [list(columns) for columns in _values(features.one(all_groups[group][0], {}, 1.0, 1.0), group, chip)]
+    families = entry(features.GROUPS if chip is None else features_gpu.GROUPS, group, "group")
+    entry(dict.fromkeys(("forward", "backward")), passes, "pass")
+    return [list(columns) for columns in _values(features.example(families[0]), group, chip)]
 
 
 def kinds(rows: pd.DataFrame) -> list[tuple[str, ...]]:

@@ -1,8 +1,8 @@
 """A line per family of operators: the simple rule that an operator model has to beat, also within networks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ class Lines:
     facts: Mapping[str, Any]
     chip: Chip | None
     costs: Mapping[tuple[str, ...], np.ndarray]
-    efficiencies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    efficiencies: ClassVar = {}  # learned from networks: none
 
     @classmethod
     def fit(cls, table: pd.DataFrame, model: CostModel) -> "Lines":

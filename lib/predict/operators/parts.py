@@ -93,13 +93,13 @@ class Part(Interval):
     def _named(self, x: np.ndarray, names: Sequence[str]) -> np.ndarray:
         return x[:, [self.features.index(name) for name in names]]
 
-    def predict(self, terms: np.ndarray, x: np.ndarray,
+    def predict(self, terms: np.ndarray | pd.DataFrame, x: np.ndarray | pd.DataFrame,
                 work: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return predicted ms, half of their nominal 90 % intervals in log time, and whether the features are out of range.
 
         For terms (n, terms) and features (n, features); a scaled part needs their FLOPs and bytes, too (``work``, n each).
         """
-        x = x[:, :len(self.features)]  # a part of rates alone has none
+        terms, x = np.asarray(terms), np.asarray(x)[:, :len(self.features)]  # a part of rates alone has none
         low, high = self._limits
         outside = ((x < low) | (x > high)).any(axis=1)
         predicted = self.regressor.predict(terms, self._named(x, self.regressor.names), outside)

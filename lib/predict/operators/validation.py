@@ -8,8 +8,8 @@ import pandas as pd
 from lib.errors import InputError, choices
 from lib.measure.statistics import is_usable
 from lib.predict.operators import features
+from lib.predict.scores import half_interval
 
-COVER = 0.9
 FOLDS = 5
 _BINS = 4  # of predicted time: small kernels err otherwise than large ones
 
@@ -25,7 +25,7 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
     if len(bad):
         raise InputError(f"{len(bad)} rows have no positive time, the first is {bad['op'].iloc[0]} {bad['config'].iloc[0]}: "
                          f"{bad['latency_ms'].iloc[0]} ms")
-    for column in ("hardware_id", "device", "threads", "dtype", "latency_type", "cache"):
+    for column in "hardware_id device threads dtype latency_type cache".split():
         if len(set(good[column])) > 1:
             raise InputError(f"one model answers for one value of {column}, the table has "
                              f"{choices(sorted(good[column].unique()))}")
@@ -57,22 +57,11 @@ def folds(groups: pd.Series, count: int = FOLDS) -> list[tuple[np.ndarray, np.nd
 
 
 def conformal(error: np.ndarray, size: np.ndarray, bins: int = _BINS) -> tuple[list[float], list[float]]:
-    """Return bin edges of ``size`` and the half width of a COVER interval in each, from errors on unseen groups.
-
-    The quantile is the finite-sample one, ceil((n + 1) * COVER) of n.
-    """
+    """Return bin edges of ``size`` and the ``half_interval`` in each, from errors on unseen groups."""
     bins = max(1, min(bins, len(error) // 60))
     edges = list(map(float, np.quantile(size, np.arange(1, bins) / bins)))
-    place, halves = np.searchsorted(edges, size), []
-    for number in range(bins):
-        part = np.sort(np.abs(error[place == number]))
-        halves.append(float(part[min(len(part) - 1, int(np.ceil((len(part) + 1) * COVER)) - 1)]))
-    return edges, halves
-
-
-def half_interval(error: np.ndarray) -> float:
-    """Return half the width of one COVER interval for all, from errors on unseen groups, see ``conformal``."""
-    return conformal(error, np.zeros(len(error)), bins=1)[1][0]
+    place = np.searchsorted(edges, size)
+    return edges, [half_interval(error[place == number]) for number in range(bins)]
 
 
 def worse(before: Mapping[str, float], after: Mapping[str, float]) -> bool:

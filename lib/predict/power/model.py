@@ -55,7 +55,7 @@ class PowerModel(CostModel):
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return ``power_w, low_w, high_w, out_of_range`` of GEMMs: ``sweep`` columns, among them ``latency_ms``."""
-        watts, widths, outside = self.part.predict(*(frame.to_numpy() for frame in frames(table, self.chip)))
+        watts, widths, outside = self.part.predict(*frames(table, self.chip))
         ends = {"power_w": watts, "low_w": watts * np.exp(-widths), "high_w": watts * np.exp(widths)}
         answer = pd.DataFrame(ends, index=table.index).clip(self.facts["least_w"], self.facts["limit_w"])
         return answer.assign(out_of_range=outside | ~np.isin(inputs.codes(features.columns(table)), self.part.codes))

@@ -27,8 +27,8 @@ _LICENCE = "Apache-2.0, ai-dynamo/aiconfigurator"
 _ROUNDS, _QUICK_ROUNDS, _INNER = 500, 60, 4
 _LEAST_ROWS = 500
 _FEATURES = 0.9  # of the features are seen by each tree: how long the sensor's window was depends on several at once
-_PLAIN = ["m", "n", "k", "latency", "compute_used", "memory_used"]  # features of default trees
-_MODEL, _LONG, _ALL = "this model", "long windows", ", all rows"  # _ALL: a learner that short windows train, too
+_PLAIN = "m n k latency compute_used memory_used".split()  # features of default trees
+_MODEL, _ALL = "this model", ", all rows"  # _ALL: a learner that short windows train, too
 
 
 def power_table(device: str) -> pd.DataFrame:
@@ -81,7 +81,11 @@ class Study:
 
     def answer(self, part: Part, test: np.ndarray) -> np.ndarray:
         """Return a part's watts for some rows."""
-        return part.predict(self.terms.iloc[test].to_numpy(), self.x.iloc[test].to_numpy())[0]
+        return part.predict(self.terms.iloc[test], self.x.iloc[test])[0]
+
+    def model(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+        """Answer with the model, its weighting chosen within the training rows."""
+        return self.answer(self.part(train, self.weighting(train)), test)
 
     def constant(self, train: np.ndarray, test: np.ndarray) -> np.ndarray:
         """Answer with the mean of the training rows."""
@@ -101,43 +105,35 @@ class Study:
 def fit(device: str, rows: pd.DataFrame, chip: Chip, quick: bool = False) -> tuple[PowerModel, pd.DataFrame]:
     """Train on usable rows; return the model and its scores (table ``scores``) on unseen (N, K) beside the baselines."""
     study = Study(rows, chip, _QUICK_ROUNDS if quick else _ROUNDS)
-    baselines = {"constant": study.constant, "utilisation": study.utilisation, "default trees": study.trees,
-                 f"constant{_ALL}": study.constant, f"default trees{_ALL}": study.trees}
-    answers = {name: np.full(len(rows), np.nan) for name in (*baselines, _MODEL)}
-    fold, weightings = np.zeros(len(rows), int), []
+    learners = {"constant": study.constant, "utilisation": study.utilisation, "default trees": study.trees,
+                f"constant{_ALL}": study.constant, f"default trees{_ALL}": study.trees, _MODEL: study.model}
+    answers = {name: np.full(len(rows), np.nan) for name in learners}
+    fold = np.zeros(len(rows), int)
     for number, (train, test) in enumerate(track(study.folds(np.arange(len(rows)), FOLDS), "power")):
-        long = train[study.long[train]]
-        weightings.append(study.weighting(long))
-        for name, learner in baselines.items():
-            answers[name][test] = learner(train if name.endswith(_ALL) else long, test)
-        answers[_MODEL][test], fold[test] = study.answer(study.part(long, weightings[-1]), test), number
+        fold[test] = number
+        for name, learner in learners.items():
+            answers[name][test] = learner(train if name.endswith(_ALL) else train[study.long[train]], test)
     long = np.flatnonzero(study.long)
     measured = study.watts[long]
     part = validated(study.part(long, study.weighting(long)), rows.iloc[long], measured, answers[_MODEL][long], fold[long])
-    cover = float((part.held_out["low_ms"].le(measured) & part.held_out["high_ms"].ge(measured)).mean() * 100)
-    part.scores["cover"] = cover
+    part.scores = score(measured, *(part.held_out[name] for name in ("predicted_ms", "low_ms", "high_ms")))
     facts = {"dtype": rows["dtype"].iloc[0], "latency_type": "kernel", "cache": "warm", "hardware_id": f"published:{device}",
              "software_id": rows["software_id"].iloc[0], "source": "aiconfigurator", "licence": _LICENCE,
              "least_w": float(measured.min()), "limit_w": float(rows["limit_w"].max()), "rows": len(long),
-             "short_windows": int((~study.long).sum()), "trained_utc": store.utc_now(), "weightings": weightings}
-    return PowerModel(device, facts, {PART: part}, chip), _scores(study, answers, cover)
+             "short_windows": int((~study.long).sum()), "trained_utc": store.utc_now()}
+    windows = {"long windows": study.long, "short windows": ~study.long, "all windows": study.long | True}
+    scores = [{"kind": "power", "family": family, "learner": name, **score(study.watts[chosen], watts[chosen]),
+               **(part.scores if chosen is study.long and name == _MODEL else {})}
+              for family, chosen in windows.items() if chosen.any() for name, watts in answers.items()]
+    return PowerModel(device, facts, {PART: part}, chip), pd.DataFrame(scores)[columns("scores")]
 
 
-def _scores(study: Study, answers: dict[str, np.ndarray], cover: float) -> pd.DataFrame:
-    """Return the scores of all learners by windows; ``cover`` is that of the model's intervals on long ones."""
-    windows = {_LONG: study.long, "short windows": ~study.long, "all windows": study.long | True}
-    rows = [{"kind": "power", "family": family, "learner": name, **score(study.watts[chosen], watts[chosen]),
-             "cover": cover if (name, family) == (_MODEL, _LONG) else np.nan}
-            for family, chosen in windows.items() if chosen.any() for name, watts in answers.items()]
-    return pd.DataFrame(rows)[columns("scores")]
-
-
-def ship(device: str = DEVICE, quick: bool = False) -> pd.DataFrame:
-    """Train and ship the power model of a device from imported data, its scores beside it; return them."""
-    chip = Chip.of(load_devices()[device], DTYPE)
-    model, scores = fit(device, usable(power_table(device), chip), chip, quick)
-    path = model.save(path_of(device, DTYPE))
-    target = store.write(scores, path.with_name(f"{device}_{DTYPE}_scores.csv"), "scores", derived=True)
+def ship(quick: bool = False) -> pd.DataFrame:
+    """Train and ship the power model of DEVICE from imported data, its scores beside it; return them."""
+    chip = Chip.of(load_devices()[DEVICE], DTYPE)
+    model, scores = fit(DEVICE, usable(power_table(DEVICE), chip), chip, quick)
+    path = model.save(path_of(DEVICE, DTYPE))
+    target = store.write(scores, path.with_name(f"{DEVICE}_{DTYPE}_scores.csv"), "scores", derived=True)
     store.write_meta(target, "scores", model=path.name, rows=model.facts["rows"], short_windows=model.facts["short_windows"],
                      split="unseen (N, K), 5 folds; weightings chosen on inner folds", quick=quick)
     return scores

@@ -47,7 +47,7 @@ from lib.predict.power import limits
 from lib.predict.power import model as power_model
 from lib.predict.scores import OUTSIDE, score_draws, score_gains
 
-KEYS = ["device", "what", "kind", "mode", "condition", "left_out", "source"]
+KEYS = "device what kind mode condition left_out source".split()
 SCORES = {"mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "coverage_pct", "n": "n",
           "family_mape": "family_mape_pct", "family_mape_low": "family_low_pct", "family_mape_high": "family_high_pct",
           "family_cover": "family_coverage_pct", "family_short": "families_short_pct", "family_n": "families",
@@ -61,9 +61,8 @@ FLAGGED = {NETWORKS: "networks, out of range", OPERATORS: "operators, out of ran
 FIRST, LATER = "first of its process", "later in a process"  # kinds of networks, for resident memory
 LEARNED = "learned"  # memory, predicted by what was learned of other families
 ALLOCATORS = {"kept": "retained heap", "default": "default allocator"}  # column ``memory`` of networks, and what it is called
-_NETWORKS = ("network", "family", "kind", "mode", "batch_size", "memory", "tuning", "latency_ms", "verdict", "status",
-             "predicted_ms", "low_ms", "high_ms", "outside", "rss_mb", "tensors_mb", "peak_mb", "memory_mb", "first_use",
-             "lines_ms")
+_NETWORKS = ("network family kind mode batch_size memory tuning latency_ms verdict status predicted_ms low_ms high_ms outside "
+             "rss_mb tensors_mb peak_mb memory_mb first_use lines_ms").split()
 _STEP_SPLITS = {"workload": "workloads", "arch": "architectures"}
 _RETRAIN = "train the model again that it is of"
 _CARD = r"torch \d"  # in the conditions of networks on cards alone
@@ -92,6 +91,8 @@ QUESTIONS = {  # that people ask: the rows of ``table`` that tell how right the 
     **{f"how a power limit changes the {name} on a card that nobody measured":
        f"what == '{what}' and left_out == 'cards'" for name, what in LIMITS.items()},
     "the power of a GEMM on a measured GPU": f"what == '{POWER}'"}
+_GRADED = {"median_pct": "typical error %", "mape_pct": "mean error %", "coverage_pct": "inside the 90 % range, %",
+           "family_coverage_pct": "by family, %", "baseline_pct": "simple rule, mean error %"}
 ERROR_GRADES = {"A": 6.0, "B": 12.0, "C": 25.0, "D": np.inf}  # mean error at most, %
 Row = dict[str, Any]  # KEYS and scores, by their names in SCORES
 
@@ -107,8 +108,9 @@ def table(reference: str = "") -> pd.DataFrame:
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
     rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
-                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS), _of_gains(),
-                 *(_scored(rows[rows["usable"].astype(bool)].assign(kind=ALL)) for rows in _runtimes()))
+                 _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
+                 ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),
+                 _of_cpus(cpu_runtimes.FOLDER))
     scores = pd.DataFrame(list(rows)).reindex(columns=[*KEYS, *SCORES])
     return scores.astype({"n": int}).rename(columns=SCORES)[COLUMNS]
 
@@ -150,7 +152,7 @@ def _of_cards(cards: Mapping[str, CardModel], *wanted: str) -> Iterator[Row]:
 def of_final_set() -> Iterator[Row]:
     """Yield the scores of the final set of families, as they fell when it was opened."""
     path = card_model.FOLDER / "final.csv"
-    needed = ("date", "device", "condition", "mape", "median", "bias", "n", "coverage")
+    needed = "date device condition mape median bias n coverage".split()
     for scored in csv_files.with_columns(path, needed, _RETRAIN).to_dict("records"):
         mode = "train" if scored["condition"].startswith("train") else "infer"
         yield {**scored, "what": FINAL, "kind": ALL, "mode": mode, "condition": condition_of_card(scored["condition"]),
@@ -226,23 +228,22 @@ def of_its_networks(name: str, folder: Path) -> Iterator[Row]:
     Each with its ``batch_size`` and ``memory``; then what they took of memory.
     """
     networks = machine_networks(folder)
-    simple = _views(name, networks.assign(predicted_ms=networks["lines_ms"]))
-    for view, of_rule in zip(_views(name, networks), simple, strict=True):
-        for line, rule in zip(_scored(view, "batch_size"), _scored(of_rule, "batch_size"), strict=True):
-            condition = condition_of_cpu(line["condition"], line["batch_size"])
-            yield {**line, "baseline": rule["mape"], "memory": line["condition"], "condition": condition}
+    by_lines = networks.assign(predicted_ms=networks["lines_ms"])
+    for line, rule in zip(*(_scored(_views(name, table), "batch_size") for table in (networks, by_lines)), strict=True):
+        condition = condition_of_cpu(line["condition"], line["batch_size"])
+        yield {**line, "baseline": rule["mape"], "memory": line["condition"], "condition": condition}
     rows = network_rows(name, unseen(networks))
     yield from _scored(rows[rows["what"] != NETWORKS])
 
 
-def _views(name: str, networks: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the times of networks as the rows of each line of ``of_its_networks``."""
+def _views(name: str, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the times of networks as the rows of all lines of ``of_its_networks``."""
     timed, swept = (network_rows(name, part).query(f"what == '{NETWORKS}'") for part in (unseen(networks), networks))
     usable = timed[timed["usable"].astype(bool)]
     flagged = usable[usable["out_of_range"].astype(bool)].assign(what=FLAGGED[NETWORKS], batch_size=0)
-    return [usable[usable["kind"] != ""], *(rows.assign(kind=ALL, **what) for rows, what in (
+    return pd.concat([usable[usable["kind"] != ""], *(rows.assign(kind=ALL, **what) for rows, what in (
         (usable, {}), (timed, {"what": EVERY_NETWORK}), (swept[swept["usable"].astype(bool)], {"what": SWEPT}),
-        (swept, {"what": EVERY_SWEPT}), (flagged, {})))]
+        (swept, {"what": EVERY_SWEPT}), (flagged, {})))])
 
 
 def of_operators(model: CostModel) -> Iterator[Row]:
@@ -268,16 +269,10 @@ def _of_power() -> Iterator[Row]:
                "condition": model.facts["dtype"], "left_out": "(N, K)", "source": model.facts.get("source", "")}
 
 
-def _of_gains() -> Iterator[Row]:
-    """Yield the scores of gains of layouts and element types on a CPU, families left out."""
-    for path in sorted(cpu_gains.FOLDER.glob("*.json")):
-        rows = load(path)
-        for line in _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), scorer=score_gains):
-            yield {**line, "baseline": line["constant_mape"]}
-
-
-def _runtimes() -> Iterator[pd.DataFrame]:
-    return map(load, [*sorted(cpu_runtimes.FOLDER.glob("*.json")), cpu_runtimes.OUTSIDERS])
+def _of_cpus(folder: Path, **how: Any) -> Iterator[Row]:
+    """Yield the scores of models of CPUs, of gains or runtimes: families left out, or whole CPUs."""
+    for rows in map(load, sorted(folder.glob("*.parquet"))):
+        yield from _scored(rows[rows["usable"].astype(bool)].assign(kind=ALL), **how)
 
 
 def _of_steps() -> Iterator[Row]:
@@ -324,12 +319,9 @@ def graded(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for question, chosen in QUESTIONS.items():
         part = flags.query(chosen)
-        weighted = {name: _weighted(part[f"{name}_pct"], part["n"])
-                    for name in ("median", "mape", "coverage", "family_coverage", "baseline")}
-        grade = next(letter for letter, most in ERROR_GRADES.items() if not weighted["mape"] > most)
-        lines.append({"answer to": question, "typical error %": weighted["median"], "mean error %": weighted["mape"],
-                      "inside the 90 % range, %": weighted["coverage"], "by family, %": weighted["family_coverage"],
-                      "simple rule, mean error %": weighted["baseline"], "n": part["n"].sum(), "grade": grade})
+        line = {label: _weighted(part[column], part["n"]) for column, label in _GRADED.items()}
+        grade = next(letter for letter, most in ERROR_GRADES.items() if not line["mean error %"] > most)
+        lines.append({"answer to": question, **line, "n": part["n"].sum(), "grade": grade})
     return pd.DataFrame(lines)
 
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
+from lib import files
 from lib.measure import archive
 from lib.predict.networks import architectures
 from lib.predict.networks.work import Work
@@ -88,8 +88,8 @@ def _of_cpu(answer) -> Quote:
     """
     predictor, work, memory, mode = answer.predictor, answer.work, answer.heap, answer.work.mode
     name, heap = predictor.machine or predictor.model.facts.get("machine", ""), answer.composition.interval_of or memory
-    folder = archive.machines(imported=True).get(name)
-    rows = [row for row in (_networks_of(name, folder) if folder else ()) if (row["mode"], row["memory"]) == (mode, heap)]
+    path = archive.machines_with("predictions/networks.csv", imported=True).get(name)
+    rows = [row for row in (_networks_of(path) if path else ()) if (row["mode"], row["memory"]) == (mode, heap)]
     if not rows:
         return Quote({}, f"no network with the {ALLOCATORS[memory]} was held out on the machine of this model")
     sizes = sorted({row["batch_size"] for row in rows})
@@ -101,15 +101,11 @@ def _of_cpu(answer) -> Quote:
     return _of_kind([row for row in rows if row["batch_size"] == nearest], work, about)
 
 
-def _networks_of(name: str, folder: Path) -> list[Row]:
-    """Return the scores of the networks of a machine, computed once for a file."""
-    path = folder / "predictions" / "networks.csv"
-    return _scores(name, folder, path.stat().st_mtime) if path.is_file() else []
-
-
-@cache
-def _scores(name: str, folder: Path, _: float) -> list[Row]:
-    return [row for row in errors.of_its_networks(name, folder) if row["what"] == NETWORKS]
+@files.until_changed
+def _networks_of(path: Path) -> list[Row]:
+    """Return the scores of a machine's networks (predictions/networks.csv in its folder)."""
+    folder = path.parents[1]
+    return [row for row in errors.of_its_networks(folder.name, folder) if row["what"] == NETWORKS]
 
 
 def _of_calibration(answer) -> Quote:

@@ -1,12 +1,13 @@
 """How wrong predictions were on what outsiders measured: the predictions that ship, and their scores by source and device."""
 
 from collections.abc import Sequence
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lib import files
 from lib.errors import choices
 from lib.predict import boards, held_out
 from lib.predict.scores import score_draws
@@ -18,7 +19,7 @@ SMALL_MS = 0.2  # mean of a kernel's measured and predicted time below which it 
 SMALL = f", under {SMALL_MS} ms"  # end of the kind of such kernels
 LAUNCHES = "bound by launches"  # kind of networks whose time is that of their host
 LEFT_OUT = ("device", "source")  # of labels that a range rests on
-KEYS = ("source", "device", "what", "kind", "mode", "condition")
+KEYS = "source device what kind mode condition".split()
 NUMBERS = {"n": "n", "mape": "mape_pct", "median": "median_pct", "bias": "bias_pct", "cover": "inside_pct",
            "range_width": "range_width", "source_cover": "source_inside_pct", "source_range_width": "source_range_width",
            "family_n": "families", "family_mape": "family_mape_pct",
@@ -69,11 +70,11 @@ def shipped() -> pd.DataFrame:
 def of_networks(device: str, mode: str, condition: str) -> dict[str, Any]:
     """Return the scores of networks that outsiders ran on a card so, and their ``sources``; empty without any."""
     path = held_out.path_of(boards.PATH)
-    return _of_networks(device, mode, condition, path.stat().st_mtime_ns) if path.is_file() else {}
+    return _of_networks(path, device, mode, condition) if path.is_file() else {}
 
 
-@cache
-def _of_networks(device: str, mode: str, condition: str, _: int) -> dict[str, Any]:
+@files.until_changed
+def _of_networks(_: Path, device: str, mode: str, condition: str) -> dict[str, Any]:
     rows, same = without(shipped()), {"what": NETWORKS, "device": device, "mode": mode, "condition": condition}
     part = rows[np.logical_and.reduce([rows[name] == value for name, value in same.items()])]
     return {**score_draws(part, ["device"]).iloc[0], "sources": choices(sorted(set(part["source"])))} if len(part) else {}

@@ -12,7 +12,7 @@ from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import network_training, registry, steps, training
 from lib.predict.evaluation import baselines, evaluate, profiled_steps, training_diagnostics
-from lib.predict.networks.composition import TIME_TERMS, Composition
+from lib.predict.networks.composition import TIME_TERMS
 from lib.predict.networks.fitting import WORKLOADS
 from lib.predict.networks.resident import PREDICTED
 from lib.predict.operators import fitting
@@ -159,8 +159,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     model = CostModel.load(study.model)
     shipped = []
     for row in network_training.terms(model, rows, network_training.works(rows, study.target)).to_dict("records"):
-        fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
-        shipped.append(fitted.predict(row)[0])
+        shipped.append(model.compositions[f"{row['mode']} {row['memory']}"].predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
     return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
 
