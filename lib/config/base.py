@@ -150,8 +150,8 @@ def load_yaml(path: Path) -> Any:
 
     try:
         return YAML(typ="safe", pure=True).load(csv_files.bytes_of(path).decode())
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
+    except InputError:
+        raise
     except (YAMLError, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

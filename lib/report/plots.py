@@ -21,6 +21,12 @@ def axes(columns: int = 1, width: float = 8, height: float = 3.6, rows: int = 1,
     return figure, list(panels.flat)
 
 
+def panel(width: float = 8, height: float = 3.6):
+    """Return a figure of one panel, width and height in inches, and its axis."""
+    figure, (axis,) = axes(1, width, height)
+    return figure, axis
+
+
 def facets(table: pd.DataFrame, by: Any, width: float, height: float, columns: int = 0, **options: Any):
     """Return a figure with a panel for each group of a table, titled by it, and the panel, name and rows of each.
 
