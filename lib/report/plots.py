@@ -74,7 +74,7 @@ def points(axis, table: pd.DataFrame, x: str, y: str, by: Any, colours: Mapping[
 def interval_rows(table: pd.DataFrame, label: str, xlabel: str, low: str = "low_ms", high: str = "high_ms",
                   span: str | None = None, **marks: Mapping[str, Any]):
     """Return a row each row of a table, logarithmic: a pale bar from low to high, named ``span``, and a mark a column."""
-    figure, (axis,) = axes(width=9, height=1.3 + 0.34 * len(table))
+    figure, axis = panel(9, 1.3 + 0.34 * len(table))
     rows = range(len(table))
     axis.hlines(rows, table[low], table[high], color=PALE, linewidth=5, zorder=1, label=span)
     for column, options in marks.items():

@@ -13,7 +13,7 @@ from lib.errors import InputError
 from lib.missing import needs
 from lib.predict.analytic import complexity
 from lib.progress import track
-from lib.report.plots import axes, interval_rows, label_rows, legend
+from lib.report.plots import axes, interval_rows, label_rows, legend, panel
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import SERIES, renamed
 from lib.work.graph import families
@@ -123,7 +123,7 @@ def intensity_by_layer(rows: pd.DataFrame):
     shown = rows[(rows["flops_forward"] > 0) & (rows["bytes_forward"] > 0)].reset_index(drop=True)
     shown = shown.assign(intensity=shown["flops_forward"] / shown["bytes_forward"],
                          area=12 + 148 * shown["bytes_forward"] / shown["bytes_forward"].max())
-    figure, (axis,) = axes(width=9, height=4)
+    figure, axis = panel(9, 4)
     for kind, colour in _COLOURS.items():
         part = shown[shown["group"] == kind]
         if len(part):

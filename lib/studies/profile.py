@@ -8,7 +8,7 @@ from lib.measure.training import matrix
 from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 from lib.missing import Missing, MissingError, needs
-from lib.report.plots import axes, groups, label_rows, legend
+from lib.report.plots import axes, groups, label_rows, legend, panel
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import COLOURS, WARM_UP
 
@@ -24,7 +24,7 @@ _LEAST = 3  # steps that show how a pass settles
 @needs("profiled training steps")
 def phases_over_time(rows: pd.DataFrame):
     """Return the training steps one after another, stacked by phase, warm-up shaded; bars beyond the axis carry their ms."""
-    figure, (axis,) = axes()
+    figure, axis = panel()
     train = _enough(rows[rows["task_type"] == "train"]).sort_values("global_step", ignore_index=True)
     ends = train[list(PHASES_MS)].cumsum(axis=1)
     for column, label in PHASES_MS.items():
@@ -51,7 +51,7 @@ def phase_stack(table: pd.DataFrame, labels: str, shares: bool = False):
 
     With ``shares`` bars are % of the step: workloads of any length fit one axis. The step's ms stand at the end.
     """
-    figure, (axis,) = axes(height=1.3 + 0.42 * len(table))
+    figure, axis = panel(height=1.3 + 0.42 * len(table))
     phases_ms = table[_PHASES]
     steps_ms = phases_ms.sum(axis=1)
     values = phases_ms.div(steps_ms, axis=0) * 100 if shares else phases_ms
@@ -83,7 +83,7 @@ def throughput_and_memory(rows: pd.DataFrame):
 @needs("usable runs")
 def throughput_by_workload(table: pd.DataFrame):
     """Return images per second of each workload, a bar a backend and precision, on a logarithmic axis."""
-    figure, (axis,) = axes(height=3.2)
+    figure, axis = panel(height=3.2)
     wide = table.assign(series=table["backend"] + " " + table["precision"]).pivot_table(
         index="workload_id", columns="series", values="images_per_sec")
     wide.plot.bar(ax=axis, width=0.8, rot=0, logy=True, xlabel="", ylabel="images/s")

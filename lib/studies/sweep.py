@@ -7,7 +7,7 @@ from lib.errors import choices
 from lib.measure.operators.aggregate import Sweep, pace
 from lib.measure.statistics import VERDICTS
 from lib.missing import MissingError, needs
-from lib.report.plots import axes, legend, points
+from lib.report.plots import axes, legend, panel, points
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import SERIES
 
@@ -56,7 +56,7 @@ def rates(table: pd.DataFrame):
     if named.empty:
         raise MissingError("configurations that compute")
     order = named.groupby("group")["gflops"].median().sort_values(ascending=False).index
-    figure, (axis,) = axes(height=1.2 + 0.36 * len(order))
+    figure, axis = panel(height=1.2 + 0.36 * len(order))
     common = {"data": named, "x": "gflops", "y": "group", "order": order, "ax": axis, "log_scale": True}
     sns.boxplot(**common, color="#dbe6f4", fliersize=0, linewidth=1)
     sns.stripplot(**common, color=SERIES[0], size=2.5, alpha=0.5, jitter=False)

@@ -8,7 +8,7 @@ from lib.missing import MissingError, needs
 from lib.predict.networks import architectures
 from lib.predict.networks.runtimes import EAGER
 from lib.predict.trust import errors
-from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, points
+from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, panel, points
 from lib.report.style import SERIES
 
 _FAMILIES, _FEATURES = 6, 14  # that a figure shows at most
@@ -35,7 +35,7 @@ def trust(rows: pd.DataFrame):
         raise MissingError(f"kinds of {_MANY} networks or more")
     shown = pd.concat([of_kinds, final[final["case"].isin(of_kinds["case"])]])
     order = shown.groupby("case")["mape_pct"].max().sort_values(ascending=False).index
-    figure, (axis,) = axes(width=9, height=1.2 + 0.3 * len(order))
+    figure, axis = panel(9, 1.2 + 0.3 * len(order))
 
     def draw(part: pd.DataFrame, label: str, **options) -> None:
         part = part[part["case"].isin(order)]
@@ -58,7 +58,7 @@ def trust(rows: pd.DataFrame):
 def outsiders(table: pd.DataFrame):
     """Return errors on what others measured (``scoreboard.summary``), a line a source, device and question, by coverage."""
     rows = table.assign(case=table["source"] + ": " + table["device"] + ", " + table["question"]).iloc[::-1]
-    figure, (axis,) = axes(width=9, height=1.2 + 0.24 * len(rows))
+    figure, axis = panel(9, 1.2 + 0.24 * len(rows))
     for name, least, most, colour in _COVERED:
         part = rows["inside_pct"].between(least, most, inclusive="left").to_numpy()
         axis.barh(np.flatnonzero(part), rows["mape_pct"][part], color=colour, height=0.7, label=name)
@@ -87,7 +87,7 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     order = measured.max(axis=1).sort_values(ascending=False).index
     columns = measured.count().sort_values(ascending=False).index
     measured, predicted = measured.loc[order, columns], predicted.loc[order, columns]
-    figure, (axis,) = axes(width=9, height=2.2 + 0.26 * len(order))
+    figure, axis = panel(9, 2.2 + 0.26 * len(order))
     seaborn.heatmap(np.log2(measured), ax=axis, cmap="vlag", center=0, annot=measured, fmt=".1f", annot_kws={"size": 7},
                     cbar=False)
     for row, name in enumerate(predicted.max(axis=1).index):
@@ -116,7 +116,7 @@ def parity(predictions: pd.DataFrame):
 def learners(scores: pd.DataFrame):
     """Return the MAPE of every learner by family, one colour a learner, on a logarithmic axis."""
     families = scores["family"].unique()
-    figure, (axis,) = axes(height=0.6 + 0.42 * len(families))
+    figure, axis = panel(height=0.6 + 0.42 * len(families))
     for name, part, options in groups(scores, "learner"):
         ours = {"color": "#111111", "s": 80, "marker": "*"} if name == scores["learner"].iloc[-1] else {}
         axis.scatter(part["mape"], pd.Index(families).get_indexer(part["family"]), **(options | ours))
@@ -131,7 +131,7 @@ def learners(scores: pd.DataFrame):
 @needs("predictions")
 def by_size(table: pd.DataFrame):
     """Return the median error against the measured time, a line a family."""
-    figure, (axis,) = axes(height=3.4)
+    figure, axis = panel(height=3.4)
     for _, part, options in groups(table[table["family"].isin(table["family"].unique()[:_FAMILIES])], "family"):
         axis.plot(np.sqrt(part["from_ms"] * part["to_ms"]), part["median"], markersize=4, **options)
     axis.set(xscale="log", xlabel="measured, ms", ylabel="median error, %", ylim=(0, None))
@@ -142,7 +142,7 @@ def by_size(table: pd.DataFrame):
 @needs("points of the learning curve")
 def learning_curve(curve: pd.DataFrame):
     """Return MAPE and median error against the number of measured points."""
-    figure, (axis,) = axes(width=6, height=3.2)
+    figure, axis = panel(6, 3.2)
     axis.fill_between(curve["points"], curve["mape_low"], curve["mape_high"], color=SERIES[0], alpha=0.2, linewidth=0)
     axis.plot(curve["points"], curve["mape"], "o-", label="MAPE, with its interval", color=SERIES[0])
     axis.plot(curve["points"], curve["median"], "s--", label="median", color=SERIES[1])
@@ -155,7 +155,7 @@ def learning_curve(curve: pd.DataFrame):
 def effects(table: pd.DataFrame):
     """Return how much each feature's shuffling adds to the error."""
     shown = table.head(_FEATURES)
-    figure, (axis,) = axes(width=7, height=0.8 + 0.24 * len(shown))
+    figure, axis = panel(7, 0.8 + 0.24 * len(shown))
     axis.barh(range(len(shown)), shown["added_mape"], color=SERIES[0])
     axis.set(xlabel="MAPE added when the feature is shuffled, percentage points")
     label_rows(axis, shown["feature"], 11)
