@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import a_path, add_verb, folder_name, whole
+from lib.cli.options import a_path, add_option, add_verb, folder_name, whole
 
 
 def _agent(options: argparse.Namespace) -> None:
@@ -25,9 +25,8 @@ def add(verbs) -> None:
     verb = add_verb(verbs, _agent, "agent", "join a dashboard with this machine's slots, and run what it places here",
                     "It ends its workers when the server does not answer; their runs are tried again, from their checkpoints, "
                     "wherever the dashboard places them.")
-    verb.add_argument("--server", required=True, metavar="URL", help="the dashboard, such as http://127.0.0.1:8000")
-    verb.add_argument("--name", type=folder_name, help="of this agent (default: the host's name)")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one a core, at most 16)")
-    verb.add_argument("--token-file", type=a_path,
-                      help="file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)")
-    verb.add_argument("--parent", type=whole(1, 2**31), metavar="PID", help="end when this process, which started it, is gone")
+    add_option(verb, "--server", "the dashboard, such as http://127.0.0.1:8000", required=True, metavar="URL")
+    add_option(verb, "--name", "of this agent (default: the host's name)", folder_name)
+    add_option(verb, "--slots", "CPU slots of equal size (default: one a core, at most 16)", whole(1), 0)
+    add_option(verb, "--token-file", "file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)", a_path)
+    add_option(verb, "--parent", "end when this process, which started it, is gone", whole(1, 2**31), metavar="PID")

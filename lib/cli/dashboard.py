@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from urllib.parse import quote
 
-from lib.cli.options import a_path, add_flag, add_verb, whole
+from lib.cli.options import a_path, add_flag, add_option, add_verb, whole
 from lib.errors import InputError, death, one_line
 
 _LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
@@ -122,9 +122,10 @@ def add(verbs) -> None:
     verb = add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
                     "The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
                     "data/dashboard/dashboard.db.")
-    verb.add_argument("--port", type=whole(0, 65_535), default=8000, help="port (default 8000; 0: any that is free)")
-    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)")
+    add_option(verb, "--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000)
+    add_option(verb, "--host", "address to listen on (default 127.0.0.1: this machine alone)", default="127.0.0.1")
     add_flag(verb, "--no-agent", "without an agent of this machine")
-    verb.add_argument("--data-root", type=a_path, action="append", default=[], metavar="DIR",
-                      help="a folder outside of the repository whose images configs may name; may be given several times")
+    add_option(verb, "--data-root",
+               "a folder outside of the repository whose images configs may name; may be given several times", a_path, [],
+               action="append", metavar="DIR")
     add_flag(verb, "--demo", "with a project to try things with")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import a_path, add_flag, add_verb, folder_name, note, whole
+from lib.cli.options import a_path, add_flag, add_option, add_verb, folder_name, note, whole
 from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
@@ -151,21 +151,21 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
-    verb.add_argument("--out", type=a_path, default=default, help=f"the folder to write to (default: {default})")
+    add_option(verb, "--out", f"the folder to write to (default: {default})", a_path, default)
 
 
 def _least(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--per-layer-measurements", type=whole(1), default=10, metavar="N",
-                      help="runs with a power sample that a layer's power needs at least (default: 10)")
+    add_option(verb, "--per-layer-measurements", "runs with a power sample that a layer's power needs at least (default: 10)",
+               whole(1), 10, metavar="N")
 
 
 def _training(verb: argparse.ArgumentParser, text: str) -> None:
-    verb.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
-    verb.add_argument("--device", type=folder_name, required=True, help=f"what they were recorded on{text}")
+    add_option(verb, "training", read=a_path, default=FOLDER / "training_data", nargs="?")
+    add_option(verb, "--device", f"what they were recorded on{text}", folder_name, required=True)
 
 
 def _registry_of(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--registry", default="", metavar="URI", help="an MLflow registry (default: SQLite in data/mlflow)")
+    add_option(verb, "--registry", "an MLflow registry (default: SQLite in data/mlflow)", default="", metavar="URI")
 
 
 def add(verbs) -> None:
@@ -174,26 +174,26 @@ def add(verbs) -> None:
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
 
     step = add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert")
-    step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
+    add_option(step, "raw", "folder of recordings, <model>/trt_engine_info.json and beside it its latencies", a_path)
     _out(step)
     _least(step)
-    step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
+    add_option(step, "--push", "push what was built as the next version there", metavar="REMOTE[@branch]")
 
     step = add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers")
-    step.add_argument("raw", type=a_path, help="folder of recordings")
+    add_option(step, "raw", "folder of recordings", a_path)
     _out(step)
 
     step = add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer")
-    step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
+    add_option(step, "preprocessed", read=a_path, default=FOLDER / "preprocessed_data", nargs="?")
     _out(step)
     _least(step)
 
     step = add_verb(steps, _record, "record", "record networks here, layer by layer, in the formats of an edge board; the same "
                             "line again records those that are missing")
-    step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
-    step.add_argument("--batch-size", type=whole(1, 4096), default=1)
-    step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
-    step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
+    add_option(step, "networks", "a network: resnet18, W3, module:Class", nargs="+", metavar="network")
+    add_option(step, "--batch-size", "samples", whole(1, 4096), 1)
+    add_option(step, "--runs", "passes that are kept", whole(10, 100_000), 100)
+    add_option(step, "--device", "cpu, cuda:0, mps", default="cpu")
     add_flag(step, "--synthetic-power", "make up the power of its layers, marked as synthetic")
     _out(step, FOLDER / "raw_data")
     _add_models(steps)
@@ -203,36 +203,36 @@ def _add_models(steps) -> None:
     """Add the steps of models: train, tune, predict."""
     step = add_verb(steps, _train, "train", "train models of runtime and power of layers on training data")
     _training(step, ", such as rtx-3060-laptop")
-    step.add_argument("--targets", nargs="+", choices=_TARGETS, default=_TARGETS)
-    step.add_argument("--learner", choices=("physics", "lasso"), default="", help="lasso is the original study's pipeline "
-                      "(default: that of params/layer_power.yaml)")
-    step.add_argument("--source", default="", help="where the recordings come from")
-    step.add_argument("--licence", default="", help="the licence of the recordings")
-    step.add_argument("--register", nargs="?", const="", metavar="URI", help="register the models in MLflow as champions "
-                      "(default: SQLite in data/mlflow)")
+    add_option(step, "--targets", default=_TARGETS, nargs="+", choices=_TARGETS)
+    add_option(step, "--learner", "lasso is the original study's pipeline (default: that of params/layer_power.yaml)",
+               default="", choices=("physics", "lasso"))
+    add_option(step, "--source", "where the recordings come from", default="")
+    add_option(step, "--licence", "the licence of the recordings", default="")
+    add_option(step, "--register", "register the models in MLflow as champions (default: SQLite in data/mlflow)", nargs="?",
+               const="", metavar="URI")
     _out(step, paths.DATA / "trained_models")
 
     step = add_verb(steps, _tune, "tune", "search settings of the models with Optuna, on training networks alone")
     _training(step, "; names the study")
-    step.add_argument("--target", choices=_TARGETS, default="runtime")
-    step.add_argument("--kinds", nargs="+", choices=_KINDS, default=_KINDS)
-    step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
-    step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
+    add_option(step, "--target", default="runtime", choices=_TARGETS)
+    add_option(step, "--kinds", default=_KINDS, nargs="+", choices=_KINDS)
+    add_option(step, "--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100)
+    add_option(step, "--seed", "of the search", whole(0, 2**32 - 1), 0)
     add_flag(step, "--write", "put the best settings into params/layer_power.yaml, for review")
 
     step = add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine")
-    step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
-    step.add_argument("--result-csv-path", type=a_path, required=True, help="the table to write, a row a layer")
+    add_option(step, "--trt-engine-path", "the engine's information as JSON", a_path, required=True)
+    add_option(step, "--result-csv-path", "the table to write, a row a layer", a_path, required=True)
     add_flag(step, "--force", "replace that table where it is there already")
     _registry_of(step)
-    step.add_argument("--model", nargs="+", default=[], metavar="NAME@ALIAS", help="registered models, by alias or version")
-    step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
-    step.add_argument("--model-device", default="",
-                      help="the device whose models are asked (default: that of --device, or the only one)")
-    step.add_argument("--device", default="", help="what the engine runs on")
+    add_option(step, "--model", "registered models, by alias or version", default=[], nargs="+", metavar="NAME@ALIAS")
+    add_option(step, "--models", "folder of trained models (default: this machine's, then the shipped ones)", a_path)
+    add_option(step, "--model-device", "the device whose models are asked (default: that of --device, or the only one)",
+               default="")
+    add_option(step, "--device", "what the engine runs on", default="")
     add_flag(step, "--strict", "refuse where that is not the device of the models")
 
     step = add_verb(steps, _versions, "versions", "list the registered versions of models, with their aliases and scores")
-    step.add_argument("model", nargs="?", default="", help="one model (default: all)")
-    step.add_argument("--alias", nargs=2, metavar=("ALIAS", "N"), help="let an alias name version N of the model first")
+    add_option(step, "model", "one model (default: all)", default="", nargs="?")
+    add_option(step, "--alias", "let an alias name version N of the model first", nargs=2, metavar=("ALIAS", "N"))
     _registry_of(step)

@@ -6,6 +6,7 @@ from lib import files
 from lib.cli.options import (
     a_path,
     add_flag,
+    add_option,
     add_parameters,
     add_verb,
     assignments,
@@ -138,41 +139,36 @@ def add(verbs) -> None:
 def _add_compare(verbs) -> None:
     verb = add_verb(verbs, _compare, "compare",
                     "two measured runs, sweeps or matrix environments: is B faster, slower or the same")
-    verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
-    verb.add_argument("b", type=a_path)
-    verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
-                      help="differences up to this share are the same (default 0.03, which is 3 %%)")
-    verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
+    add_option(verb, "a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path)
+    add_option(verb, "b", read=a_path)
+    add_option(verb, "--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)",
+               number(most=0.99), 0.03)
+    add_option(verb, "--out", "write every pair to this CSV", new_file)
 
 
 def _add_networks(verbs) -> None:
     verb = add_verb(verbs, _networks, "networks", "measure whole networks, one process each, as params/networks.yaml says; a "
                     "second call resumes")
-    verb.add_argument("--device", default="cpu", help="device id (default cpu)")
-    verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
-                      help="some of its networks (default: all)")
-    verb.add_argument("--plan", type=a_path, help="file to use instead of params/networks.yaml")
-    verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits per case (default: as in the file)")
-    verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
-                      help="seconds per case and round (default: as in the file)")
-    verb.add_argument("--energy-s", type=number(0, 1e5),
-                      help="seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)")
-    verb.add_argument("--budget-s", type=number(), default=0.0,
-                      help="start no process after so many seconds (default: no limit)")
-    verb.add_argument("--name", type=folder_name, default="networks",
-                      help="folder in data/networks/ that keeps the visits and the table")
+    add_option(verb, "--device", "device id (default cpu)", default="cpu")
+    add_option(verb, "--networks", "some of its networks (default: all)", names, (), metavar="resnet50,W1,...")
+    add_option(verb, "--plan", "file to use instead of params/networks.yaml", a_path)
+    add_option(verb, "--rounds", "visits per case (default: as in the file)", whole(1, 1000), 0)
+    add_option(verb, "--case-s", "seconds per case and round (default: as in the file)", number(0, 1e5, above=True), 0.0)
+    add_option(verb, "--energy-s",
+               "seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)",
+               number(0, 1e5))
+    add_option(verb, "--budget-s", "start no process after so many seconds (default: no limit)", number(), 0.0)
+    add_option(verb, "--name", "folder in data/networks/ that keeps the visits and the table", folder_name, "networks")
     add_flag(verb, "--dry-run", "print the cases")
 
 
 def _add_matrix(verbs) -> None:
     verb = add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes")
-    verb.add_argument("--device", default="auto", help="device id, or auto (default)")
-    verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",
-                      help="some cells by name (default: all)")
-    verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs per cell (default: as in params/matrix.yaml)")
-    verb.add_argument("--budget-s", type=number(), default=0.0,
-                      help="start no run after this many seconds (default: no limit)")
+    add_option(verb, "--device", "device id, or auto (default)", default="auto")
+    add_option(verb, "--cells", "some cells by name (default: all)", names, (), metavar="resnet50/b16/fp32,...")
+    add_option(verb, "--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000), 0)
+    add_option(verb, "--budget-s", "start no run after this many seconds (default: no limit)", number(), 0.0)
     add_parameters(verb, "a parameter of 02_profile for every run")
-    verb.add_argument("--notes", default="", help="notes on the machine, for the record of the environment")
+    add_option(verb, "--notes", "notes on the machine, for the record of the environment", default="")
     add_flag(verb, "--nsight", "count the work of each cell's kernels (Nsight Compute), time none")
     add_flag(verb, "--dry-run", "print the cells and how many of their runs are there")

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lib import files
 from lib.errors import InputError
@@ -84,6 +85,12 @@ def names(text: str) -> list[str]:
 def add_parameters(verb: argparse.ArgumentParser, text: str) -> None:
     """Add ``-p NAME VALUE``, which may be given several times; ``text`` is its help."""
     verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=text)
+
+
+def add_option(verb, name: str, text: str = "", read: Callable = str, default: object = None, **options: Any) -> None:
+    """Add an option or argument that ``read`` reads; its help is ``text`` and, where that tells none, the default."""
+    stated = " (default: %(default)s)" if default and "default" not in text else ""
+    verb.add_argument(name, help=text + stated, type=read, default=default, **options)
 
 
 def add_flag(verb, name: str, text: str) -> None:

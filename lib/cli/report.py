@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_flag, add_parameters, add_verb, assignments, names, new_file, note
+from lib.cli.options import a_path, add_flag, add_option, add_parameters, add_verb, assignments, names, new_file, note
 from lib.errors import InputError, choices
 
 
@@ -88,13 +88,11 @@ def _written(executed: Path, out: Path | None = None, figure: Path | None = None
 def add(verbs) -> None:
     """Add the verbs that run notebooks and assemble the page."""
     verb = add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce")
-    verb.add_argument("names", nargs="*", help="notebooks by name or number (default: all in params/report.yaml)")
+    add_option(verb, "names", "notebooks by name or number (default: all in params/report.yaml)", nargs="*")
     add_flag(verb, "--full", "the full parameter sets instead of the quick ones")
-    verb.add_argument("--workloads", default=["all"], type=names, metavar="W1,W5", help="workload ids, or all (default)")
-    verb.add_argument("--devices", default=["auto"], type=names, metavar="cpu,cuda:0",
-                      help="device ids, all, or auto (default)")
-    verb.add_argument("--source", default="measure", choices=("measure", "replay"),
-                      help="measure here, or replay the reference")
+    add_option(verb, "--workloads", "workload ids, or all (default)", names, ["all"], metavar="W1,W5")
+    add_option(verb, "--devices", "device ids, all, or auto (default)", names, ["auto"], metavar="cpu,cuda:0")
+    add_option(verb, "--source", "measure here, or replay the reference", default="measure", choices=("measure", "replay"))
     add_parameters(verb, "a parameter for every chosen notebook that has it")
     then = verb.add_mutually_exclusive_group()
     add_flag(then, "--report", "then assemble the page, as the verb report does")
@@ -103,7 +101,7 @@ def add(verbs) -> None:
     add_flag(verb, "--dry-run", "print the papermill lines and run nothing")
 
     verb = add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks")
-    verb.add_argument("--executed", type=a_path, help="folder of executed notebooks (default: report/executed)")
-    verb.add_argument("--out", type=new_file, help="the page, a new file (default: report/index.html, replaced)")
-    verb.add_argument("--figure", type=new_file,
-                      help="the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)")
+    add_option(verb, "--executed", "folder of executed notebooks (default: report/executed)", a_path)
+    add_option(verb, "--out", "the page, a new file (default: report/index.html, replaced)", new_file)
+    add_option(verb, "--figure",
+               "the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)", new_file)

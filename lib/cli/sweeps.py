@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import a_path, add_parameters, add_verb, assignments, folder_name, note, verdicts
+from lib.cli.options import a_path, add_option, add_parameters, add_verb, assignments, folder_name, note, verdicts
 
 
 def _measure(options: argparse.Namespace) -> bool:
@@ -42,8 +42,8 @@ def add(verbs) -> None:
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     action = add_verb(actions, _measure, "measure",
                       "measure a sweep as 03_sweep does; the same command resumes a stopped sweep")
-    action.add_argument("--device", default="all", help="device ids, auto, or all (default): the CPU, then the GPUs together")
+    add_option(action, "--device", "device ids, auto, or all (default): the CPU, then the GPUs together", default="all")
     add_parameters(action, "a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
     action = add_verb(actions, _merge, "merge", "merge shards into one sweep in data/sweeps/")
-    action.add_argument("folders", nargs="+", type=a_path, metavar="DIR", help="the folder of each shard")
-    action.add_argument("--name", type=folder_name, default="merged", help="folder in data/sweeps/ (default: merged)")
+    add_option(action, "folders", "the folder of each shard", a_path, nargs="+", metavar="DIR")
+    add_option(action, "--name", "folder in data/sweeps/ (default: merged)", folder_name, "merged")

@@ -3,7 +3,7 @@
 import argparse
 
 from lib import paths
-from lib.cli.options import a_path, add_flag, add_verb, note, whole
+from lib.cli.options import a_path, add_flag, add_option, add_verb, note, whole
 from lib.errors import InputError, printable
 
 FOLDER = paths.DATA / "layer_power"
@@ -79,17 +79,17 @@ def add(verbs) -> None:
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
         action = add_verb(actions, _medmnist, name, text)
-        action.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
-        action.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: as workloads read)")
+        add_option(action, "names", "datasets (default: those of the workloads)", nargs="*")
+        add_option(action, "--size", "native size (default: as workloads read)", int, choices=(28, 64, 128, 224))
     action = add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables")
     add_flag(action, "--write", "write it into data/README.md instead")
 
     push = add_verb(actions, _push, "push", "push a folder as the next version of a remote's branch; hidden files are left out")
-    push.add_argument("--source", default="", help="origin of the data, shown when they are pulled")
+    add_option(push, "--source", "origin of the data, shown when they are pulled", default="")
     pull = add_verb(actions, _pull, "pull", "copy a version into a folder; local files that differ are never overwritten")
-    pull.add_argument("--version", type=whole(1, 999_999), help="its number (default: the last)")
+    add_option(pull, "--version", "its number (default: the last)", whole(1, 999_999))
     for action in (push, pull):
-        action.add_argument("remote", metavar="REMOTE[@branch]",
-                            help="a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)")
-        action.add_argument("--local", type=a_path, default=FOLDER, metavar="DIR", help=f"the folder here (default: {FOLDER})")
-        action.add_argument("--remote-dir", default="", metavar="DIR", help="a folder within the remote (default: its root)")
+        add_option(action, "remote", "a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)",
+                   metavar="REMOTE[@branch]")
+        add_option(action, "--local", f"the folder here (default: {FOLDER})", a_path, FOLDER, metavar="DIR")
+        add_option(action, "--remote-dir", "a folder within the remote (default: its root)", default="", metavar="DIR")
