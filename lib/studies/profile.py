@@ -132,7 +132,7 @@ def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
         medians = pd.concat([joules, joules / size, above_j / size, joules / seconds], axis=1).median()
         table.append((f"{kind}, profiled", f"{joules.count()} of {len(part)} batches", *medians, run["idle_w"]))
     frame = pd.DataFrame(table, columns=names)
-    return frame[frame["J/batch"].notna()].reset_index(drop=True)
+    return frame.dropna(subset="J/batch", ignore_index=True)
 
 
 def metrics(run: Profiled) -> pd.DataFrame:
@@ -148,7 +148,7 @@ def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     ``attrs["unusable"]`` counts what was left out.
     """
     keys = ["workload_id", "backend", "precision"]
-    newest, unusable = matrix.newest(runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()], keys)
+    newest, unusable = matrix.newest(runs.query("hardware_id == @hardware_id").dropna(subset="step_median_ms"), keys)
     newest = newest.sort_values(keys, ignore_index=True)
     newest.attrs["unusable"] = unusable
     return newest

@@ -115,7 +115,7 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
     Above idle is what exceeds the idle power of the same session; the last column is how far integrated power is from the
     counter where there are both.
     """
-    loops = table[table["energy_j"].notna()].rename(columns={"energy_method": "meter"})
+    loops = table.dropna(subset="energy_j").rename(columns={"energy_method": "meter"})
     shown = pd.DataFrame({"mJ/call": loops["energy_j"] * 1e3,
                           "mJ/call above idle": loops["energy_j"] * 1e3 * (1 - loops["idle_w"] / loops["power_w"]),
                           "mean W": loops["power_w"], "idle W": loops["idle_w"],
@@ -130,11 +130,10 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
 
 def numbers(results: Sweep) -> Numbers:
     """Return how the sweep went: verdicts, failures, pace; how far its rounds agree; what its usable points reach."""
-    table, usable = results.table, results.usable
-    measured = table[table["status"] == "ok"]
-    failed = table[table["status"] != "ok"].groupby("status")["reason"].agg(["size", "first"]).reset_index()
+    usable, measured = results.usable, results.table.query("status == 'ok'")
+    failed = results.table.query("status != 'ok'").groupby("status")["reason"].agg(["size", "first"]).reset_index()
     rate = pace(results.visits) if len(results.visits) and len(measured) else np.nan
-    computing = usable[usable["gflops"] > 0]
+    computing = usable.query("gflops > 0")
     return {"measured": measured.assign(spread=spread(measured)), "failed": failed, "rate": rate,
             "verdicts": measured["verdict"].value_counts().reindex(VERDICTS, fill_value=0),
             "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": len(usable),
@@ -146,15 +145,16 @@ def numbers(results: Sweep) -> Numbers:
 
 def energy_numbers(measured: pd.DataFrame) -> Numbers:
     """Return the power that looped operators draw, and how far both ways to their energy differ; or why none was looped."""
-    loops = measured[measured["energy_j"].notna()]
-    return {"loops": loops.assign(above_w=loops["power_w"] - loops["idle_w"], apart=loops["energy_disagreement"].abs() * 100),
-            "meters": choices(sorted(set(loops["energy_method"]))),
+    loops = measured.dropna(subset="energy_j").eval("""
+        above_w = power_w - idle_w
+        apart = abs(energy_disagreement) * 100""")
+    return {"loops": loops, "meters": choices(sorted(set(loops["energy_method"]))),
             "energy_reason": next(iter(measured["energy_reason"].mode()), None)}
 
 
 def key_numbers(results: Sweep, label: str) -> KeyNumbers:
     """Return the key numbers of a sweep: name to value, unit and tolerance."""
-    measured = results.table[results.table["status"] == "ok"]
+    measured = results.table.query("status == 'ok'")
     return {f"{label} configurations": (len(results.table), "", 0.0),
             f"{label} usable configurations": (len(results.usable), "", 0.0),
             f"{label} median spread of the rounds": (spread(measured).median(), "%", 0.001),

@@ -30,7 +30,7 @@ def trust(rows: pd.DataFrame):
     """Return the errors of held-out networks, a line a device and condition, the worst on top, a mark a kind; hollow: few."""
     rows = rows.assign(case=errors.case_of(rows))
     networks, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FINAL))
-    of_kinds = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
+    of_kinds = networks.query("kind != @errors.ALL and n >= @_MANY")
     if of_kinds.empty:
         raise MissingError(f"kinds of {_MANY} networks or more")
     shown = pd.concat([of_kinds, final[final["case"].isin(of_kinds["case"])]])
@@ -43,8 +43,8 @@ def trust(rows: pd.DataFrame):
 
     for kind, mark, colour in zip(architectures.NETWORK_KINDS, "os^D", SERIES, strict=False):
         for many, face in ((False, "white"), (True, colour)):
-            draw(networks[(networks["kind"] == kind) & ((networks["n"] >= _MANY) == many)], kind, marker=mark, s=34,
-                 facecolors=face, edgecolors=colour)
+            draw(networks.query("kind == @kind and (n >= @_MANY) == @many"), kind, marker=mark, s=34, facecolors=face,
+                 edgecolors=colour)
     for what, (name, mark, colour) in _OTHER_ERRORS.items():
         draw(rows[rows["what"] == what], name, marker=mark, s=40, color=colour)
     axis.set(xlabel="mean absolute error of held-out networks, %", xlim=(0, None))
@@ -78,7 +78,7 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     """
     import seaborn
 
-    part = table[(table["batch_size"] == batch_size) & (table["condition"] != EAGER.words)]
+    part = table.query("batch_size == @batch_size and condition != @EAGER.words")
     part = part[part["device"].isin(part["device"].value_counts().index[:1])]
     if part.empty:
         raise MissingError(f"networks at batch {batch_size}")
@@ -183,7 +183,7 @@ def memory(table: pd.DataFrame):
     """Return predicted over measured memory by mode: the peak of tensors, and what a process grows by."""
     figure, panels = axes(2, height=3.4)
     for axis, (measured, predicted, title) in zip(panels, _MEMORY, strict=True):
-        rows = table[table[[measured, predicted]].gt(0).all(axis=1)].sort_values("mode")
+        rows = table.query(f"{measured} > 0 and {predicted} > 0").sort_values("mode")
         axis.set_title(title, fontsize=10)
         if len(rows):
             equality(axis, rows, measured, predicted)
@@ -195,7 +195,7 @@ def memory(table: pd.DataFrame):
 @needs("devices")
 def devices(table: pd.DataFrame):
     """Return the predicted time of each device with its interval; hollow where it lies outside of the training ranges."""
-    faces = np.where(table.sort_values("predicted_ms")["out_of_range"], "white", SERIES[0])
-    return interval_rows(table.sort_values("predicted_ms"), "device", "ms (x: measured)",
-                         predicted_ms={"facecolors": faces, "edgecolors": SERIES[0]},
+    table = table.sort_values("predicted_ms")
+    faces = np.where(table["out_of_range"], "white", SERIES[0])
+    return interval_rows(table, "device", "ms (x: measured)", predicted_ms={"facecolors": faces, "edgecolors": SERIES[0]},
                          measured_ms={"marker": "x", "color": SERIES[1]})

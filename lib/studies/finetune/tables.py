@@ -67,16 +67,16 @@ def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
         rows = [(labels[row], labels[column], int(count), int(matrix[row].sum()))
                 for (row, column), count in np.ndenumerate(matrix) if row != column]
     table = pd.DataFrame(rows, columns=["truth", "predicted", "samples", "of"])
-    table = table[table["samples"] > 0].assign(share_pct=lambda one: 100 * one["samples"] / one["of"])
-    return table.drop(columns="of").sort_values("samples", ascending=False, kind="stable", ignore_index=True)
+    table = table.query("samples > 0").eval("share_pct = 100 * samples / of").drop(columns="of")
+    return table.sort_values("samples", ascending=False, kind="stable", ignore_index=True)
 
 
 # ------------------------------------------------------------------------------------------------- numbers of sentences
 
 def learning(table: pd.DataFrame, monitor: str) -> Numbers:
     """Return the epochs with the energy of an image, and the same, best monitored metric first; ``table``: ``epochs``."""
-    table = table.assign(image_j=table["energy_j"] / (table["images_per_sec"] * table["train_s"]))
-    ranked = table[table["monitored"].notna()].sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
+    table = table.eval("image_j = energy_j / (images_per_sec * train_s)")
+    ranked = table.dropna(subset="monitored").sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
     return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": bool(table["image_j"].isna().all()),
             "last_is_best": len(table) > 1 and len(ranked) > 0 and ranked.index[0] == table.index[-1]}
 

@@ -85,7 +85,7 @@ def energy(recorded: Recorded) -> pd.DataFrame:
 
 def prediction(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the prediction of an engine's layers as a table to read: short names, µs, the notes apart."""
-    shown = rows[rows["runtime_prediction"].notna()].reset_index(drop=True)
+    shown = rows.dropna(subset="runtime_prediction", ignore_index=True)
     micro = 1e3 * shown[["runtime_prediction", "runtime_low", "runtime_high"]]
     micro.columns = ["runtime_us", "low_us", "high_us"]
     return pd.concat([shown["layer_name"].map(short).rename("layer"), shown["kind"], micro,
@@ -120,9 +120,8 @@ def score_numbers(scores: pd.DataFrame, totals: pd.DataFrame) -> Numbers:
     names = {OURS: "ours", ORIGINAL: "original", "roofline": "roofline", "mean": "mean"}
     mape = scores.pivot_table(index="kind", columns="model", values="mape", sort=False).reindex(columns=names)
     table = (100 * mape).rename(columns=names).reset_index()
-    return {"kinds": table[table["ours"].notna()].assign(ratio=table["ours"] / table["original"]),
-            "totals": totals.assign(off_pct=100 * totals["error"].abs(),
-                                    inside=totals["measured_ms"].between(totals["low_ms"], totals["high_ms"]))}
+    return {"kinds": table.dropna(subset="ours").eval("ratio = ours / original"),
+            "totals": totals.eval("off_pct = 100 * abs(error)\ninside = low_ms <= measured_ms <= high_ms")}
 
 
 def prediction_numbers(rows: pd.DataFrame) -> Numbers:
@@ -141,7 +140,7 @@ def searched(trials: pd.DataFrame) -> pd.DataFrame:
 def key_numbers(results: Study, scores: pd.DataFrame, totals: pd.DataFrame,
                 table: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``recovered_numbers``."""
-    power, ours = recovered_numbers(table), scores[scores["model"] == OURS]
+    power, ours = recovered_numbers(table), scores.query("model == @OURS")
     numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%") for row in ours.itertuples()}
     numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%")
     numbers["layers trained on"] = (len(results.layers), "layers", 0.0)

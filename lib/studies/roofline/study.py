@@ -68,8 +68,8 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
 
     Each environment of the matrix has runs of its own.
     """
-    here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
-    same, keys = here[here["software_id"] == software_id], ["workload_id", "arch", "batch_size", "precision"]
+    here = runs.query("hardware_id == @roof.hardware_id and backend == @roof.backend")
+    same, keys = here.query("software_id == @software_id"), ["workload_id", "arch", "batch_size", "precision"]
     newest, unusable = matrix.newest(same.assign(env=matrix.environment(same)), ["env", *keys, "channels_last"])
     return newest.sort_values(keys), {"runs of other software": len(here) - len(same), "unusable runs": unusable}
 
@@ -147,10 +147,10 @@ def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.Dat
     models = p.models.split(",")
     if p.source == "replay":
         stored, note = isolated.stored_points(device, p.dtype, roofs[0].hardware_id, p.reference)
-        chosen = stored[((stored["kind"] == "network") & stored["arch"].isin(models) & (stored["batch_size"] == p.batch_size))
-                        | ((stored["kind"] == "operator") & (stored["arch"] == models[0]))]
+        chosen = stored.query("kind == 'network' and arch in @models and batch_size == @p.batch_size "
+                              "or kind == 'operator' and arch == @models[0]")
         if len(stored) and chosen.empty:
-            measured = stored.loc[stored["kind"] == "network", "label"]
+            measured = stored.query("kind == 'network'")["label"]
             raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(measured)}")
         return roofline.points(chosen, roofs), note
     work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s)
@@ -192,10 +192,10 @@ def study(p: RooflineParams) -> Study:
     for part in (steps, measured):
         left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
                  for reason, count in part.attrs.get("left out", {}).items()}
-    nets = measured[measured["kind"] == "network"]
+    nets = measured.query("kind == 'network'")
     parts |= {row.label: network_work(row.arch, row.batch_size, row.precision, device) for row in nets.itertuples()}
     counted = _counted(p, roofs, vendor)
-    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], counted, runs,
+    return Study(roofs, vendor, steps, nets, measured.query("kind == 'operator'"), counted, runs,
                  parts, " ".join(filter(None, (limits.note, limits.warning, note, counted.attrs.get("warning")))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))

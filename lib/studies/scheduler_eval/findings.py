@@ -21,19 +21,17 @@ def _means(table: pd.DataFrame, column: str = "ratio") -> pd.DataFrame:
 
 def _nearest(table: pd.DataFrame, column: str, value: float = np.inf) -> pd.DataFrame:
     """Return the rows whose column is nearest to a value (default: the largest)."""
-    away = (table[column] - min(value, table[column].max())).abs()
-    return table[away == away.min()]
+    return table.query(f"abs({column} - @value) == abs({column} - @value).min()")
 
 
 def _of_hybrid(results: pd.DataFrame) -> pd.DataFrame:
-    return results[results["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True).reset_index()
+    return results.query("policy == 'hybrid'").groupby("mix", sort=False).mean(numeric_only=True).reset_index()
 
 
 @needs("schedules")
 def near_bound(results: pd.DataFrame) -> Numbers:
     """Return how far from the bound hybrid is, what could be won, and where that is little, by mix."""
-    mixes = _of_hybrid(results)
-    mixes = mixes.assign(little=mixes["room"] < _LITTLE, above=mixes["ratio"] - 1)
+    mixes = _of_hybrid(results).eval("little = room < @_LITTLE\nabove = ratio - 1")
     return {"mixes": mixes, "poor": "; ".join(mixes.loc[mixes["little"], "mix"])}
 
 
@@ -64,16 +62,17 @@ def together(gangs: pd.DataFrame) -> Numbers:
 
 def trade(front: pd.DataFrame) -> Numbers:
     """Return the schedules on the front, the shortest first, over the shortest, and on what the joules rest."""
-    ours = front[(front["policy"] == "hybrid") & front["front"]].sort_values("makespan_s")
-    values, sources = ours[["energy_j", "makespan_s"]], sorted(set(ours["energy_source"]))
-    over = values / values.head(1).sum() - 1
-    ours = ours.assign(mj=ours["energy_j"] / 1e6, saved=-over["energy_j"], longer=over["makespan_s"])
+    ours = front.query("policy == 'hybrid' and front").sort_values("makespan_s").eval("""
+        mj = energy_j / 1e6
+        saved = 1 - energy_j / energy_j.head(1).sum()
+        longer = makespan_s / makespan_s.head(1).sum() - 1""")
+    sources = sorted(set(ours["energy_source"]))
     return {"some": len(ours) > 1, "ours": ours, "assumed": sources == ["assumed"], "sources": "; ".join(sources)}
 
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
     """Return how much jobs slow each other down, and what ignoring it, or the cores of the host, costs ``hybrid``."""
-    known = cost[cost["policy"] == "hybrid"].groupby("known")[["error", "makespan_s"]].mean().reindex(
+    known = cost.query("policy == 'hybrid'").groupby("known")[["error", "makespan_s"]].mean().reindex(
         ["nothing", "the mean", "every pair"])
     span_s = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s").reindex(columns=["ignored", "counted"])
     lost = (span_s["ignored"] / span_s["counted"] - 1).rename("lost").reset_index()
@@ -85,10 +84,9 @@ def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -
 def real(record: RunRecord) -> Numbers:
     """Return how the real run went against the simulated one."""
     jobs, schedule = record.jobs(), record.schedule
-    return {"done": jobs.assign(off=(jobs["actual_s"] / jobs["predicted_s"] - 1).abs()), "record": record,
-            "jobs": len(record.ends),
+    return {"done": jobs.eval("off = abs(actual_s / predicted_s - 1)"), "record": record, "jobs": len(record.ends),
             "late": record.makespan_s / record.simulated_s - 1, "contention": record.facts["contention"],
-            "attempts": schedule[~schedule["status"].isin(("done", "failed"))],
+            "attempts": schedule.query("status not in ('done', 'failed')"),
             "notes": [{"note": note} for note in record.facts["notes"]]}
 
 

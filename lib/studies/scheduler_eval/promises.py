@@ -91,8 +91,7 @@ def kept(seeds: int) -> pd.DataFrame:
     Jobs are passes of networks on a CPU whose model never saw them: planned by the predictions and their ranges, run with the
     measured times, twelve on two slots. Deadlines lie about the planned ends.
     """
-    table = csv_files.frame(_PREDICTED)
-    table = table[(table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"]]
+    table = csv_files.frame(_PREDICTED).query("mode == 'infer' and verdict != 'unusable' and not tuning")
     draw, said, in_time = np.random.default_rng(5), [], []
     for seed in range(seeds):
         some = table.sample(_JOBS, random_state=seed)
