@@ -148,7 +148,7 @@ def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.Dat
     if p.source == "replay":
         stored, note = isolated.stored_points(device, p.dtype, roofs[0].hardware_id, p.reference)
         chosen = stored.query("kind == 'network' and arch in @models and batch_size == @p.batch_size "
-                              "or kind == 'operator' and arch == @models[0]")
+                              f"or kind == 'operator' and arch == {models[0]!r}")
         if len(stored) and chosen.empty:
             measured = stored.query("kind == 'network'")["label"]
             raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(measured)}")

@@ -21,7 +21,8 @@ def _means(table: pd.DataFrame, column: str = "ratio") -> pd.DataFrame:
 
 def _nearest(table: pd.DataFrame, column: str, value: float = np.inf) -> pd.DataFrame:
     """Return the rows whose column is nearest to a value (default: the largest)."""
-    return table.query(f"abs({column} - @value) == abs({column} - @value).min()")
+    away = (table[column] - min(value, table[column].max())).abs()
+    return table[away == away.min()]
 
 
 def _of_hybrid(results: pd.DataFrame) -> pd.DataFrame:

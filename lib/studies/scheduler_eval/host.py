@@ -62,7 +62,7 @@ class Host:
 
 def host(table: pd.DataFrame, times: StepTimes) -> Host:
     """Return the measured workloads with their times alone on a slot, and on a GPU as step times have them, given or not."""
-    alone = table.query("beside == @ALONE[0] and device_type == 'cpu'").set_index("workload_id")["step_ms"]
+    alone = table.query(f"beside == {ALONE[0]!r} and device_type == 'cpu'").set_index("workload_id")["step_ms"]
     complete = times if _GPU in set(times.table["device"]) else scenario.step_times([_GPU], scenario.job_classes())
     gpu = complete.wide("step_ms", [_GPU])[_GPU]
     names = [name for name in alone.index if name in gpu.index]
