@@ -16,7 +16,7 @@ from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it ne
 
 from lib import execution, locks, paths, store
 from lib.config import base, definitions, notebooks
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, one_line, refused
 from lib.report.notebook import KEYS_MIME
 
 
@@ -130,12 +130,10 @@ def read(executed: Path) -> Any:
     """Return an executed notebook; InputError for what is none."""
     import nbformat
 
-    try:
+    with refused(f"{executed} is no executed notebook: "):
         notebook = nbformat.read(executed, as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # nbformat raises whatever its reading of the content runs into
-        raise InputError(f"{executed} is no executed notebook: {one_line(error)}") from None
-    return notebook
+        return notebook
 
 
 def outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
