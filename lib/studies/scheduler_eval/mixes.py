@@ -69,9 +69,13 @@ class Mixes:
 def load(names: Sequence[str], reference: str = "") -> Mixes:
     """Return the named scenarios with their step times; InputError for one that is not there."""
     scenarios = tuple(definitions.scenario(name) for name in names)
+    return Mixes(scenario.times_of(scenarios, reference), scenarios, published())
+
+
+def published() -> pd.DataFrame | None:
+    """Return the rates of published single-device jobs, None where they were not imported."""
     path = paths.IMPORTED / "gavel" / gavel.FILE
-    published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
-    return Mixes(scenario.times_of(scenarios, reference), scenarios, published)
+    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 
 def step_table(times: StepTimes) -> pd.DataFrame:
