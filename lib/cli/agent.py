@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import a_path, add_option, add_verb, folder_name, whole
+from lib.cli.options import a_path, add_verb, folder_name, option, whole
 
 
 def _agent(options: argparse.Namespace) -> None:
@@ -22,11 +22,11 @@ def _agent(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verb of agents."""
-    verb = add_verb(verbs, _agent, "agent", "join a dashboard with this machine's slots, and run what it places here",
-                    "It ends its workers when the server does not answer; their runs are tried again, from their checkpoints, "
+    add_verb(verbs, _agent, "agent", "join a dashboard with this machine's slots, and run what it places here",
+             option("--server", "the dashboard, such as http://127.0.0.1:8000", required=True, metavar="URL"),
+             option("--name", "of this agent (default: the host's name)", folder_name),
+             option("--slots", "CPU slots of equal size (default: one a core, at most 16)", whole(1), 0),
+             option("--token-file", "file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)", a_path),
+             option("--parent", "end when this process, which started it, is gone", whole(1, 2**31), metavar="PID"),
+             epilog="It ends its workers when the server does not answer; their runs are tried again, from their checkpoints, "
                     "wherever the dashboard places them.")
-    add_option(verb, "--server", "the dashboard, such as http://127.0.0.1:8000", required=True, metavar="URL")
-    add_option(verb, "--name", "of this agent (default: the host's name)", folder_name)
-    add_option(verb, "--slots", "CPU slots of equal size (default: one a core, at most 16)", whole(1), 0)
-    add_option(verb, "--token-file", "file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)", a_path)
-    add_option(verb, "--parent", "end when this process, which started it, is gone", whole(1, 2**31), metavar="PID")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from urllib.parse import quote
 
-from lib.cli.options import a_path, add_flag, add_option, add_verb, whole
+from lib.cli.options import a_path, add_verb, flag, option, whole
 from lib.errors import InputError, death, one_line
 
 _LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
@@ -62,7 +62,6 @@ def _dashboard(options: argparse.Namespace) -> None:
 def _add_demo(operations) -> None:
     """Add the project ``demo`` and its configurations, each once."""
     from lib.dashboard import database, schemas
-
     with contextlib.suppress(database.ConflictError):
         operations.add(database.Project, {"name": "demo", "description": "Small runs to try things with"})
     (project,) = operations.page(database.Project, 1, name="demo")
@@ -119,13 +118,13 @@ def _agent(url: str, token: str) -> Iterator[None]:
 
 def add(verbs) -> None:
     """Add the verb of the dashboard."""
-    verb = add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
-                    "The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
+    add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
+             option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
+             option("--host", "address to listen on (default 127.0.0.1: this machine alone)", default="127.0.0.1"),
+             flag("--no-agent", "without an agent of this machine"),
+             option("--data-root",
+                    "a folder outside of the repository whose images configs may name; may be given several times", a_path, [],
+                    action="append", metavar="DIR"),
+             flag("--demo", "with a project to try things with"),
+             epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
                     "data/dashboard/dashboard.db.")
-    add_option(verb, "--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000)
-    add_option(verb, "--host", "address to listen on (default 127.0.0.1: this machine alone)", default="127.0.0.1")
-    add_flag(verb, "--no-agent", "without an agent of this machine")
-    add_option(verb, "--data-root",
-               "a folder outside of the repository whose images configs may name; may be given several times", a_path, [],
-               action="append", metavar="DIR")
-    add_flag(verb, "--demo", "with a project to try things with")

@@ -2,18 +2,18 @@
 
 import argparse
 
-from lib import files
+from lib import files, paths
 from lib.cli.options import (
     a_path,
-    add_flag,
-    add_option,
-    add_parameters,
     add_verb,
     assignments,
+    flag,
     folder_name,
     names,
     new_file,
     number,
+    option,
+    parameters,
     verdicts,
     whole,
 )
@@ -93,12 +93,12 @@ def _counters(cells: list, parameters: dict[str, str]) -> bool:
 
 def _networks(options: argparse.Namespace) -> bool:
     """Measure whole networks; the exit status is 1 when one of them failed."""
-    from lib import paths, store
+    from lib import store
     from lib.config import definitions
     from lib.measure import machine
     from lib.measure.networks import campaign
 
-    plan = definitions.load_campaign(options.plan) if options.plan else definitions.load_campaign()
+    plan = definitions.load_campaign(options.plan)
     device = options.device if options.dry_run else str(machine.device(options.device))
     wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
@@ -132,43 +132,31 @@ def _compare(options: argparse.Namespace) -> bool:
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
     add_verb(verbs, _machine, "machine", "what this machine is: inventory, ids, devices, load")
-    for add_options in (_add_compare, _add_networks, _add_matrix):
-        add_options(verbs)
-
-
-def _add_compare(verbs) -> None:
-    verb = add_verb(verbs, _compare, "compare",
-                    "two measured runs, sweeps or matrix environments: is B faster, slower or the same")
-    add_option(verb, "a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path)
-    add_option(verb, "b", read=a_path)
-    add_option(verb, "--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)",
-               number(most=0.99), 0.03)
-    add_option(verb, "--out", "write every pair to this CSV", new_file)
-
-
-def _add_networks(verbs) -> None:
-    verb = add_verb(verbs, _networks, "networks", "measure whole networks, one process each, as params/networks.yaml says; a "
-                    "second call resumes")
-    add_option(verb, "--device", "device id (default cpu)", default="cpu")
-    add_option(verb, "--networks", "some of its networks (default: all)", names, (), metavar="resnet50,W1,...")
-    add_option(verb, "--plan", "file to use instead of params/networks.yaml", a_path)
-    add_option(verb, "--rounds", "visits per case (default: as in the file)", whole(1, 1000), 0)
-    add_option(verb, "--case-s", "seconds per case and round (default: as in the file)", number(0, 1e5, above=True), 0.0)
-    add_option(verb, "--energy-s",
-               "seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)",
-               number(0, 1e5))
-    add_option(verb, "--budget-s", "start no process after so many seconds (default: no limit)", number(), 0.0)
-    add_option(verb, "--name", "folder in data/networks/ that keeps the visits and the table", folder_name, "networks")
-    add_flag(verb, "--dry-run", "print the cases")
-
-
-def _add_matrix(verbs) -> None:
-    verb = add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes")
-    add_option(verb, "--device", "device id, or auto (default)", default="auto")
-    add_option(verb, "--cells", "some cells by name (default: all)", names, (), metavar="resnet50/b16/fp32,...")
-    add_option(verb, "--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000), 0)
-    add_option(verb, "--budget-s", "start no run after this many seconds (default: no limit)", number(), 0.0)
-    add_parameters(verb, "a parameter of 02_profile for every run")
-    add_option(verb, "--notes", "notes on the machine, for the record of the environment", default="")
-    add_flag(verb, "--nsight", "count the work of each cell's kernels (Nsight Compute), time none")
-    add_flag(verb, "--dry-run", "print the cells and how many of their runs are there")
+    add_verb(verbs, _compare, "compare", "two measured runs, sweeps or matrix environments: is B faster, slower or the same",
+             option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
+             option("b", read=a_path),
+             option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
+                    0.03),
+             option("--out", "write every pair to this CSV", new_file))
+    add_verb(verbs, _networks, "networks",
+             "measure whole networks, one process each, as params/networks.yaml says; a second call resumes",
+             option("--device", "device id (default cpu)", default="cpu"),
+             option("--networks", "some of its networks (default: all)", names, (), metavar="resnet50,W1,..."),
+             option("--plan", "which networks are measured, and how long", a_path, paths.PARAMS / "networks.yaml"),
+             option("--rounds", "visits per case (default: as in the file)", whole(1, 1000), 0),
+             option("--case-s", "seconds per case and round (default: as in the file)", number(0, 1e5, above=True), 0.0),
+             option("--energy-s",
+                    "seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)",
+                    number(0, 1e5)),
+             option("--budget-s", "start no process after so many seconds (default: no limit)", number(), 0.0),
+             option("--name", "folder in data/networks/ that keeps the visits and the table", folder_name, "networks"),
+             flag("--dry-run", "print the cases"))
+    add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes",
+             option("--device", "device id, or auto (default)", default="auto"),
+             option("--cells", "some cells by name (default: all)", names, (), metavar="resnet50/b16/fp32,..."),
+             option("--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000), 0),
+             option("--budget-s", "start no run after this many seconds (default: no limit)", number(), 0.0),
+             parameters("a parameter of 02_profile for every run"),
+             option("--notes", "notes on the machine, for the record of the environment", default=""),
+             flag("--nsight", "count the work of each cell's kernels (Nsight Compute), time none"),
+             flag("--dry-run", "print the cells and how many of their runs are there"))

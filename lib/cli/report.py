@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_flag, add_option, add_parameters, add_verb, assignments, names, new_file, note
+from lib.cli.options import a_path, add_verb, assignments, flag, names, new_file, note, option, parameters
 from lib.errors import InputError, choices
 
 
@@ -87,21 +87,19 @@ def _written(executed: Path, out: Path | None = None, figure: Path | None = None
 
 def add(verbs) -> None:
     """Add the verbs that run notebooks and assemble the page."""
-    verb = add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce")
-    add_option(verb, "names", "notebooks by name or number (default: all in params/report.yaml)", nargs="*")
-    add_flag(verb, "--full", "the full parameter sets instead of the quick ones")
-    add_option(verb, "--workloads", "workload ids, or all (default)", names, ["all"], metavar="W1,W5")
-    add_option(verb, "--devices", "device ids, all, or auto (default)", names, ["auto"], metavar="cpu,cuda:0")
-    add_option(verb, "--source", "measure here, or replay the reference", default="measure", choices=("measure", "replay"))
-    add_parameters(verb, "a parameter for every chosen notebook that has it")
-    then = verb.add_mutually_exclusive_group()
-    add_flag(then, "--report", "then assemble the page, as the verb report does")
-    add_flag(then, "--check", "replay all and compare the key numbers with the committed ones")
-    add_flag(verb, "--accept", "with --check: make the new key numbers the committed ones")
-    add_flag(verb, "--dry-run", "print the papermill lines and run nothing")
-
-    verb = add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks")
-    add_option(verb, "--executed", "folder of executed notebooks (default: report/executed)", a_path)
-    add_option(verb, "--out", "the page, a new file (default: report/index.html, replaced)", new_file)
-    add_option(verb, "--figure",
-               "the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)", new_file)
+    add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce",
+             option("names", "notebooks by name or number (default: all in params/report.yaml)", nargs="*"),
+             flag("--full", "the full parameter sets instead of the quick ones"),
+             option("--workloads", "workload ids, or all (default)", names, ["all"], metavar="W1,W5"),
+             option("--devices", "device ids, all, or auto (default)", names, ["auto"], metavar="cpu,cuda:0"),
+             option("--source", "measure here, or replay the reference", default="measure", choices=("measure", "replay")),
+             parameters("a parameter for every chosen notebook that has it"),
+             [flag("--report", "then assemble the page, as the verb report does"),
+              flag("--check", "replay all and compare the key numbers with the committed ones")],
+             flag("--accept", "with --check: make the new key numbers the committed ones"),
+             flag("--dry-run", "print the papermill lines and run nothing"))
+    add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks",
+             option("--executed", "folder of executed notebooks (default: report/executed)", a_path),
+             option("--out", "the page, a new file (default: report/index.html, replaced)", new_file),
+             option("--figure", "the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)",
+                    new_file))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import a_path, add_option, add_parameters, add_verb, assignments, folder_name, note, verdicts
+from lib.cli.options import a_path, add_verb, assignments, folder_name, note, option, parameters, verdicts
 
 
 def _measure(options: argparse.Namespace) -> bool:
@@ -40,10 +40,9 @@ def add(verbs) -> None:
     """Add the verbs of operator sweeps."""
     verb = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
-    action = add_verb(actions, _measure, "measure",
-                      "measure a sweep as 03_sweep does; the same command resumes a stopped sweep")
-    add_option(action, "--device", "device ids, auto, or all (default): the CPU, then the GPUs together", default="all")
-    add_parameters(action, "a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8")
-    action = add_verb(actions, _merge, "merge", "merge shards into one sweep in data/sweeps/")
-    add_option(action, "folders", "the folder of each shard", a_path, nargs="+", metavar="DIR")
-    add_option(action, "--name", "folder in data/sweeps/ (default: merged)", folder_name, "merged")
+    add_verb(actions, _measure, "measure", "measure a sweep as 03_sweep does; the same command resumes a stopped sweep",
+             option("--device", "device ids, auto, or all (default): the CPU, then the GPUs together", default="all"),
+             parameters("a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8"))
+    add_verb(actions, _merge, "merge", "merge shards into one sweep in data/sweeps/",
+             option("folders", "the folder of each shard", a_path, nargs="+", metavar="DIR"),
+             option("--name", "folder in data/sweeps/ (default: merged)", folder_name, "merged"))
