@@ -218,7 +218,7 @@ def settling(rows: pd.DataFrame) -> Numbers:
 def comparison(table: pd.DataFrame, rows: pd.DataFrame) -> Numbers:
     """Return what runs side by side have in common; ``table``: ``side_by_side``, ``rows``: their ``profile``."""
     unexplained = [unaccounted(part) * 100 for _, part in steady(rows).groupby(["run_id", "task_type"])]
-    return {"runs": table.assign(loader_share=table["loader wait"] / table["step_median_ms"]),
+    return {"runs": table.eval("loader_share = `loader wait` / step_median_ms"),
             "stable": int((table["verdict"] == "stable").sum()),
             "ratio": table["step_median_ms"].max() / table["step_median_ms"].min(),
             "backward_over_forward": (table["backward"] / table["forward"]).median(),

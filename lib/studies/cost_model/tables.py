@@ -181,7 +181,7 @@ def networks(study: Evaluation) -> Numbers:
     times = every.query("replayed_mb == 0").pivot_table(index=["network", "mode", "batch_size"], columns="memory",
                                                         values="latency_ms").reindex(columns=list(ALLOCATORS)).dropna()
     memory = _memory(study.unseen)
-    first = study.unseen["first_use"].loc[memory.index].astype(bool)
+    first = memory["first_use"].astype(bool)
     return {"cases": scores, "kept": kept, "default": default, "pairs": len(times) or None,
             "page_faults": bool(default["mape"].max() > _APART * kept["mape"].mean()),
             "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": memory, "first": memory[first],
@@ -189,14 +189,14 @@ def networks(study: Evaluation) -> Numbers:
 
 
 def _memory(unseen: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the peak of tensors is off, and how far that and the learned size are off resident memory, %."""
-    rows = unseen.query("memory == 'default'")
-    resident = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs() * 100
-    tensors = (rows["memory_mb"] / (rows["memory_mb"] - rows["peak_mb"] + rows["tensors_mb"]) - 1) * 100
-    inside = rows["rss_mb"].between(rows["rss_low_mb"], rows["rss_high_mb"]).astype(float) * 100
-    return pd.DataFrame({"tensors": tensors, "off": tensors.abs(),
-                         "tensors_only": (rows["memory_mb"] / rows["rss_mb"] - 1).abs() * 100, "resident": resident,
-                         "inside": inside.where(resident.notna())})
+    """Return networks with how far the peak of tensors is off, and that and the learned size from resident memory, %."""
+    rows = unseen.query("memory == 'default'").eval("""
+        tensors = 100 * (memory_mb / (memory_mb - peak_mb + tensors_mb) - 1)
+        off = abs(tensors)
+        tensors_only = 100 * abs(memory_mb / rss_mb - 1)
+        resident = 100 * abs(rss_predicted_mb / rss_mb - 1)
+        inside = 100 * (rss_low_mb <= rss_mb <= rss_high_mb)""")
+    return rows.assign(inside=rows["inside"].where(rows["resident"].notna()))
 
 
 def steps(whole: pd.DataFrame) -> Numbers:

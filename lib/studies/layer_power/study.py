@@ -164,12 +164,12 @@ def totals(results: Study) -> pd.DataFrame:
         if model:
             table.loc[is_kind, "predicted_ms"] = layer_model.held_out(table, kind, _TARGET, model.setting)[is_kind.to_numpy()]
             table.loc[is_kind, "half"] = model.half
-    table = table.assign(measured_ms=table[_TARGET], low_ms=table["predicted_ms"] * np.exp(-table["half"]),
-                         high_ms=table["predicted_ms"] * np.exp(table["half"]))
+    table = table.rename(columns={_TARGET: "measured_ms"}).eval(
+        "low_ms = predicted_ms * exp(-half)\nhigh_ms = predicted_ms * exp(half)")
     groups = table.groupby("network")[["measured_ms", "predicted_ms", "low_ms", "high_ms"]]
-    sums = groups.agg(lambda values: values.sum(skipna=False))
+    sums = groups.sum(skipna=False)
     sums.insert(0, "layers", groups.size())
-    return sums.assign(error=sums["predicted_ms"] / sums["measured_ms"] - 1).reset_index()
+    return sums.eval("error = predicted_ms / measured_ms - 1").reset_index()
 
 
 def search(results: Study, trials: int, seed: int) -> pd.DataFrame:

@@ -26,8 +26,8 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
     rows = [{"kind": layer.kind if layer.kind in KINDS.values() else layer.layer_type, "layers": 1, "gmacs": layer.macs / 1e9,
              "mb": np.nan_to_num(layer.bytes) / 1e6, "ms": median_ms.get(layer.name, 0.0)} for layer in recorded.engine.layers]
     table = pd.DataFrame(rows).groupby("kind", as_index=False).sum()
-    return (table.assign(share_pct=100 * table["ms"] / table["ms"].sum(), modelled=table["kind"].isin(KINDS.values()))
-            .sort_values(["modelled", "ms"], ascending=False, ignore_index=True))
+    table = table.eval("share_pct = 100 * ms / ms.sum()").assign(modelled=table["kind"].isin(KINDS.values()))
+    return table.sort_values(["modelled", "ms"], ascending=False, ignore_index=True)
 
 
 def windows(recorded: Recorded) -> pd.DataFrame:
@@ -62,9 +62,9 @@ def recovered(recorded: Recorded) -> pd.DataFrame:
                           "runtime_ms": means["layer_run_time"].median(),
                           "original_w": pd.Series(watts).groupby(times["layer_name"]).mean() - recorded.idle_w})
     if recorded.power == "synthetic":
-        table["true_w"] = synthetic_power.layer_w(recorded.engine, times)
-        for name, error in (("power_w", "error_pct"), ("original_w", "original_error_pct")):
-            table[error] = 100 * (table[name] / table["true_w"] - 1)
+        table = table.assign(true_w=synthetic_power.layer_w(recorded.engine, times)).eval("""
+            error_pct = 100 * (power_w / true_w - 1)
+            original_error_pct = 100 * (original_w / true_w - 1)""")
     return table.rename_axis("layer").rename(index=short).reset_index().sort_values("windows", ascending=False,
                                                                                     ignore_index=True)
 
@@ -80,7 +80,7 @@ def energy(recorded: Recorded) -> pd.DataFrame:
     filled_w = means["power_w"].fillna(means.groupby("kind")["power_w"].transform("mean")) / 1e6
     table = means.assign(mj=filled_w * means["ms"], unsampled=means["power_w"].isna()).groupby("kind", as_index=False)[
         ["ms", "mj", "unsampled"]].sum()
-    return table.assign(power_w=table["mj"] / table["ms"]).sort_values("ms", ascending=False, ignore_index=True)
+    return table.eval("power_w = mj / ms").sort_values("ms", ascending=False, ignore_index=True)
 
 
 def prediction(rows: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +103,7 @@ def recording_numbers(study: Study, kinds: pd.DataFrame, passes: pd.DataFrame) -
     return {"network": study.recorded.name, "synthetic": study.recorded.power == "synthetic", "kinds": kinds,
             "modelled": kinds[kinds["modelled"]], "rest": kinds[~kinds["modelled"]],
             "refused": [{"reason": reason} for reason in study.refused], "windows": pd.DataFrame({"sampled": power.notna()}),
-            "energy": passes.assign(share=passes["mj"] / passes["mj"].sum()),
+            "energy": passes.eval("share = mj / mj.sum()"),
             "mean_w": passes["mj"].sum() / (passes["ms"].sum() or np.nan)}
 
 

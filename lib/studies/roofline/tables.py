@@ -87,8 +87,7 @@ def compared(table: pd.DataFrame) -> Numbers:
 
     ``table``: ``study.against_operators``. Medians split the distance into alternation between operators, and the rest.
     """
-    return {"distances": table.assign(gap=table["operators_roof_ms"] / table["roof_ms"],
-                                      total=table["measured_ms"] / table["roof_ms"]),
+    return {"distances": table.eval("gap = operators_roof_ms / roof_ms\ntotal = measured_ms / roof_ms"),
             "cached": table["over_operators"].min() < 1}
 
 

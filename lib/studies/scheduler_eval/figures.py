@@ -51,14 +51,14 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
 def pareto(table: pd.DataFrame):
     """Return energy against makespan: ``hybrid`` for weights between them, filled on the front, and baselines beside."""
     figure, axis = panel(6.5)
-    table = table.assign(energy_mj=table["energy_j"] / 1e6)
-    ours, front = table[table["policy"] == "hybrid"], table[table["front"]].sort_values("makespan_s")
+    table = table.eval("energy_mj = energy_j / 1e6")
+    ours, front = table.query("policy == 'hybrid'"), table.query("front").sort_values("makespan_s")
     axis.step(front["makespan_s"], front["energy_mj"], where="post", color="#999999", linewidth=1, label="front")
     for part, face, label in ((ours[ours["front"]], _OURS, "hybrid, on the front"),
                               (ours[~ours["front"]], "none", "hybrid, not on it")):
         axis.scatter(part["makespan_s"], part["energy_mj"], facecolors=face, edgecolors=_OURS, zorder=3, s=36,
                      label=label if len(part) else None)
-    points(axis, table[table["policy"] != "hybrid"], "makespan_s", "energy_mj", "policy", color=SERIES[0])
+    points(axis, table.query("policy != 'hybrid'"), "makespan_s", "energy_mj", "policy", color=SERIES[0])
     axis.set(xlabel="makespan, s", ylabel="energy, MJ", xscale="log")
     axis.legend(fontsize=8)
     return figure

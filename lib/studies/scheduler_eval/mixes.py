@@ -93,11 +93,9 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
 def part_table(times: StepTimes) -> pd.DataFrame:
     """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
-    rows = times.table.dropna(subset=list(PHASE_COLUMNS))
-    beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
-    return renamed(rows.assign(beside=100 * beside), {
-        "job_class": "job_class", "device": "device", "step_ms": "step",
-        **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)), "beside": "beside the passes %"})
+    rows = times.table.dropna(subset=list(PHASE_COLUMNS)).eval("beside = 100 * (1 - (forward_ms + backward_ms) / step_ms)")
+    return renamed(rows, {"job_class": "job_class", "device": "device", "step_ms": "step",
+                          **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)), "beside": "beside the passes %"})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:

@@ -15,7 +15,10 @@ from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval.comparison import Mix, drifted, trials
 
 FLEETS = ((40, 8), (80, 32))  # jobs, devices of one type
-_CASES = ("hybrid, count chosen", "hybrid for mean_jct, count chosen", "hybrid, one device each", "first-come, fastest count")
+_FIRST = "first-come, fastest count"
+_CASES = {"hybrid, count chosen": ("hybrid", "makespan", "chosen"),  # policy, objective, number of devices
+          "hybrid for mean_jct, count chosen": ("hybrid", "mean_jct", "chosen"),
+          "hybrid, one device each": ("hybrid", "makespan", "one"), _FIRST: ("first-come", "makespan", "fastest")}
 _RESCALED = "Pollux-like, rescaled at no cost"
 _PREDICTED = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
 _JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.85, 0.95, 1.0)
@@ -65,14 +68,11 @@ def gangs(seeds: int) -> pd.DataFrame:
     """
     def rows(problem, _seed):
         bound_s, fastest = bounds.makespan_bound(problem), problem.offers.seconds.min(axis=2).argmin(axis=1)
-        fixed = {"chosen": problem, "one device each": problem.with_offers(0 * fastest),
-                 "fastest count": problem.with_offers(fastest)}
-        fixed = {name: asked if name == "chosen" else replace(asked, offers=None) for name, asked in fixed.items()}
-        figures = {}
-        for case in _CASES:
-            (policy, _, objective), number = case.partition(", ")[0].partition(" for "), case.partition(", ")[2]
-            figures[case] = api.schedule(fixed[number.removeprefix("count ")], policy, objective or "makespan").figures
-        ends_s, first_s = rescaled_ends_s(problem), figures[_CASES[-1]]["mean_jct_s"]
+        problems = {"chosen": problem, **{number: replace(problem.with_offers(offer), offers=None)
+                                          for number, offer in (("one", 0 * fastest), ("fastest", fastest))}}
+        figures = {case: api.schedule(problems[number], policy, objective).figures
+                   for case, (policy, objective, number) in _CASES.items()}
+        ends_s, first_s = rescaled_ends_s(problem), figures[_FIRST]["mean_jct_s"]
         figures[_RESCALED] = {"makespan_s": ends_s.max(), "mean_jct_s": ends_s.mean()}
         return [{"policy": case, "ratio": value["makespan_s"] / bound_s, "over_first": value["mean_jct_s"] / first_s}
                 for case, value in figures.items()]
