@@ -1,4 +1,4 @@
-"""What a prediction costs: one operator, a row of many, a network after capture; ``questions`` times the whole of ``advise``."""
+"""What a prediction costs: one operator, a row of many, a network after capture (``questions`` times all of ``advise``)."""
 
 import time
 from collections.abc import Callable

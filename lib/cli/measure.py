@@ -109,7 +109,7 @@ def _networks(options: argparse.Namespace) -> bool:
                                     folder / "visits.jsonl", plan.energy_s if options.energy_s is None else options.energy_s)
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
     print(f"{path}: {len(table)} of {len(wanted)} cases; {verdicts(table)}")
-    failed = table[table["status"] != "ok"]
+    failed = table.query("status != 'ok'")
     for row in failed.itertuples():
         print(f"failed: {row.network} {row.mode} b{row.batch_size} {row.runtime}: {row.reason}")
     if store.git_state()["dirty"]:

@@ -95,7 +95,7 @@ def _advise(options: argparse.Namespace) -> bool:
 def _query(options: argparse.Namespace) -> Any:
     from lib.predict.advice.query import Query
 
-    names = ("model", "batch_size", "mode", "dtype", "layout", "gpus", "parallel", "runtime", "threads", "instances")
+    names = "model batch_size mode dtype layout gpus parallel runtime threads instances".split()
     return Query(**{name: getattr(options, name) for name in names}, input_shape=options.input, compiled=options.compile,
                  power_limit_w=options.power_limit or 0.0)
 

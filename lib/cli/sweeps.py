@@ -15,7 +15,7 @@ def _measure(options: argparse.Namespace) -> bool:
     p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
     folder = sweep.measure_sweep(p)
     table = aggregate.read(folder).table
-    good = table[table["status"] == "ok"]
+    good = table.query("status == 'ok'")
     print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; {verdicts(good)}")
     failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
     if emptiness := export.emptiness(table, folder):

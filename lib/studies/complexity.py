@@ -191,7 +191,7 @@ def overview(sums: pd.DataFrame) -> pd.DataFrame:
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the comparisons that differ, and the sources that gave no number, as people read them."""
-    shown = rows[rows["difference"] != 0].drop(columns=["batch_size", "explained"])
+    shown = rows.query("difference != 0").drop(columns=["batch_size", "explained"])
     numbers = ["ours", "theirs", "difference", "rest"]
     return shown.assign(**shown[numbers].map(lambda value: "–" if pd.isna(value) else f"{value:,.0f}"))
 
@@ -201,7 +201,7 @@ def differing(rows: pd.DataFrame) -> pd.DataFrame:
 def ratios(sums: pd.DataFrame) -> Numbers:
     """Return how many forward passes a backward pass, and a step, are worth; ``sums`` are ``totals``, one row a network."""
     counted = sums.dropna(subset="backward_over_forward").eval("step = 1 + backward_over_forward")
-    return {"counted": counted, "uncounted": sums[sums["uncounted"] != ""],
+    return {"counted": counted, "uncounted": sums.query("uncounted != ''"),
             "below_two": counted["backward_over_forward"].max() < 2}
 
 

@@ -52,7 +52,7 @@ def rates(table: pd.DataFrame):
     """Return the achieved GFLOP/s of each group as boxes with its points, best group first."""
     import seaborn as sns
 
-    named = table[table["gflops"] > 0].assign(group=_groups(table, most=20 if len(set(table["op"])) > 1 else 6))
+    named = table.query("gflops > 0").assign(group=_groups(table, most=20 if len(set(table["op"])) > 1 else 6))
     if named.empty:
         raise MissingError("configurations that compute")
     order = named.groupby("group")["gflops"].median().sort_values(ascending=False).index

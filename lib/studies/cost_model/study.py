@@ -125,7 +125,7 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
     measured = network_training.measured_networks(machine, target)[[*_CASE, "input_shape", *labels]]
     if predicted.empty:
-        texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
+        texts = dict.fromkeys("network family mode memory verdict status input_shape".split(), str)
         return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
     if absent := sorted({*TIME_TERMS, *PREDICTED} - set(predicted)):
         raise InputError(f"{machine.name}: its predicted networks are of an earlier release, without {choices(absent[:3])}; "
@@ -155,7 +155,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
         fitted = Composition(**model.compositions[f"{row['mode']} {row['memory']}"])
         shipped.append(fitted.predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
-    return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
+    return table.eval("same = abs(shipped_ms / published_ms - 1) < @_SAME")
 
 
 def devices(reference: str, dtype: str) -> list[str]:

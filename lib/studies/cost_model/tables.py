@@ -102,7 +102,7 @@ def case_name(family: str) -> str:
 
 def worst(networks: pd.DataFrame) -> pd.DataFrame:
     """Return the ten predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
-    table = retained(networks)[["network", "mode", "batch_size", "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]]
+    table = retained(networks)["network mode batch_size latency_ms predicted_ms low_ms high_ms outside".split()]
     return table.eval("error_pct = (predicted_ms / latency_ms - 1) * 100").sort_values(
         "error_pct", key=abs, ascending=False).head(10)
 
@@ -218,7 +218,7 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
         names = kinds + scores["family"].map(case_name) + ", MAPE"
         return {name: (value, "%", tolerance) for name, value in zip(names, scores["mape"], strict=True)}
 
-    ours = study.scores[study.scores["learner"] == OURS]
+    ours = study.scores.query("learner == @OURS")
     networks, operators = (ours[ours["kind"] == kind] for kind in ("network", "operator"))
     whole = profiled_steps.scores(study.whole_steps) if len(study.whole_steps) else pd.DataFrame(
         columns=["learner", "family", "mape"], dtype=str)
@@ -228,7 +228,7 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
             "operator, most coverage": (operators["cover"].max(), "%", 0.0),
             **errors_of(whole[whole["learner"] == profiled_steps.OURS], "", _RECOMPUTED),
             "published predictions that the shipped model gives": (int(repeated["same"].sum()), f"of {len(repeated)}", 0.0),
-            **errors_of(relearned[relearned["learner"] == OURS], "relearned, ", _RELEARNED)}
+            **errors_of(relearned.query("learner == @OURS"), "relearned, ", _RELEARNED)}
 
 
 # ------------------------------------------------------------------------------------------------- another question

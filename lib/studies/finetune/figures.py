@@ -18,7 +18,7 @@ def learning(history: pd.DataFrame):
     Dotted lines end an epoch.
     """
     figure, panels = axes(2, 9, 3.6)
-    ends = history[history["name"] == "train/step_loss"].groupby("epoch")["step"].max()
+    ends = history.query("name == 'train/step_loss'").groupby("epoch")["step"].max()
     for axis, quantity, title in zip(panels, ("loss", "acc@1"), ("loss", "accuracy (micro)"), strict=True):
         for name, style in _CURVES.items():
             part = history.query(f"name == '{name.format(quantity)}'").dropna(subset="value").sort_values("step")

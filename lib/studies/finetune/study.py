@@ -33,7 +33,7 @@ PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_
              *(f"{name}_ms" for name in STEP_PHASES))
 RESUMED = ("what", "compared", "different")
 NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
-_SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")
+_SUMMARY = "run dataset monitor best_value best_epoch epochs batches history test device labels".split()
 _INTERRUPTED_AFTER = (0.15, 0.3, 0.45)  # of a run's batches, each time
 _SAMPLES, _BATCH = 20, 32  # a class, and in a batch, of the run that is interrupted
 
@@ -150,7 +150,7 @@ def _device(results: Study) -> str:
 
 def measured_ms(rows: pd.DataFrame) -> pd.Series:
     """Return the medians of step, forward and backward, and each phase of the steady training steps; NaN without a profile."""
-    train = steady(rows[rows["task_type"] == "train"])
+    train = steady(rows.query("task_type == 'train'"))
     passes = train["forward_time_ms"] + train["backward_time_ms"]
     return train[["step_time_ms", *PHASES_MS]].assign(passes_ms=passes).median()
 

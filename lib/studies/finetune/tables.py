@@ -10,8 +10,7 @@ from lib.finetune.metrics import Evaluation
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.studies.finetune.study import Study, measured_ms
 
-EPOCHS = ("epoch", "train_loss", "train_acc@1", "val_loss", "val_acc@1", "monitored", "lr", "train_s", "images_per_sec",
-          "energy_j")
+EPOCHS = "epoch train_loss train_acc@1 val_loss val_acc@1 monitored lr train_s images_per_sec energy_j".split()
 
 
 def config(own: TrainConfig) -> pd.DataFrame:
@@ -35,10 +34,10 @@ def recomputed(results: Study) -> dict[str, float]:
     The training loss is that of the last epoch, from its steps weighted by their samples; NaN where the run was not profiled.
     """
     history, monitor = results.history, results.summary["monitor"]
-    steps = history[history["name"] == "train/step_loss"]
+    steps = history.query("name == 'train/step_loss'")
     epochs = history.loc[history["name"] == f"val/{monitor.removeprefix('val_')}", "value"]
     last = steps[steps["epoch"] == steps["epoch"].max()].set_index("step")["value"]
-    train = results.rows[results.rows["task_type"] == "train"].set_index("global_step")["batch_size"].reindex(last.index)
+    train = results.rows.query("task_type == 'train'").set_index("global_step")["batch_size"].reindex(last.index)
     matrix = results.final.confusion
     return {"batches": float(len(steps)), "epochs": float(len(epochs)),
             f"best {monitor}": float(epochs.min() if monitor == "val_loss" else epochs.max()),
@@ -104,7 +103,7 @@ def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,
                 resumed: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
     numbers = {name: (value, "") for name, value in recomputed(results).items()}
-    train = phases[phases["task_type"] == "train"]
+    train = phases.query("task_type == 'train'")
     if len(train):
         numbers["unexplained share of the step"] = (train.iloc[0]["unaccounted_pct"], "%")
     if len(predictions):

@@ -33,7 +33,7 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
 def windows(recorded: Recorded) -> pd.DataFrame:
     """Return when layers ran in the first two passes: kind, start_ms and end_ms from the first layer's start."""
     kinds = {layer.name: layer.kind for layer in recorded.engine.layers}
-    runs = recorded.times[recorded.times["cycle"] <= 2]
+    runs = recorded.times.query("cycle <= 2")
     table = pd.DataFrame({"kind": runs["layer_name"].map(kinds), **{
         f"{end}_ms": 1e3 * (runs[f"{end}_s"] - recorded.times["start_s"].min()) for end in ("start", "end")}})
     return table.dropna(subset="kind")

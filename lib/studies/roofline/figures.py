@@ -76,7 +76,7 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, labels: int = 30):
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     figure, axis = _below(table, 4.6, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
     draw_points(axis, points, "ai", "attained_gflops", "family", s=38, linewidths=0, zorder=3)
-    over = points[points["below_roof"] < 1]
+    over = points.query("below_roof < 1")
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)
     legend(figure)

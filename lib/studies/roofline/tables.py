@@ -23,7 +23,7 @@ def roofs(roofs_: Iterable[Roof]) -> pd.DataFrame:
     """Return a row an element type and memory level: device, source, dtype, level, peaks and ridge point (FLOP/byte)."""
     return pd.DataFrame([(roof.device, roof.source, roof.dtype, level, roof.peak_gflops, rate, roof.ridge_point(level))
                          for roof in roofs_ for level, rate in roof.peak_gbps.items()],
-                        columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "ridge_point"])
+                        columns="device source dtype level peak_gflops peak_gbps ridge_point".split())
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,9 +37,9 @@ def by_level(frame: pd.DataFrame, measured: Sequence[Roof]) -> pd.DataFrame:
     levels = list(dict.fromkeys(name for roof in measured for name in roof.peak_gbps))
     judges = [roof_of(measured, row) for row in frame.itertuples(index=False)]
     allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
-    shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
-    own = points(frame).reset_index(drop=True)
-    return pd.concat([own[shown], pd.DataFrame(allowed, columns=levels), own[["% of attainable", "bound", "verdict"]]], axis=1)
+    table = points(frame).reset_index(drop=True)
+    return pd.concat([table["label family occurrences elapsed_us ai level attained_gflops".split()],
+                      pd.DataFrame(allowed, columns=levels), table[["% of attainable", "bound", "verdict"]]], axis=1)
 
 
 def by_family(frame: pd.DataFrame) -> pd.DataFrame:

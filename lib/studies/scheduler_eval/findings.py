@@ -47,10 +47,10 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
     """Return makespans over the bound by the way in which predictions are wrong, and over the best policy without any."""
     single, shared = _nearest(noise, "sigma", _SIGMA), _nearest(stale, "drift", _DRIFT)
     swapped = _means(adversarial, "over_blind")
-    return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise[noise["sigma"] == 0]),
+    return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise.query("sigma == 0")),
             "single": _means(single), "shared": _means(shared), "uncertain": _means(uncertain),
             "swapped": swapped[~swapped["policy"].str.contains("blind|perfect")], "noise": noise,
-            "blind": swapped[swapped["policy"] == "hybrid, blind"],
+            "blind": swapped.query("policy == 'hybrid, blind'"),
             "better": adversarial.loc[adversarial["policy"] == "hybrid", "over_better"].mean(),
             "errors": _means(_nearest(noise, "sigma"))}
 
@@ -122,7 +122,7 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
     top, makespan = _nearest(loads, "load"), ranked(results)
     mean, tail = ranked(top, "mean_jct_s", "mean_jct"), ranked(top, "p99_jct_s", "p99_jct")
     mean_s = mean.set_index("policy")["value"]
-    return {"makespan": makespan, "plain": makespan[makespan["policy"] != "hybrid"], "loads": loads,
+    return {"makespan": makespan, "plain": makespan.query("policy != 'hybrid'"), "loads": loads,
             "waits": ranked(completion, objective="mean_jct"), "mean": mean, "tail": tail,
             "tail_mean": mean_s[tail["policy"].iloc[0]] / mean_s.iloc[0], "rough": ranked(_nearest(noise, "sigma", _SIGMA)),
             "frugal": ranked(front.nsmallest(1, "energy_j"), "energy_j", "energy"),

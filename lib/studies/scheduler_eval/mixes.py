@@ -20,8 +20,8 @@ from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
 from lib.studies.scheduler_eval.scenario import PHASE_COLUMNS, StepTimes
 
-NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
-         "affinity", "matching", "hybrid")
+NAMES = ("cpu-only gpu-only fastest first-come by-size earliest-finish longest-first shortest-first affinity matching "
+         "hybrid").split()
 MAIN = ("fastest", "first-come", "earliest-finish", "longest-first", "hybrid")
 SPEEDS = ("first-come", "longest-first", "hybrid")
 PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type

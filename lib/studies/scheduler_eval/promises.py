@@ -116,7 +116,7 @@ def kept_in_runs(seeds: int) -> pd.DataFrame:
             continue
         others = [error for other, error in errors.items() if other != name]
         real = record.side_by_side()
-        planned, measured = (table[table["status"] == "done"] for table in real.values())
+        planned, measured = (table.query("status == 'done'") for table in real.values())
         jobs, devices = (pd.Index(planned[column].unique()) for column in ("job_id", "device"))
         plan = planned.assign(job=jobs.get_indexer(planned["job_id"]), device_index=devices.get_indexer(planned["device"]))
         ends_s, real_s = (table.groupby("job_id")["end_s"].max().reindex(jobs).to_numpy() for table in (planned, measured))
@@ -167,7 +167,6 @@ def careful_table(table: pd.DataFrame) -> pd.DataFrame:
 
 def kept_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return by the probability that was said: number of deadlines, mean probability, and the share that was kept, in %."""
-    grouped = table.groupby(pd.cut(table["said"], _BINS, include_lowest=True), observed=True)
-    rows = grouped.agg(deadlines=("kept", "size"), said=("said", "mean"), kept=("kept", "mean"))
-    rows = rows.reset_index(drop=True)
-    return rows.assign(said=100 * rows["said"], kept=100 * rows["kept"]).rename(columns={"said": "said %", "kept": "kept %"})
+    grouped = (100 * table).groupby(pd.cut(table["said"], _BINS, include_lowest=True), observed=True)
+    rows = grouped.agg(**{"deadlines": ("kept", "size"), "said %": ("said", "mean"), "kept %": ("kept", "mean")})
+    return rows.reset_index(drop=True)
