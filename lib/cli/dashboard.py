@@ -74,7 +74,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens; InputError where the port is taken, or the host is none of this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, reuse_port=False)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
         raise InputError(f"port {port} of {host} {why}; name another port with --port or address with --host") from None

@@ -29,9 +29,8 @@ def _machine(_: argparse.Namespace) -> None:
 
         time.sleep(0.5)
         now = watch.reading()
-    for name in ("machine", "hardware_id", "software_id"):
-        print(f"{name:>18}  {facts[name]}")
-    for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
+    ids = {name: facts[name] for name in ("machine", "hardware_id", "software_id")}
+    for name, value in {**ids, **facts["hardware"], **facts["software"], "devices": machine.devices()}.items():
         print(f"{name:>18}  {value}")
     if cards := machine.overlooked(machine.devices()):
         print(f"{'cards':>18}  {cards}")

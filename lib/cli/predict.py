@@ -74,14 +74,14 @@ def _advise(options: argparse.Namespace) -> bool:
         advice = _with_ceilings(options, ask)
         reading = watch.reading()
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
-    brief = not (options.json or options.explain or options.verify)
+    brief = not (options.json or in_full)
     cpu_load = advise_text.cpu_load_note(advice, reading, brief, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
         return False
     changes = suggestions.suggestions(advice)
-    if not options.explain and not options.verify:
+    if brief:
         print(advise_text.screen(advice, changes, cpu_load))
         return False
     print("\n".join(filter(None, (advise_text.text(advice), cpu_load))), flush=True)  # what users' code prints goes to stderr

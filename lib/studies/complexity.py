@@ -85,10 +85,10 @@ def work_by_network(totals: pd.DataFrame):
     figure = interval_rows(table, "network", "GFLOP a sample (2 a multiply-add, element-wise work included)", *passes,
                            **{name: {"s": 46, "color": colour, "label": name} for name, colour in passes.items()})
     axis, most = figure.axes[0], table["backward"].max()
-    for row, (end, ratio) in enumerate(zip(table["backward"], totals["backward_over_forward"], strict=True)):
-        if np.isfinite(end):
-            axis.annotate(f"× {ratio:.3f}", (end, row), (10, 0), textcoords="offset points", va="center", fontsize=9,
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+    for place, row in enumerate(table.itertuples()):
+        if np.isfinite(row.backward):
+            axis.annotate(f"× {row.backward_over_forward:.3f}", (row.backward, place), (10, 0), textcoords="offset points",
+                          va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     axis.set_xlim(right=most * 3 if np.isfinite(most) else None)
     return figure
 

@@ -90,9 +90,9 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     figure, axis = panel(9, 2.2 + 0.26 * len(order))
     seaborn.heatmap(np.log2(measured), ax=axis, cmap="vlag", center=0, annot=measured, fmt=".1f", annot_kws={"size": 7},
                     cbar=False)
-    for row, name in enumerate(predicted.max(axis=1).index):
-        if predicted.loc[name].max() > 1:
-            column = columns.get_loc(predicted.loc[name].idxmax())
+    for row, (_, gains) in enumerate(predicted.iterrows()):
+        if gains.max() > 1:
+            column = columns.get_loc(gains.idxmax())
             axis.add_patch(matplotlib.patches.Rectangle((column, row), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
     axis.set(xlabel="", ylabel="")
     for label in axis.get_xticklabels():

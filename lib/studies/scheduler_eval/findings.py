@@ -136,8 +136,8 @@ def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataF
     jct_s, ratio, over_perfect, over_blind = (table.groupby("policy")[column].mean() for table, column in (
         (_nearest(loads, "load"), "mean_jct_s"), (completion, "ratio"), (_nearest(noise, "sigma"), "over_perfect"),
         (adversarial, "over_blind")))
-    return {**{f"{mix}: hybrid / bound": (value, "") for mix, value in zip(mixes["mix"], mixes["ratio"], strict=True)},
-            **{f"{mix}: could be saved": (100 * value, "%") for mix, value in zip(mixes["mix"], mixes["room"], strict=True)},
+    return {**{f"{row.mix}: hybrid / bound": (row.ratio, "") for row in mixes.itertuples()},
+            **{f"{row.mix}: could be saved": (100 * row.room, "%") for row in mixes.itertuples()},
             "mean completion / least": (ratio["hybrid"], ""),
             "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
             "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),
