@@ -132,14 +132,12 @@ class Notebook:
         from IPython.display import display
 
         frame = pd.DataFrame([{"number": key, "value": short(item["value"]), "unit": item["unit"],
-                               "must reproduce": _must(item["tolerance"])}
+                               "must reproduce": "" if item["tolerance"] is None else
+                               f"within {item['tolerance']:.1%}" if item["tolerance"] else "exactly"}
                               for key, item in self._keys.items()])
         display({KEYS_MIME: self._keys, "text/html": style.table_html(frame, KEY_NUMBERS),
                  "text/plain": frame.to_string(index=False)}, raw=True)
 
-
-def _must(tolerance: float | None) -> str:
-    return "" if tolerance is None else f"within {tolerance:.1%}" if tolerance else "exactly"
 
 
 def short(value: float | str, digits: int = 4) -> str:

@@ -1,6 +1,7 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
 import itertools
+import math
 import shlex
 import sys
 import threading
@@ -237,7 +238,8 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
         words = [f"{name!r} is no longer recorded" for name in then if name not in now]
         words += [f"{name!r} is new ({now[name]['value']:g}); accept it with --accept" for name in now if name not in then]
         words += [f"{name!r} moved from {old['value']:g} to {now[name]['value']:g} (tolerance {old['tolerance']:.1%})"
-                  for name, old in then.items() if name in now and _differs(now[name]["value"], old)]
+                  for name, old in then.items() if name in now and not math.isclose(
+                      now[name]["value"], old["value"], rel_tol=0, abs_tol=old["tolerance"] * abs(old["value"]) + 1e-12)]
         lines += [f"{outcome.stem}: {text}" for text in words]
     return lines
 
@@ -251,9 +253,6 @@ def _compared(folder: Path, outcome: Outcome) -> dict[str, KeyNumber]:
     recorded = keys(folder / f"{outcome.stem}.ipynb")
     return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
 
-
-def _differs(now: float, then: dict[str, Any]) -> bool:
-    return not abs(now - then["value"]) <= then["tolerance"] * abs(then["value"]) + 1e-12
 
 
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:

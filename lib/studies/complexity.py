@@ -139,7 +139,7 @@ def memory(totals: pd.DataFrame):
     ``totals`` holds a row a network and batch size; in MB (10^6 bytes), logarithmic.
     """
     wide = totals.pivot_table(index="network", columns="batch_size", values="activation_mb", sort=False).sort_index(axis=1)
-    wide = wide.set_axis([f"activations, batch {size}" for size in wide], axis=1)
+    wide = wide.rename(columns="activations, batch {}".format)
     weights_mb = totals.groupby("network", sort=False)["parameter_mb"].first() * _STATES
     marks = {name: {"s": 8 + 22 * number, "color": SERIES[0], "alpha": 0.25 + 0.55 * number / wide.shape[1], "label": name}
              for number, name in enumerate(wide, 1)}

@@ -73,13 +73,13 @@ def trade(front: pd.DataFrame) -> Numbers:
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
     """Return how much jobs slow each other down, and what ignoring it, or the cores of the host, costs ``hybrid``."""
-    known = cost.query("policy == 'hybrid'").groupby("known")[["error", "makespan_s"]].mean().reindex(
+    means = cost.query("policy == 'hybrid'").groupby("known")[["error", "makespan_s"]].mean().reindex(
         ["nothing", "the mean", "every pair"])
     span_s = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s").reindex(columns=["ignored", "counted"])
     lost = (span_s["ignored"] / span_s["counted"] - 1).rename("lost").reset_index()
     return {"pairs": table[table["beside"] != ALONE[0]],
-            "known": known["error"].rename(index=lambda label: label.split()[-1]),
-            "shorter": 1 - known["makespan_s"]["every pair"] / known["makespan_s"]["nothing"], "cores": lost}
+            "known": means["error"].rename(index=lambda label: label.split()[-1]),
+            "shorter": 1 - means["makespan_s"]["every pair"] / means["makespan_s"]["nothing"], "cores": lost}
 
 
 def real(record: RunRecord) -> Numbers:
