@@ -1,4 +1,4 @@
-"""The verb ``dashboard``: the server of projects, runs and agents, with an agent of its own. Imports nothing heavy."""
+"""The verbs ``dashboard``, a server of projects, runs and agents with an agent of its own, and ``agent``. Nothing heavy."""
 
 import argparse
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from urllib.parse import quote
 
-from lib.cli.options import a_path, add_verb, flag, option, whole
+from lib.cli.options import a_path, add_verb, flag, folder_name, option, whole
 from lib.errors import InputError, death, one_line
 
 _LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
@@ -116,8 +116,21 @@ def _agent(url: str, token: str) -> Iterator[None]:
         keeper.join()
 
 
+def _join(options: argparse.Namespace) -> None:
+    from lib.dashboard.agents import agent, devices
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
+    if options.parent:
+        agent.end_with_parent(options.parent)
+    server = agent.Client(options.server, agent.read_token(options.token_file))
+    pairs = devices.devices_here(options.slots)
+    if line := devices.narrowed(pairs):
+        print(line, flush=True)
+    agent.Agent(server, options.name or agent.default_name(), pairs).run()
+
+
 def add(verbs) -> None:
-    """Add the verb of the dashboard."""
+    """Add the verbs of the dashboard."""
     add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
              option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
              option("--host", "address to listen on (default 127.0.0.1: this machine alone)", default="127.0.0.1"),
@@ -128,3 +141,11 @@ def add(verbs) -> None:
              flag("--demo", "with a project to try things with"),
              epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
                     "data/dashboard/dashboard.db.")
+    add_verb(verbs, _join, "agent", "join a dashboard with this machine's slots, and run what it places here",
+             option("--server", "the dashboard, such as http://127.0.0.1:8000", required=True, metavar="URL"),
+             option("--name", "of this agent (default: the host's name)", folder_name),
+             option("--slots", "CPU slots of equal size (default: one a core, at most 16)", whole(1), 0),
+             option("--token-file", "file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)", a_path),
+             option("--parent", "end when this process, which started it, is gone", whole(1, 2**31), metavar="PID"),
+             epilog="It ends its workers when the server does not answer; their runs are tried again, from their checkpoints, "
+                    "wherever the dashboard places them.")

@@ -1,4 +1,4 @@
-"""What several verbs share: how they and their options are added, how they read numbers, paths, new files, names, parameters."""
+"""What verbs share: how they and their options are added, and how they read numbers, paths, new files, names, parameters."""
 
 import argparse
 import math
