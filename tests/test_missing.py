@@ -316,8 +316,8 @@ def test_runs_that_are_all_unusable_still_have_key_numbers():
     assert numbers["stable runs"][0] == "0 of 0" and np.isnan(numbers["largest loader share"][0])
 
 
-@needs("rows", "more")
-def total(table, more=None, threshold=0):
+@needs("rows")
+def total(table, threshold=0):
     """Return a sum, as a sentence would say it."""
     some = table[table["x"] > threshold]
     if some.empty:
@@ -327,7 +327,7 @@ def total(table, more=None, threshold=0):
 
 def test_what_is_missing_is_named():
     full, empty = pd.DataFrame({"x": [1.0, 2.0]}), pd.DataFrame({"x": []})
-    assert total(full, more=empty) == "3"
+    assert total(full) == "3"
     assert total(empty) == "Nothing to show: no rows."
     assert isinstance(total(empty), Missing)
     assert total(full, threshold=5) == "Nothing to show: no rows above 5."
