@@ -43,20 +43,20 @@ def _run(options: argparse.Namespace) -> bool:
         print("\n".join(job.command for job in jobs))
         return False
     with locks.writers((folder / f"{job.stem}.ipynb" for job in jobs), 0.0):  # until the page is built of them
-        if not options.check:
-            if options.report and source == "measure":
-                from lib.measure import machine
+        if options.report and source == "measure":
+            from lib.measure import machine
 
-                if cards := machine.overlooked(devices):
-                    note(cards)
-            cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
-            outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
-            failed = any(outcome.status != "ok" for outcome in outcomes)
+            if cards := machine.overlooked(devices):
+                note(cards)
+        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
+                              (os.cpu_count() or 1) if source == "replay" else 1,
+                              0 if "OMP_NUM_THREADS" in os.environ else usable_cores())
+        failed = any(outcome.status != "ok" for outcome in outcomes)
+        if not options.check:
             return failed | (options.report and bool(_written(folder)))
-        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
         if options.accept:
             print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
-            return any(outcome.status != "ok" for outcome in outcomes)
+            return failed
         lines = runner.moved(folder, outcomes)
         if len(outcomes) == 1 and not lines:
             print("\n".join(runner.shown(folder, outcomes[0])))
