@@ -60,15 +60,13 @@ class MachineParams(Sourced):
     threads: Threads = 0
 
 
-class ProfileParams(Parameters):
+class ProfileParams(Sourced):
     """Parameters of ``02_profile`` and of one profiled run."""
 
     workload: str = "W1"
     model: str = ""
     folder: str = ""
     device: Device = "auto"
-    source: Source = "measure"
-    reference: MachineName = ""
     data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
     resolution: Literal["native", "resized"] = "native"
     batch_size: BatchSize = 0
@@ -159,7 +157,7 @@ class RooflineParams(Sourced):
 
     device: Device = "auto"
     models: Names = "resnet50,vgg16,mobilenet_v2"
-    batch_size: Annotated[BatchSize, Field(ge=1)] = 1
+    batch_size: whole(1, 1_000_000) = 1
     dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     budget_s: number(0, 3600) = 20.0
     vendor: text(r"^[a-z0-9-]*$") = ""

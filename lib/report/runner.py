@@ -78,10 +78,10 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
     one that none has is refused. Raises InputError.
     """
     sections = _chosen(definitions.load_report_plan().sections, list(names))
-    known = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
-    if unknown := set(extra) - known:
+    declared = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
+    if unknown := set(extra) - declared:
         raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
-                         f"there are: {choices(sorted(known))}")
+                         f"there are: {choices(sorted(declared))}")
     for workload in workloads:
         definitions.workload(workload)
     return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
@@ -104,7 +104,7 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
             checked = base.build(model, values, section.notebook)
             if "workload" in model.model_fields:
                 definitions.workload(checked.workload)
-            stem = "_".join(part for part in (section.notebook, workload, device.replace(":", "-")) if part)
+            stem = "_".join(filter(None, (section.notebook, workload, device.replace(":", "-"))))
             yield Job(section.notebook, stem, values)
 
 
