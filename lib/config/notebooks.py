@@ -27,8 +27,14 @@ BatchSize = whole(0, 1_000_000)
 Batches = whole(0, 1_000_000_000)
 
 
-class Parameters(Strict):
-    """Base of the parameters of a notebook: whatever is text is one line of bounded length."""
+class Sourced(Strict):
+    """Parameters that every notebook has: measure here, or replay the data of a reference machine.
+
+    Whatever is text is one line of bounded length.
+    """
+
+    source: Source = "measure"
+    reference: MachineName = ""
 
     @field_validator("*")
     @classmethod
@@ -37,12 +43,6 @@ class Parameters(Strict):
             raise ValueError(f"must be one line of at most {_LONGEST} characters")
         return value
 
-
-class Sourced(Parameters):
-    """Parameters that every notebook has: measure here, or replay the data of a reference machine."""
-
-    source: Source = "measure"
-    reference: MachineName = ""
 
 
 def _names(text: str) -> list[str]:
