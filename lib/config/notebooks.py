@@ -44,7 +44,6 @@ class Sourced(Strict):
         return value
 
 
-
 def _names(text: str) -> list[str]:
     """Return names with commas between them in order, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
