@@ -74,7 +74,7 @@ def test_a_run_without_profile_or_test_is_shown(folder):
 def test_what_is_not_there_is_named(home):
     with refused(r"no config 'nothing' in params/training.yaml; there are: cnn"):
         study.study(FinetuneParams(config="nothing"))
-    with refused(r"has no run 'nothing'; it has: cnn"):
+    with refused(r"no run 'nothing' of .*; there are: cnn"):
         study.study(FinetuneParams(source="replay", run="nothing"))
     for run in ("a/../b", "/etc"):
         with pytest.raises(ValueError, match="run"):

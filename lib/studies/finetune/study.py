@@ -70,9 +70,7 @@ def study(p: FinetuneParams) -> Study:
         name, _ = archive.machine_with(f"finetune/*/{run.SUMMARY}", "fine-tuning runs", p.reference)
         folders = {path.parent.name: path.parent for path in sorted(paths.REFERENCE.glob(f"{name}/finetune/*/{run.SUMMARY}"))}
         chosen = p.run or next(iter(folders))
-        if chosen not in folders:
-            raise InputError(f"{name} has no run {chosen!r}; it has: {choices(folders)}")
-        return read(folders[chosen], f"REPLAY of {chosen}, trained on {name}.")
+        return read(entry(folders, chosen, "run", f"of {name}"), f"REPLAY of {chosen}, trained on {name}.")
     if p.run:
         return read(paths.TRAINING / p.run, f"Run {p.run}, trained here before.")
     config = named(p)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lib import files, paths, store
 from lib.config.notebooks import LayerPowerParams
-from lib.errors import InputError, choices
+from lib.errors import entry
 from lib.measure import archive
 from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
@@ -91,9 +91,7 @@ def _sources(p: LayerPowerParams) -> tuple[dataset.Source, Path, str, str]:
 def _chosen(folder: Path, network: str) -> dataset.Source:
     recordings = dataset.models(folder)
     name = network or next(iter(recordings))
-    if name not in recordings:
-        raise InputError(f"{folder} holds no recording {name!r}; there are: {choices(recordings)}")
-    return recordings[name]
+    return entry(recordings, name, "recording", f"in {folder}")
 
 
 def _record(p: LayerPowerParams) -> Path:

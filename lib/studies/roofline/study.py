@@ -106,7 +106,7 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     they are estimated as if all tensors were of its type.
     """
     rows, parts, skipped = [], {}, []
-    for run, env in zip(runs.itertuples(index=False), matrix.environment(runs), strict=True):
+    for run in runs.assign(env=matrix.environment(runs)).itertuples(index=False):
         try:
             each = step_work(run)
         except InputError as error:
@@ -114,13 +114,11 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
             continue
         label = _step_name(run)
         parts[label] = each
-        rows.append({"label": label, "env": env, "arch": run.arch, "backend": run.backend,
-                     "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each), "precision": run.precision,
-                     "batch_size": run.batch_size, "elapsed_sec": run.elapsed_sec / run.measured_iters,
+        rows.append({**run._asdict(), "label": label, "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each),
+                     "elapsed_sec": run.elapsed_sec / run.measured_iters,
                      "bytes_source": "compulsory" if run.precision == "fp32" else "estimated", "kind": "step",
                      "family": f"{run.arch} step", "occurrences": 1, "level": "",
-                     "roof_dtype": "tf32" if run.tf32 and run.precision == "fp32" else run.precision,
-                     "verdict": run.verdict, "hardware_id": run.hardware_id, "software_id": run.software_id})
+                     "roof_dtype": "tf32" if run.tf32 and run.precision == "fp32" else run.precision})
     return pd.DataFrame(rows, columns=roofline.WORK), parts, skipped
 
 
