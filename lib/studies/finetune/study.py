@@ -95,10 +95,9 @@ def read(folder: Path, note: str) -> Study:
     missing = [name for name in _SUMMARY if not isinstance(summary, dict) or name not in summary]
     if missing or not summary["history"]:
         raise InputError(f"{folder / run.SUMMARY} is no summary of a run: it lacks {choices(missing or ['epochs'])}")
-    evaluations = {split: Evaluation.read(path) for split in ("val", "test")
-                   if (path := folder / f"evaluation_{split}.json").is_file()}
-    if "val" not in evaluations:
-        raise InputError(f"{folder / 'evaluation_val.json'} is missing")
+    evaluations = {"val": Evaluation.read(folder / "evaluation_val.json")}
+    if (tested := folder / "evaluation_test.json").is_file():
+        evaluations["test"] = Evaluation.read(tested)
     rows, facts = store.read_all([], "profile"), {}
     if (folder / run.PROFILE).is_file():
         rows, facts = store.read(folder / run.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
