@@ -120,9 +120,9 @@ def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def outsiders(board: pd.DataFrame) -> Numbers:
     """Return the scoreboard's extremes and means; ``board``: ``scoreboard.summary``."""
-    networks = board[board["question"].str.startswith("networks")]
-    kernels = board[~board["question"].str.startswith("networks")]
-    return {"kernels": kernels, "networks": networks, "n": board["n"].sum(), "sources": board["source"].nunique(),
+    is_network = board["question"].str.startswith("networks")
+    networks = board[is_network]
+    return {"kernels": board[~is_network], "networks": networks, "n": board["n"].sum(), "sources": board["source"].nunique(),
             "devices": board["device"].nunique(), "worst": networks.nlargest(1, "mape_pct"),
             "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "rows": len(board), "least": _COVERED_PCT}
 

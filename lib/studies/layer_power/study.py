@@ -12,11 +12,9 @@ from lib.config.notebooks import LayerPowerParams
 from lib.errors import entry
 from lib.measure import archive
 from lib.measure.energy import power_log
-from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine
 from lib.tensorrt.models import baselines, lasso, layer_model, predictions, training, tuning
-from lib.tensorrt.models.layer_model import LayerModel, score
 from lib.tensorrt.recordings import dataset, mapping, recording, synthetic_power
 from lib.work import networks
 
@@ -40,7 +38,7 @@ class Recorded:
     name: str
     engine: Engine
     times: pd.DataFrame
-    log: PowerLog | None
+    log: power_log.PowerLog | None
     idle_w: float
     layerwise: pd.DataFrame
     power: str
@@ -54,7 +52,7 @@ class Study:
     layers: pd.DataFrame
     device: str
     settings: training.Settings
-    models: dict[tuple[str, str], LayerModel]
+    models: dict[tuple[str, str], layer_model.LayerModel]
     refused: tuple[str, ...]
     note: str
 
@@ -141,7 +139,7 @@ def held_out_scores(results: Study) -> pd.DataFrame:
         predicted = {name: _left_out(layers, learner) for name, learner in LEARNERS.items()
                      if enough or name not in (ORIGINAL, CORRECTED)}
         predicted[OURS] = layer_model.held_out(table, kind, _TARGET, results.settings.of(_TARGET, kind))[is_kind.to_numpy()]
-        rows += [{"kind": kind, "model": name, **score(layers[_TARGET], values), "n": len(layers)}
+        rows += [{"kind": kind, "model": name, **layer_model.score(layers[_TARGET], values), "n": len(layers)}
                  for name, values in predicted.items()]
     return pd.DataFrame(rows)
 

@@ -101,7 +101,7 @@ def recording_numbers(study: Study, kinds: pd.DataFrame, passes: pd.DataFrame) -
     """
     power = study.recorded.layerwise[_EXCLUDING]
     return {"network": study.recorded.name, "synthetic": study.recorded.power == "synthetic", "kinds": kinds,
-            "modelled": kinds[kinds["modelled"]], "rest": kinds[~kinds["modelled"]],
+            "modelled": kinds.query("modelled"), "rest": kinds.query("not modelled"),
             "refused": [{"reason": reason} for reason in study.refused], "windows": pd.DataFrame({"sampled": power.notna()}),
             "energy": passes.eval("share = mj / mj.sum()"),
             "mean_w": passes["mj"].sum() / (passes["ms"].sum() or np.nan)}

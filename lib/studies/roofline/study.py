@@ -9,7 +9,6 @@ import pandas as pd
 
 from lib import store
 from lib.config import definitions
-from lib.config.definitions import workloads
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
@@ -124,8 +123,8 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
 
 def _step_name(run: Any) -> str:
     """Return the name of a step: the workload's id, with what differs from its definition."""
-    own = workloads().get(run.workload_id)
-    words = [own.id if own else run.arch, "" if own and own.batch_size == run.batch_size else f"b{run.batch_size}",
+    stated = definitions.workloads().get(run.workload_id)
+    words = [stated.id if stated else run.arch, "" if stated and stated.batch_size == run.batch_size else f"b{run.batch_size}",
              "" if run.precision == "fp32" else run.precision, "channels_last" if run.channels_last else ""]
     return " ".join(filter(None, words))
 
