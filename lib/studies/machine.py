@@ -57,8 +57,7 @@ def reached(results: Ceilings) -> Numbers:
     compute, memory = results.best[is_compute], results.best[~is_compute]
     fp32, gbps = compute.query("dtype == 'fp32'"), memory[memory["level"] == results.last_level]["peak_gbps"].max()
     return {"fp32": fp32, "fp32_gflops": fp32["peak_gflops"].max(), "compute": compute, "memory": memory,
-            "level": results.last_level, "gbps": gbps,
-            "ridge_point": fp32["peak_gflops"].max() / gbps, "warning": results.warning}
+            "results": results, "gbps": gbps, "ridge_point": fp32["peak_gflops"].max() / gbps}
 
 
 def key_numbers(results: Ceilings) -> KeyNumbers:

@@ -136,7 +136,7 @@ def numbers(results: Sweep) -> Numbers:
     computing = usable.query("gflops > 0")
     return {"measured": measured.assign(spread=spread(measured)), "failed": failed, "rate": rate,
             "verdicts": measured["verdict"].value_counts().reindex(VERDICTS, fill_value=0),
-            "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": len(usable),
+            "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": usable,
             "stable_share": (measured["verdict"] == "stable").mean(), "spread_p90": spread(measured).quantile(0.9),
             "small_us": usable.nsmallest(max(1, len(usable) // 10), "bytes")["latency_ms"].median() * 1e3,
             "computing": computing, "factor": computing["gflops"].max() / computing["gflops"].min(),

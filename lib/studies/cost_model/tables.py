@@ -67,11 +67,11 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
                baseline_pct="MAPE of a constant %", sign_pct="sign right %", always_pct="right if always %")
 
 
-def runtime_numbers(chosen: pd.DataFrame, exact: pd.DataFrame) -> Numbers:
-    """Return what the choice of a runtime costs (``runtime_choices.choices``, with and without int8), and what was best."""
+def runtime_numbers(exact: pd.DataFrame) -> Numbers:
+    """Return what the choice of a runtime costs (``runtime_choices.choices`` without int8), and what was best."""
     best = exact["best"].value_counts(normalize=True).mul(100).rename_axis("condition").rename("pct").reset_index()
-    return {"chosen": chosen, "exact": exact, "networks": chosen["case"].nunique(), "best": best.head(_NAMED),
-            "hit": float((exact["regret_pct"] == 0).mean() * 100), "openvino": exact["always openvino fp32"]}
+    return {"exact": exact, "best": best.head(_NAMED), "hit": float((exact["regret_pct"] == 0).mean() * 100),
+            "openvino": exact["always openvino fp32"]}
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
@@ -122,9 +122,8 @@ def outsiders(board: pd.DataFrame) -> Numbers:
     """Return the scoreboard's extremes and means; ``board``: ``scoreboard.summary``."""
     is_network = board["question"].str.startswith("networks")
     networks = board[is_network]
-    return {"kernels": board[~is_network], "networks": networks, "n": board["n"].sum(), "sources": board["source"].nunique(),
-            "devices": board["device"].nunique(), "worst": networks.nlargest(1, "mape_pct"),
-            "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "rows": len(board), "least": _COVERED_PCT}
+    return {"board": board, "kernels": board[~is_network], "networks": networks, "worst": networks.nlargest(1, "mape_pct"),
+            "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "least": _COVERED_PCT}
 
 
 def trust_numbers(rows: pd.DataFrame) -> Numbers:
@@ -203,7 +202,7 @@ def steps(whole: pd.DataFrame) -> Numbers:
     """Return how whole steps whose architecture was left out are predicted by each learner (``profiled_steps``)."""
     left_out = whole.query("split == 'arch'") if len(whole) else whole
     table = profiled_steps.scores(left_out).sort_values("mape") if len(left_out) else pd.DataFrame(columns=["n"])
-    return {"whole": table.to_dict("records"), "runs": table["n"].max(),
+    return {"whole": table, "runs": table["n"].max(),
             "architectures": left_out["arch"].nunique() if len(left_out) else None}
 
 

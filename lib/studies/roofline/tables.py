@@ -56,7 +56,7 @@ def by_family(frame: pd.DataFrame) -> pd.DataFrame:
 def ceilings(roof: Roof) -> Numbers:
     """Return one roof, and the memory levels that are nearer than the one that judges."""
     table = roofs([roof])
-    return {"roof": roof, "caches": table[table["level"] != roof.last], "doubtful": ", ".join(roof.doubtful)}
+    return {"roof": roof, "caches": table[table["level"] != roof.last]}
 
 
 def above(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def above(frame: pd.DataFrame) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame, what: str) -> Numbers:
     """Return points with their ``share`` of attainable performance, what bounds them, and which exceed 100 %."""
     over = above(frame)
-    return {"what": what, "n": len(frame), "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
+    return {"what": what, "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
             "over": over.assign(excess=percent(over) - 100), "points": frame.assign(share=percent(frame))}
 
 

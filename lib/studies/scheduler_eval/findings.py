@@ -85,9 +85,8 @@ def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -
 def real(record: RunRecord) -> Numbers:
     """Return how the real run went against the simulated one."""
     jobs, schedule = record.jobs(), record.schedule
-    return {"done": jobs.eval("off = abs(actual_s / predicted_s - 1)"), "record": record, "jobs": len(record.ends),
-            "late": record.makespan_s / record.simulated_s - 1, "contention": record.facts["contention"],
-            "attempts": schedule.query("status not in ('done', 'failed')"),
+    return {"done": jobs.eval("off = abs(actual_s / predicted_s - 1)"), "record": record,
+            "late": record.makespan_s / record.simulated_s - 1, "attempts": schedule.query("status not in ('done', 'failed')"),
             "notes": [{"note": note} for note in record.facts["notes"]]}
 
 

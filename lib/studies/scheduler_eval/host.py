@@ -17,7 +17,6 @@ from lib.schedule.problem import Fleet, Problem
 from lib.schedule.runtime import interference, jobs_file, run_record
 from lib.studies.scheduler_eval import comparison, scenario
 
-
 _SLOTS = 2
 _SPAN_S = (60.0, 1800.0)
 _GPU = "t4"
