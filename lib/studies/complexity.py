@@ -225,8 +225,8 @@ def comparisons(rows: pd.DataFrame) -> Numbers:
     given = rows[rows["theirs"].notna()]
     equal, unexplained = given["difference"] == 0, given["rest"] != 0
     ratio = (given["theirs"] / given["ours"].where(given["ours"] > 0)).astype(float)
-    return {"given": given.assign(ratio=ratio, off=(ratio - 1).abs()), "equal": int(equal.sum()),
-            "explained": int((~equal & ~unexplained).sum()), "unexplained": given[unexplained],
+    return {"given": given.assign(ratio=ratio, off=(ratio - 1).abs()), "equal": equal.sum(),
+            "explained": (~equal & ~unexplained).sum(), "unexplained": given[unexplained],
             "silent": len(rows) - len(given) or None}
 
 

@@ -171,7 +171,7 @@ def run_numbers(run: pd.Series) -> Numbers:
     pipelined_ms = run.elapsed_sec / run.measured_iters * 1000
     idle_known = bool(run.idle_w > 0)
     return {**run.to_dict(), "pipelined_ms": pipelined_ms, "over_pipelined": run.step_median_ms / pipelined_ms - 1,
-            "stable": run.verdict == "stable", "profiled": bool(run.step_n), "on_cpu": run.backend == "cpu",
+            "stable": run.verdict == "stable", "profiled": run.step_n, "on_cpu": run.backend == "cpu",
             "idle_unknown": bool(run.image_j > 0) and not idle_known,
             "above_idle_j": run.image_j * (1 - run.idle_w / run.power_w) if idle_known else None}
 

@@ -70,7 +70,7 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 def runtime_numbers(exact: pd.DataFrame) -> Numbers:
     """Return what the choice of a runtime costs (``runtime_choices.choices`` without int8), and what was best."""
     best = exact["best"].value_counts(normalize=True).mul(100).rename_axis("condition").rename("pct").reset_index()
-    return {"exact": exact, "best": best.head(_NAMED), "hit": float((exact["regret_pct"] == 0).mean() * 100),
+    return {"exact": exact, "best": best.head(_NAMED), "hit": (exact["regret_pct"] == 0).mean() * 100,
             "openvino": exact["always openvino fp32"]}
 
 
@@ -123,7 +123,7 @@ def outsiders(board: pd.DataFrame) -> Numbers:
     is_network = board["question"].str.startswith("networks")
     networks = board[is_network]
     return {"board": board, "kernels": board[~is_network], "networks": networks, "worst": networks.nlargest(1, "mape_pct"),
-            "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "least": _COVERED_PCT}
+            "covered": (board["inside_pct"] >= _COVERED_PCT).sum(), "least": _COVERED_PCT}
 
 
 def trust_numbers(rows: pd.DataFrame) -> Numbers:
@@ -182,7 +182,7 @@ def networks(study: Evaluation) -> Numbers:
     memory = _memory(study.unseen)
     first = memory["first_use"].astype(bool)
     return {"cases": scores, "kept": kept, "default": default, "pairs": len(times) or None,
-            "page_faults": bool(default["mape"].max() > _APART * kept["mape"].mean()),
+            "page_faults": default["mape"].max() > _APART * kept["mape"].mean(),
             "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": memory, "first": memory[first],
             "later": memory[~first]}
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation
+from lib.missing import needs
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.studies.finetune.study import Study, measured_ms
 
@@ -76,7 +77,7 @@ def learning(table: pd.DataFrame, monitor: str) -> Numbers:
     """Return the epochs with the energy of an image, and the same, best monitored metric first; ``table``: ``epochs``."""
     table = table.eval("image_j = energy_j / (images_per_sec * train_s)")
     ranked = table.dropna(subset="monitored").sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
-    return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": bool(table["image_j"].isna().all()),
+    return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": table["image_j"].isna().all(),
             "last_is_best": len(table) > 1 and len(ranked) > 0 and ranked.index[0] == table.index[-1]}
 
 
@@ -87,14 +88,13 @@ def worth(metrics: pd.DataFrame) -> Numbers:
     return {"split": split, "reached": table[split], "over_val": 100 * (table["test"] - table["val"])["acc@1"]}
 
 
+@needs("predictions")
 def predicted(table: pd.DataFrame) -> Numbers:
     """Return how far the prediction is off, and which device would be fastest; ``table``: ``study.predicted``."""
-    if not len(table):
-        return {"devices": table, **dict.fromkeys(("error", "inside", "elsewhere", "faster"))}
     run, fastest = table.iloc[0], table.nsmallest(1, "predicted_ms").iloc[0]
-    return {"devices": table, "error": run["predicted_ms"] / run["measured_ms"] - 1,
-            "inside": bool(run["low_ms"] <= run["measured_ms"] <= run["high_ms"]),
-            "elsewhere": fastest["device"] != run["device"], "faster": run["predicted_ms"] / fastest["predicted_ms"]}
+    return {"devices": table, "error": run.predicted_ms / run.measured_ms - 1,
+            "inside": run.low_ms <= run.measured_ms <= run.high_ms,
+            "elsewhere": fastest.device != run.device, "faster": run.predicted_ms / fastest.predicted_ms}
 
 
 def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,

@@ -128,7 +128,7 @@ def prediction_numbers(rows: pd.DataFrame) -> Numbers:
     """Return what models predict of an engine; ``rows``: ``predictions.of_engine``."""
     total = predictions.total(rows)
     notes = sorted({part for note in rows["note"] for part in note.split("; ")} - {""})
-    return {**total, "device": next(iter(rows["model_device"]), None), "no_power": bool(np.isnan(total["energy_mj"])),
+    return {**total, "device": next(iter(rows["model_device"]), None), "no_power": np.isnan(total["energy_mj"]),
             "notes": "; ".join(notes), "others": total["others"].rename_axis("name").reset_index()}
 
 

@@ -94,7 +94,7 @@ def compared(table: pd.DataFrame) -> Numbers:
 def against_vendor(results: Study, dtype: str) -> Numbers:
     """Return where steps and networks lie, and a vendor's ceilings over those measured here (None: no vendor)."""
     measured, stated = results.roof(dtype), next((roof for roof in results.vendor if roof.dtype == dtype), None)
-    return {"right": int((results.whole["ai"] >= measured.ridge_point()).sum()), "count": len(results.whole) or None,
+    return {"right": (results.whole["ai"] >= measured.ridge_point()).sum(), "count": len(results.whole) or None,
             "dtype": dtype, "vendor": results.vendor[0].device if results.vendor else None, "stated": stated,
             "gflops_ratio": stated and stated.peak_gflops / measured.peak_gflops,
             "gbps_ratio": stated and stated.gbps() / measured.gbps()}
