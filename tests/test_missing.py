@@ -220,7 +220,6 @@ CALLS = {
     "machine.ceilings": ("ceilings", lambda rows: (rows, rows)),
     **{name: ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),))
        for name in ("machine.reached", "machine.unlisted")},
-    "sweep.energy_numbers": (lambda: metered(rows_of(sweep)), lambda rows: (rows,)),
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
     "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),

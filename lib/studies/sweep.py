@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from lib.errors import choices
 from lib.measure.operators.aggregate import Sweep, pace
 from lib.measure.statistics import VERDICTS
 from lib.missing import MissingError, needs
@@ -129,26 +128,24 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------- numbers of sentences
 
 def numbers(results: Sweep) -> Numbers:
-    """Return how the sweep went: verdicts, failures, pace; how far its rounds agree; what its usable points reach."""
+    """Return how the sweep went: verdicts, failures, pace; how far its rounds agree; what its usable points reach.
+
+    Also the power that looped operators draw, and how far both ways to their energy differ; or why none was looped.
+    """
     usable, measured = results.usable, results.table.query("status == 'ok'")
     failed = results.table.query("status != 'ok'").groupby("status")["reason"].agg(["size", "first"]).reset_index()
     rate = pace(results.visits) if len(results.visits) and len(measured) else np.nan
     computing = usable.query("gflops > 0")
+    loops = measured.dropna(subset="energy_j").eval("""
+        above_w = power_w - idle_w
+        apart = abs(energy_disagreement) * 100""")
     return {"measured": measured.assign(spread=spread(measured)), "failed": failed, "rate": rate,
             "verdicts": measured["verdict"].value_counts().reindex(VERDICTS, fill_value=0),
             "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": usable,
             "stable_share": (measured["verdict"] == "stable").mean(), "spread_p90": spread(measured).quantile(0.9),
             "small_us": usable.nsmallest(max(1, len(usable) // 10), "bytes")["latency_ms"].median() * 1e3,
             "computing": computing, "factor": computing["gflops"].max() / computing["gflops"].min(),
-            "families": by_family(measured), **energy_numbers(measured)}
-
-
-def energy_numbers(measured: pd.DataFrame) -> Numbers:
-    """Return the power that looped operators draw, and how far both ways to their energy differ; or why none was looped."""
-    loops = measured.dropna(subset="energy_j").eval("""
-        above_w = power_w - idle_w
-        apart = abs(energy_disagreement) * 100""")
-    return {"loops": loops, "meters": choices(sorted(set(loops["energy_method"]))),
+            "families": by_family(measured), "loops": loops, "meters": sorted(set(loops["energy_method"])),
             "energy_reason": next(iter(measured["energy_reason"].mode()), None)}
 
 

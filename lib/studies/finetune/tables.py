@@ -40,10 +40,10 @@ def recomputed(results: Study) -> dict[str, float]:
     last = steps[steps["epoch"] == steps["epoch"].max()].set_index("step")["value"]
     train = results.rows.query("task_type == 'train'").set_index("global_step")["batch_size"].reindex(last.index)
     matrix = results.final.confusion
-    return {"batches": float(len(steps)), "epochs": float(len(epochs)),
-            f"best {monitor}": float(epochs.min() if monitor == "val_loss" else epochs.max()),
-            "last training loss": float((last * train).sum(skipna=False) / train.sum()),
-            f"{results.final.split} acc@1": float(matrix.diagonal(axis1=-2, axis2=-1).sum() / matrix.sum())}
+    return {"batches": len(steps), "epochs": len(epochs),
+            f"best {monitor}": epochs.min() if monitor == "val_loss" else epochs.max(),
+            "last training loss": (last * train).sum(skipna=False) / train.sum(),
+            f"{results.final.split} acc@1": matrix.diagonal(axis1=-2, axis2=-1).sum() / matrix.sum()}
 
 
 def metrics(results: Study) -> pd.DataFrame:
