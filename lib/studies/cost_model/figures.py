@@ -43,8 +43,8 @@ def trust(rows: pd.DataFrame):
 
     for kind, mark, colour in zip(architectures.NETWORK_KINDS, "os^D", SERIES, strict=False):
         for many, face in ((False, "white"), (True, colour)):
-            draw(networks.query("kind == @kind and (n >= @_MANY) == @many"), kind, marker=mark, s=34, facecolors=face,
-                 edgecolors=colour)
+            draw(networks[(networks["kind"] == kind) & ((networks["n"] >= _MANY) == many)], kind, marker=mark, s=34,
+                 facecolors=face, edgecolors=colour)
     for what, (name, mark, colour) in _OTHER_ERRORS.items():
         draw(rows[rows["what"] == what], name, marker=mark, s=40, color=colour)
     axis.set(xlabel="mean absolute error of held-out networks, %", xlim=(0, None))
@@ -78,7 +78,7 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     """
     import seaborn
 
-    part = table.query("batch_size == @batch_size and condition != @EAGER.words")
+    part = table.query(f"batch_size == @batch_size and condition != {EAGER.words!r}")
     part = part[part["device"].isin(part["device"].value_counts().index[:1])]
     if part.empty:
         raise MissingError(f"networks at batch {batch_size}")

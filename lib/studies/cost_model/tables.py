@@ -202,7 +202,7 @@ def steps(whole: pd.DataFrame) -> Numbers:
     """Return how whole steps whose architecture was left out are predicted by each learner (``profiled_steps``)."""
     left_out = whole.query("split == 'arch'") if len(whole) else whole
     table = profiled_steps.scores(left_out).sort_values("mape") if len(left_out) else pd.DataFrame(columns=["n"])
-    return {"whole": table, "runs": table["n"].max(),
+    return {"whole": table.to_dict("records"), "runs": table["n"].max(),
             "architectures": left_out["arch"].nunique() if len(left_out) else None}
 
 
@@ -217,7 +217,7 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
         names = kinds + scores["family"].map(case_name) + ", MAPE"
         return {name: (value, "%", tolerance) for name, value in zip(names, scores["mape"], strict=True)}
 
-    ours = study.scores.query("learner == @OURS")
+    ours = study.scores[study.scores["learner"] == OURS]
     networks, operators = (ours[ours["kind"] == kind] for kind in ("network", "operator"))
     whole = profiled_steps.scores(study.whole_steps) if len(study.whole_steps) else pd.DataFrame(
         columns=["learner", "family", "mape"], dtype=str)
