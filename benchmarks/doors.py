@@ -58,7 +58,3 @@ def main() -> None:
         f"   {'all':<28}{total.total():,} inputs, tracebacks {total['traceback']}, "
         f"silent or unclear {total['silent or unclear']}"
     )
-
-
-if __name__ == "__main__":
-    main()

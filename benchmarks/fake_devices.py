@@ -53,7 +53,3 @@ def main() -> None:
     for devices, row in table.iterrows():
         print(f"   {devices} devices: {row.rows:.0f} rows, {row.rows_per_s:.1f} a second, {row.of_single:.2f} of {devices} "
               f"single runs, {row.unusable:.0%} unusable, {row.s:.0f} s with start-up")
-
-
-if __name__ == "__main__":
-    main()

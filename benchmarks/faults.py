@@ -19,7 +19,3 @@ def main() -> None:
         print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in left.items()))
     summary = killed.in_a_process("tests.killed", JOB_KILLS)
     print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in summary.items()))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ from lib.predict import registry
 from lib.predict.advice.query import CapturedQuery, Query
 from lib.predict.cards import learning
 from lib.predict.networks import architectures
-from lib.predict.scores import score
+from lib.predict.scores import score_by
 from lib.progress import track
 
 _TORCH = {"infer rtx-3090": "2.4.0", "infer rtx-4090": "2.4.0", "infer rtx-pro-6000-max-q": "2.9.1",
@@ -24,11 +24,10 @@ _ALIKE = 0.05  # of the stated parameters, beyond which timm built another netwo
 
 def _medians(table: pd.DataFrame) -> pd.DataFrame:
     """Return the network of median latency of each family of each card: eager, in fp16 under autocast."""
-    own = table[(table["precision"] == "amp_fp16") & (table["layout"] == "nchw") & ~table["compiled"].astype(bool)
-                & (table["torch"] == (table["mode"] + " " + table["device"]).map(_TORCH))
-                & ~learning.is_final(table["module"])].sort_values("latency_ms")
-    families = own.groupby(["device", "mode", "module"])
-    medians = own[families.cumcount() == families["network"].transform("size") // 2]
+    rows = table[(table["torch"] == (table["mode"] + " " + table["device"]).map(_TORCH)) & ~learning.is_final(table["module"])]
+    rows = rows.query("precision == 'amp_fp16' and layout == 'nchw' and compiled == False").sort_values("latency_ms")
+    families = rows.groupby(["device", "mode", "module"])
+    medians = rows[families.cumcount() == families["network"].transform("size") // 2]
     return medians.groupby(["device", "mode"]).head(MOST)
 
 
@@ -60,10 +59,6 @@ def main() -> None:
         print(f"   skipped: {error}")
         return
     rows = pd.DataFrame(sums(_medians(table)))
-    for (device, mode), own in rows.groupby(["device", "mode"]):
-        for kind, part in [*own.groupby("kind"), ("all", own)]:
-            found = score(part["latency_ms"].to_numpy(), part["predicted_ms"].to_numpy())
-            inside = part["latency_ms"].between(part["low_ms"], part["high_ms"]).mean() * 100
-            bias = (part["predicted_ms"] / part["latency_ms"] - 1).mean() * 100
-            print(f"   {device:20} {mode} {kind:12} MAPE {found['mape']:.1f} %, median {found['median']:.1f}, "
-                  f"bias {bias:+.1f}, {inside:.0f} % inside the interval, n {len(part)}", flush=True)
+    for by in (["device", "mode", "kind"], ["device", "mode"]):
+        scored = score_by(rows, by, "latency_ms", "_ms")
+        print(scored[[*by, "mape", "median", "bias", "cover", "n"]].round(1).to_string(index=False), flush=True)

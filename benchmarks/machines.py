@@ -36,10 +36,10 @@ INSTRUCTIONS = {"native": (), "avx512": ("AVX512_CORE", "avx512", "AVX512"), "av
                 "sse41": ("SSE41", "default", "SSE4_2")}
 MACHINES = tuple(f"{name}-{threads}" for name in INSTRUCTIONS for threads in (1, 2))
 # No calibration is fitted to their families. The shipped composition is, to three of them.
-UNSEEN = ("alexnet", "inception_v3", "mobilenet_v2", "maxvit_t", "benchmarks.machines:Encoder", "benchmarks.machines:Mixer",
-          "benchmarks.machines:Pyramid", "timm:dla34", "timm:res2net50_26w_4s", "timm:hrnet_w18_small",
-          "timm:efficientformer_l1", "timm:xcit_nano_12_p16_224", "timm:fastvit_t8")
-OTHERS = ("googlenet", "efficientnet_b1", "efficientnet_v2_s", "regnet_x_1_6gf", "regnet_y_800mf", "vgg13", "vit_b_32")
+UNSEEN = ("alexnet inception_v3 mobilenet_v2 maxvit_t benchmarks.machines:Encoder benchmarks.machines:Mixer "
+          "benchmarks.machines:Pyramid timm:dla34 timm:res2net50_26w_4s timm:hrnet_w18_small timm:efficientformer_l1 "
+          "timm:xcit_nano_12_p16_224 timm:fastvit_t8").split()
+OTHERS = "googlenet efficientnet_b1 efficientnet_v2_s regnet_x_1_6gf regnet_y_800mf vgg13 vit_b_32".split()
 KEYS = ["network", "mode", "batch_size"]
 BUDGET_S, MOMENTS, NETWORKS = 120.0, 2, (*UNSEEN, *OTHERS)
 TOY = {"BUDGET_S": 10.0, "MOMENTS": 1, "NETWORKS": ("alexnet",), "MACHINES": MACHINES[-2:-1]}

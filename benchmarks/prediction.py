@@ -1,4 +1,4 @@
-"""What a prediction costs: one operator, a row of many, a network after capture, the whole of ``advise``."""
+"""What a prediction costs: one operator, a row of many, a network after capture (``questions`` times all of ``advise``)."""
 
 import time
 from collections.abc import Callable
@@ -6,14 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from benchmarks.processes import python_s
 from lib.predict import registry, training
 from lib.predict.networks import work
 from lib.work import networks
 
-SINGLES, ROWS, ESTIMATES, RUNS = 200, 20_000, 20, 3
+SINGLES, ROWS, ESTIMATES = 200, 20_000, 20
 NETWORKS = (("resnet50", 16), ("efficientnet_b0", 8), ("vit_b_16", 1))
-TOY = {"SINGLES": 2, "ROWS": 100, "ESTIMATES": 1, "RUNS": 1, "NETWORKS": (("squeezenet1_1", 1),)}
+TOY = {"SINGLES": 2, "ROWS": 100, "ESTIMATES": 1, "NETWORKS": (("squeezenet1_1", 1),)}
 
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:
@@ -32,7 +31,7 @@ def main() -> None:
     print(f"   loading the CPU's model: {(time.perf_counter() - begin) * 1e3:.0f} ms")
     table, _ = training.reference_sweeps(training.reference_machine())
     for family in ("conv2d", "linear", "activation"):
-        rows = table[(table["op"] == family) & (table["pass"] == "forward")]
+        rows = table.query("op == @family and `pass` == 'forward'")
         single = _median_us(lambda rows=rows: one.model.predict(rows.head(1)), SINGLES)
         many = pd.concat([rows] * (ROWS // len(rows) + 1)).head(ROWS).reset_index(drop=True)
         batched = _median_us(lambda many=many: one.model.predict(many), 3) / len(many)
@@ -40,5 +39,4 @@ def main() -> None:
     for name, batch in NETWORKS:
         item = work.captured(networks.network(name, batch), "infer")
         print(f"   {name:16} after capture: {_median_us(lambda item=item: one.estimate(item), ESTIMATES) / 1e3:.2f} ms")
-    wall_s, _ = python_s(["-m", "lib", "advise", "resnet50", "--batch-size", "16", "--json", "--no-look"], RUNS)
-    print(f"   advise resnet50 --batch-size 16 --json: {wall_s:.1f} s from start to answer")
+

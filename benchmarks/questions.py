@@ -10,11 +10,10 @@ import pandas as pd
 from benchmarks.processes import python_s
 from lib.predict.advice import questions
 
-MODELS = ("resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", "vit_b_16", "convnext_tiny", "simple_cnn",
-          "regnet_y_400mf", "shufflenet_v2_x1_0")
+MODELS = ("resnet18 resnet50 mobilenet_v2 efficientnet_b0 densenet121 vit_b_16 convnext_tiny simple_cnn regnet_y_400mf "
+          "shufflenet_v2_x1_0").split()
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128)
-DEVICES = ("cpu", "t4", "p100-pcie-16gb", "v100-pcie-32gb", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm", "h200-sxm", "l40s",
-           "b200")
+DEVICES = "cpu t4 p100-pcie-16gb v100-pcie-32gb a100-pcie-40gb a100-sxm-80gb h100-sxm h200-sxm l40s b200".split()
 TABLE = {"networks": 10, "batches": (8, 32), "devices": 5}  # a file of 100 rows, in a process of its own
 FIRST = ("advise timm:convnext_tiny --device rtx-4090 --dtype fp16 --batch-size 256",
          "advise resnet50 --batch-size 16 --no-look", "advise resnet50 --batch-size 16 --device cpu --no-look",

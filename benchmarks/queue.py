@@ -97,7 +97,3 @@ def main() -> None:
         print("   " + ", ".join(f"{name} {value}" for name, value in summary.items()))
     with tempfile.TemporaryDirectory() as home:
         load(Path(home), AGENTS, SECONDS)
-
-
-if __name__ == "__main__":
-    main()

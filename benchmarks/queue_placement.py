@@ -27,7 +27,3 @@ def main() -> None:
     for what, ratios in (("to its plan", against_plan), ("to first come first served", against_first),
                          ("to a fresh plan, jobs added", added)):
         print(f"   {what}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
-
-
-if __name__ == "__main__":
-    main()

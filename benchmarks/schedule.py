@@ -9,12 +9,13 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from lib import paths, store
+from lib import paths
 from lib.schedule import bounds, gavel
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import compiled
 from lib.studies.scheduler_eval import comparison
+from lib.studies.scheduler_eval.mixes import published
 
 SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))  # jobs, devices of each type
 ARRIVING, COMPILED, TIMED = (4000, 36), ((100_000, 334), (1_000_000, 3334)), (100_000, 334)
@@ -23,13 +24,6 @@ TOY = {"SIZES": ((10, 1),) * 4, "ARRIVING": (20, 1), "COMPILED": ((40, 2),), "TI
 NAMES = ("fastest", "earliest-finish", "longest-first", "hybrid")
 GIVEN = paths.ROOT.parent / "shared" / "data" / "gavel" / "simulation_throughputs.json"
 
-
-def rates() -> pd.DataFrame | None:
-    """Return the throughputs of single-device jobs, None where there are none."""
-    path = paths.IMPORTED / "gavel" / gavel.FILE
-    if not path.exists() and GIVEN.exists():
-        gavel.import_table(GIVEN)
-    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 
 def mixes(table: pd.DataFrame, *chosen: int) -> dict[str, comparison.Mix]:
@@ -97,8 +91,9 @@ def decision(table: pd.DataFrame) -> pd.DataFrame:
 
 def main(names: Sequence[str] = ()) -> None:
     """Print the tables of all parts, or of the named ones."""
-    table = rates()
-    if table is None:
+    if published() is None and GIVEN.exists():
+        gavel.import_table(GIVEN)
+    if (table := published()) is None:
         print("   skipped: python -m lib import gavel simulation_throughputs.json brings what it needs")
         return
     for what in (makespan, completion, load, noise, adversarial, scale, decision):

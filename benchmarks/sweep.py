@@ -75,7 +75,3 @@ def main() -> None:
         print(f"   from the start of Python to the first row on disk: {_first_row_s(home):.1f} s")
         with busy_neighbour():
             _sweep(home, CROWDED, "crowded")
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, one_line, refused
 
 LARGEST_MB = 2000.0  # of a table, in a file or in memory; more than any that this project writes
 _LARGEST_PIPE_MB = 100.0  # of what has no size before it is read
@@ -23,8 +23,8 @@ def text(path: Path, torn: bool = False) -> str:
     try:
         raw = bytes_of(path)
         return (raw[: raw.rfind(b"\n") + 1] if torn else raw).decode("utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a readable CSV: byte {error.start} is no UTF-8") from None
     except (OSError, ValueError) as error:
@@ -32,7 +32,9 @@ def text(path: Path, torn: bool = False) -> str:
 
 
 def bytes_of(path: Path) -> bytes:
-    """Return a file's content; InputError above LARGEST_MB, also for a pipe without end. Raises OSError."""
+    """Return a file's content; InputError where it is missing or above LARGEST_MB, as is a pipe without end. Raises OSError."""
+    if not path.exists():
+        raise InputError(f"{path} is missing")
     most_mb = LARGEST_MB if path.is_file() else _LARGEST_PIPE_MB
     if path.stat().st_size > most_mb * 1e6:
         raise InputError(f"{path} is {path.stat().st_size / 1e6:,.0f} MB large; at most {most_mb:,.0f} are read")
@@ -97,12 +99,9 @@ def workbook(path: Path):
     """Return the sheets of an .xlsx by name, as DataFrames without a header; InputError for what is no workbook."""
     import pandas as pd
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # extensions of Excel that hold no data
-            return pd.read_excel(path, sheet_name=None, header=None)
-    except Exception as error:  # whatever is wrong in an archive of documents
-        raise InputError(f"{path} is no readable workbook: {one_line(error)}") from None
+    with refused(f"{path} is no readable workbook: "), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # extensions of Excel that hold no data
+        return pd.read_excel(path, sheet_name=None, header=None)
 
 
 def with_columns(path: Path, names: Iterable[str], advice: str, **options):

@@ -1,6 +1,5 @@
 """The line that replaces a figure or a sentence when its rows are missing."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -16,20 +15,13 @@ class MissingError(Exception):
     """Raised by a function marked with ``needs`` where it has rows, but none that it can show; it says what is missing."""
 
 
-def needs(what: str, *optional: str) -> Callable[[Callable], Callable]:
-    """Mark a figure or a sentence that shows tables of ``what``: without rows it returns a Missing instead.
-
-    Every table that it is given must have rows, except for the parameters named in ``optional``.
-    """
+def needs(what: str) -> Callable[[Callable], Callable]:
+    """Mark a figure or a sentence that shows tables of ``what``: where one has no rows it returns a Missing instead."""
     def mark(function: Callable) -> Callable:
-        signature = inspect.signature(function)
-
         @wraps(function)
         def shown(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
-            tables = [value for name, value in given.items() if hasattr(value, "iloc") and name not in optional]
             try:
-                if any(not len(table) for table in tables):
+                if any(hasattr(value, "iloc") and not len(value) for value in (*args, *kwargs.values())):
                     raise MissingError(what)
                 return function(*args, **kwargs)
             except MissingError as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 from lib import csv_files, files, locks, paths
 from lib.columns import DTYPES, migrated, older_versions
-from lib.errors import InputError, choices, one_line, refused
+from lib.errors import InputError, choices, refused
 from lib.tables import SCHEMA_VERSION, TABLES, columns, validate
 
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
@@ -232,16 +232,12 @@ def write_json(value: Any, path: Path) -> Path:
 
 def read_json(path: Path) -> Any:
     """Read one JSON file; InputError names it when it is missing or damaged, or names something twice."""
-    try:
+    with refused(f"{path} is not readable JSON: "):
         text = csv_files.bytes_of(path).decode()
         content = json.loads(text, object_pairs_hook=_named_once)
         if _HALF_CHARACTER.search(text):
             json.dumps(content, ensure_ascii=False).encode()  # raises where one half of a character stands alone
         return content
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
-    except (ValueError, OSError, RecursionError, MemoryError) as error:
-        raise InputError(f"{path} is not readable JSON: {one_line(error)}") from None
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_drift_is_shared_by_kind_and_type():
     drifted = comparison.drifted(problem, 0.5, 1)
     factor = (drifted.actual_s / drifted.predicted_s).round(9)
     assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
-    table = comparison.stale(drawn, (0.0, 0.5), ("hybrid",), 1)
+    table = comparison.stale(drawn, (0.0, 0.5), 1)
     assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
 
 

@@ -149,7 +149,7 @@ def board():
 
 
 def compared(rows):
-    return runtime_choices.choices(rows), runtime_choices.choices(rows, exact=True)
+    return (runtime_choices.choices(rows, exact=True),)
 
 
 def one_run(rows):
@@ -220,7 +220,6 @@ CALLS = {
     "machine.ceilings": ("ceilings", lambda rows: (rows, rows)),
     **{name: ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),))
        for name in ("machine.reached", "machine.unlisted")},
-    "sweep.energy_numbers": (lambda: metered(rows_of(sweep)), lambda rows: (rows,)),
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
     "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
@@ -316,8 +315,8 @@ def test_runs_that_are_all_unusable_still_have_key_numbers():
     assert numbers["stable runs"][0] == "0 of 0" and np.isnan(numbers["largest loader share"][0])
 
 
-@needs("rows", "more")
-def total(table, more=None, threshold=0):
+@needs("rows")
+def total(table, threshold=0):
     """Return a sum, as a sentence would say it."""
     some = table[table["x"] > threshold]
     if some.empty:
@@ -327,7 +326,7 @@ def total(table, more=None, threshold=0):
 
 def test_what_is_missing_is_named():
     full, empty = pd.DataFrame({"x": [1.0, 2.0]}), pd.DataFrame({"x": []})
-    assert total(full, more=empty) == "3"
+    assert total(full) == "3"
     assert total(empty) == "Nothing to show: no rows."
     assert isinstance(total(empty), Missing)
     assert total(full, threshold=5) == "Nothing to show: no rows above 5."

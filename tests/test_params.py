@@ -42,7 +42,7 @@ def test_a_wrong_value_is_named(name, values, words):
 
 
 def test_an_unknown_name_is_told_with_the_known_ones():
-    with refused("02_profile: unknown name 'sauce' .known: workload, model, folder, device"):
+    with refused("02_profile: unknown name 'sauce' .known: source, reference, workload, model"):
         base.build(notebooks.ProfileParams, {"sauce": 1}, "02_profile")
 
 
@@ -56,7 +56,7 @@ def test_an_unknown_name_that_papermill_injects_is_refused_and_helpers_of_other_
     injected = PythonTranslator.codify({"iters": 7, "no_such_param": [1, "a = 2"]})
     cells = ["", "iters: int = 30", injected, "helper = 1"]
     namespace = {"iters": 7, "no_such_param": [1, "a = 2"], "helper": 1, "a": 2}
-    with refused("02_profile: unknown name 'no_such_param' .known: workload, model"):
+    with refused("02_profile: unknown name 'no_such_param' .known: source, reference, workload"):
         notebooks.check("02_profile", namespace | {"In": cells})
     corrected = [*cells, PythonTranslator.codify({"iters": 7}), "# Parameters of mine\nno_such_param = 3"]
     assert notebooks.check("02_profile", namespace | {"In": corrected}).iters == 7

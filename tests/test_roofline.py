@@ -19,6 +19,7 @@ from lib.measure.budget import Budget
 from lib.measure.operators import isolated
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
+from lib.report.sentences import write
 from lib.studies.roofline import figures, study
 from lib.studies.roofline import tables as shown
 from lib.work.graph.ops import Op, TensorSpec
@@ -129,7 +130,7 @@ def reference():
 def test_roofs_of_a_disturbed_machine(reference):
     noisy = roofline.roofs(reference.table.assign(verdict="unusable"))[0]
     assert set(noisy.doubtful) == {"L2", "L3", "RAM", noisy.dtype}
-    assert shown.ceilings(noisy)["doubtful"] == ", ".join(noisy.doubtful)
+    assert write("{roof.doubtful}", shown.ceilings(noisy)) == ", ".join(noisy.doubtful)
     with refused("01_machine"):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
 

@@ -32,10 +32,10 @@ known = Contention(np.random.default_rng(0).uniform(1, 1.3, (5, 3, 5, 3)))
 tables = [comparison.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],
           comparison.completion({"mix": draw}, 1)["ratio"],
           comparison.under_load(lambda seed, load: draw(seed, load), (0.9,), 1)["p99_jct_s"],
-          comparison.with_noise(draw, (0.3, 1.0), ("hybrid",), 2)["ratio"], comparison.adversarial(draw, 2)["over_blind"],
-          comparison.stale(draw, (0.2,), ("hybrid",), 2)["ratio"],
+          comparison.with_noise(draw, (0.3, 1.0), 2)["ratio"], comparison.adversarial(draw, 2)["over_blind"],
+          comparison.stale(draw, (0.2,), 2)["ratio"],
           comparison.pareto(draw(0), (0.0, 0.8, 1.0))["energy_j"],
-          comparison.ignoring(draw, known, ("hybrid",), 1)["makespan_s"]]
+          comparison.ignoring(draw, known, 1)["makespan_s"]]
 print(json.dumps([repr(value) for table in tables for value in table.tolist()]))
 """
 OTHER_PROCESSOR = {"NPY_DISABLE_CPU_FEATURES": " ".join(vector_instructions), "NUMBA_CPU_NAME": "generic",

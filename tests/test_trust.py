@@ -258,7 +258,7 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside():
     assert lines[0].split()[:4] == ["device", "what", "kind", "mode"] and len(lines) > 40
     short = output_of("models", "--errors")
     assert len(short.splitlines()) == 2 + len(errors.QUESTIONS) and "NaN" not in short
-    assert "give one" in refusal("models", "--errors", "--train", "cpu")
+    assert "not allowed with" in refusal("models", "--errors", "--train", "cpu")
 
 
 def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path, monkeypatch):

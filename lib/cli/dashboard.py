@@ -1,4 +1,4 @@
-"""The verb ``dashboard``: the server of projects, runs and agents, with an agent of its own. Imports nothing heavy."""
+"""The verbs ``dashboard``, a server of projects, runs and agents with an agent of its own, and ``agent``. Nothing heavy."""
 
 import argparse
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from urllib.parse import quote
 
-from lib.cli.options import a_path, add_flag, add_verb, whole
+from lib.cli.options import a_path, add_verb, flag, folder_name, option, whole
 from lib.errors import InputError, death, one_line
 
 _LOOK_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0, 60.0  # at the agent of this machine
@@ -62,7 +62,6 @@ def _dashboard(options: argparse.Namespace) -> None:
 def _add_demo(operations) -> None:
     """Add the project ``demo`` and its configurations, each once."""
     from lib.dashboard import database, schemas
-
     with contextlib.suppress(database.ConflictError):
         operations.add(database.Project, {"name": "demo", "description": "Small runs to try things with"})
     (project,) = operations.page(database.Project, 1, name="demo")
@@ -75,7 +74,7 @@ def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens; InputError where the port is taken, or the host is none of this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, reuse_port=False)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
         raise InputError(f"port {port} of {host} {why}; name another port with --port or address with --host") from None
@@ -117,14 +116,36 @@ def _agent(url: str, token: str) -> Iterator[None]:
         keeper.join()
 
 
+def _join(options: argparse.Namespace) -> None:
+    from lib.dashboard.agents import agent, devices
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it leaves as when it is interrupted
+    if options.parent:
+        agent.end_with_parent(options.parent)
+    server = agent.Client(options.server, agent.read_token(options.token_file))
+    pairs = devices.devices_here(options.slots)
+    if line := devices.narrowed(pairs):
+        print(line, flush=True)
+    agent.Agent(server, options.name or agent.default_name(), pairs).run()
+
+
 def add(verbs) -> None:
-    """Add the verb of the dashboard."""
-    verb = add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
-                    "The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
+    """Add the verbs of the dashboard."""
+    add_verb(verbs, _dashboard, "dashboard", "a server of projects, runs and agents, with pages and a REST API",
+             option("--port", "port (default 8000; 0: any that is free)", whole(0, 65_535), 8000),
+             option("--host", "address to listen on (default 127.0.0.1: this machine alone)", default="127.0.0.1"),
+             flag("--no-agent", "without an agent of this machine"),
+             option("--data-root",
+                    "a folder outside of the repository whose images configs may name; may be given several times", a_path, [],
+                    action="append", metavar="DIR"),
+             flag("--demo", "with a project to try things with"),
+             epilog="The token is DASHBOARD_TOKEN, or kept in data/dashboard/token; the database is DASHBOARD_DB_URL, or "
                     "data/dashboard/dashboard.db.")
-    verb.add_argument("--port", type=whole(0, 65_535), default=8000, help="port (default 8000; 0: any that is free)")
-    verb.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)")
-    add_flag(verb, "--no-agent", "without an agent of this machine")
-    verb.add_argument("--data-root", type=a_path, action="append", default=[], metavar="DIR",
-                      help="a folder outside of the repository whose images configs may name; may be given several times")
-    add_flag(verb, "--demo", "with a project to try things with")
+    add_verb(verbs, _join, "agent", "join a dashboard with this machine's slots, and run what it places here",
+             option("--server", "the dashboard, such as http://127.0.0.1:8000", required=True, metavar="URL"),
+             option("--name", "of this agent (default: the host's name)", folder_name),
+             option("--slots", "CPU slots of equal size (default: one a core, at most 16)", whole(1), 0),
+             option("--token-file", "file with the token (default: $DASHBOARD_TOKEN, or data/dashboard/token)", a_path),
+             option("--parent", "end when this process, which started it, is gone", whole(1, 2**31), metavar="PID"),
+             epilog="It ends its workers when the server does not answer; their runs are tried again, from their checkpoints, "
+                    "wherever the dashboard places them.")

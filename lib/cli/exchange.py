@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import paths
-from lib.cli.options import a_path, add_flag, add_verb, new_file
+from lib.cli.options import a_path, add_verb, flag, new_file, option
 from lib.errors import InputError, choices
 
 
@@ -80,12 +80,10 @@ def _merge(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verbs that carry measurements from one machine to another."""
-    verb = add_verb(verbs, _bundle, "bundle", "pack what was measured on this machine into one file")
-    verb.add_argument("--out", type=new_file, help="the file to write (default: <machine>.zip)")
-    add_flag(verb, "--with-host-name",
-             "keep the host's name and the folders in paths (default: left out)")
-
-    verb = add_verb(verbs, _import, "import", "import another machine's bundle, or published measurements")
-    verb.add_argument("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm"))
-    verb.add_argument("path", type=a_path, nargs="?", help="file or folder (aiconfigurator: or a wheel; default: as installed)")
-    add_flag(verb, "--reference", "into data/reference, to be committed, instead of data/imported")
+    add_verb(verbs, _bundle, "bundle", "pack what was measured on this machine into one file",
+             option("--out", "the file to write (default: <machine>.zip)", new_file),
+             flag("--with-host-name", "keep the host's name and the folders in paths (default: left out)"))
+    add_verb(verbs, _import, "import", "import another machine's bundle, or published measurements",
+             option("kind", choices=("bundle", "neusight", "pytorch-scheduler", "aiconfigurator", "gavel", "timm")),
+             option("path", "file or folder (aiconfigurator: or a wheel; default: as installed)", a_path, nargs="?"),
+             flag("--reference", "into data/reference, to be committed, instead of data/imported"))

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lib.cli.options import a_path, add_flag, add_verb, note
+from lib.cli.options import a_path, add_verb, flag, note, option
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
 
@@ -31,7 +31,7 @@ def _finetune(options: argparse.Namespace) -> int:
 
 def add(verbs) -> None:
     """Add the verb of training runs."""
-    verb = add_verb(verbs, _finetune, "finetune", "fine-tune image classifiers: configs of params/training.yaml by name")
-    verb.add_argument("name", nargs="?", help="a config, or all")
-    verb.add_argument("--config", type=a_path, metavar="FILE.json", help="one config in a file of its own, JSON or YAML")
-    add_flag(verb, "--resume", "go on with the newest run of each config that was cut short")
+    add_verb(verbs, _finetune, "finetune", "fine-tune image classifiers: configs of params/training.yaml by name",
+             option("name", "a config, or all", nargs="?"),
+             option("--config", "one config in a file of its own, JSON or YAML", a_path, metavar="FILE.json"),
+             flag("--resume", "go on with the newest run of each config that was cut short"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lib import command_list, paths
 from lib.cli.exchange import pack
-from lib.cli.options import add_verb, number, whole
+from lib.cli.options import add_verb, number, option, whole
 from lib.errors import InputError
 
 _RESERVED_S = 90.0  # of a call, for the bundle and its check
@@ -63,9 +63,9 @@ def _gpu(options: argparse.Namespace) -> bool:
 
 def add(verbs) -> None:
     """Add the verb for a machine with a GPU."""
-    verb = add_verb(verbs, _gpu, "gpu", "measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; "
-                    "a second call resumes")
-    verb.add_argument("--device", default="cuda:0", help="device id (default cuda:0)")
-    verb.add_argument("--budget-min", type=number(6, 1440), default=30.0,
-                      help="minutes of this call (default 30); what does not fit is left to the next call")
-    verb.add_argument("--slots", type=whole(1), default=1, help="CPU slots of the steps that run jobs (default 1)")
+    add_verb(verbs, _gpu, "gpu",
+             "measure all that a machine with a GPU can tell, as params/gpu.yaml says, and pack it; a second call resumes",
+             option("--device", "device id (default cuda:0)", default="cuda:0"),
+             option("--budget-min", "minutes of this call (default 30); what does not fit is left to the next call",
+                    number(6, 1440), 30.0),
+             option("--slots", "CPU slots of the steps that run jobs (default 1)", whole(1), 1))

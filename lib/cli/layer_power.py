@@ -4,11 +4,15 @@ import argparse
 from pathlib import Path
 
 from lib import files, paths
-from lib.cli.options import a_path, add_flag, add_verb, folder_name, note, whole
+from lib.cli.options import Option, a_path, add_verb, flag, folder_name, note, option, whole
 from lib.errors import InputError
 
 FOLDER = paths.DATA / "layer_power"
 _TARGETS, _KINDS = ("runtime", "power"), ("convolutional", "pooling", "dense")
+_TRAINING = option("training", read=a_path, default=FOLDER / "training_data", nargs="?")
+_LEAST = option("--per-layer-measurements", "runs with a power sample that a layer's power needs at least", whole(1), 10,
+                metavar="N")
+_REGISTRY = option("--registry", "an MLflow registry (default: SQLite in data/mlflow)", default="", metavar="URI")
 
 
 def _show(recordings) -> None:
@@ -150,89 +154,65 @@ def _predict(options: argparse.Namespace) -> None:
             note(f"{count} layers: {text}")
 
 
-def _out(verb: argparse.ArgumentParser, default: Path = FOLDER) -> None:
-    verb.add_argument("--out", type=a_path, default=default, help=f"the folder to write to (default: {default})")
-
-
-def _least(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--per-layer-measurements", type=whole(1), default=10, metavar="N",
-                      help="runs with a power sample that a layer's power needs at least (default: 10)")
-
-
-def _training(verb: argparse.ArgumentParser, text: str) -> None:
-    verb.add_argument("training", type=a_path, nargs="?", default=FOLDER / "training_data")
-    verb.add_argument("--device", type=folder_name, required=True, help=f"what they were recorded on{text}")
-
-
-def _registry_of(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--registry", default="", metavar="URI", help="an MLflow registry (default: SQLite in data/mlflow)")
+def _out(default: Path = FOLDER) -> Option:
+    return option("--out", "the folder to write to", a_path, default)
 
 
 def add(verbs) -> None:
     """Add the verb of layers of engines."""
     verb = verbs.add_parser("layer-power", help="time, power and energy of the layers of TensorRT engines")
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
-
-    step = add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert")
-    step.add_argument("raw", type=a_path, help="folder of recordings, <model>/trt_engine_info.json and beside it its latencies")
-    _out(step)
-    _least(step)
-    step.add_argument("--push", metavar="REMOTE[@branch]", help="push what was built as the next version there")
-
-    step = add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers")
-    step.add_argument("raw", type=a_path, help="folder of recordings")
-    _out(step)
-
-    step = add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer")
-    step.add_argument("preprocessed", type=a_path, nargs="?", default=FOLDER / "preprocessed_data")
-    _out(step)
-    _least(step)
-
-    step = add_verb(steps, _record, "record", "record networks here, layer by layer, in the formats of an edge board; the same "
-                            "line again records those that are missing")
-    step.add_argument("networks", nargs="+", metavar="network", help="a network: resnet18, W3, module:Class")
-    step.add_argument("--batch-size", type=whole(1, 4096), default=1)
-    step.add_argument("--runs", type=whole(10, 100_000), default=100, help="passes that are kept")
-    step.add_argument("--device", default="cpu", help="cpu, cuda:0, mps")
-    add_flag(step, "--synthetic-power", "make up the power of its layers, marked as synthetic")
-    _out(step, FOLDER / "raw_data")
+    add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert",
+             option("raw", "folder of recordings, <model>/trt_engine_info.json and beside it its latencies", a_path),
+             _out(), _LEAST, option("--push", "push what was built as the next version there", metavar="REMOTE[@branch]"))
+    add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers",
+             option("raw", "folder of recordings", a_path), _out())
+    add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer",
+             option("preprocessed", read=a_path, default=FOLDER / "preprocessed_data", nargs="?"),
+             _out(), _LEAST)
+    add_verb(steps, _record, "record",
+             "record networks here, layer by layer, in the formats of an edge board; the same line again records those that "
+             "are missing",
+             option("networks", "a network: resnet18, W3, module:Class", nargs="+", metavar="network"),
+             option("--batch-size", "samples", whole(1, 4096), 1),
+             option("--runs", "passes that are kept", whole(10, 100_000), 100),
+             option("--device", "cpu, cuda:0, mps", default="cpu"),
+             flag("--synthetic-power", "make up the power of its layers, marked as synthetic"),
+             _out(FOLDER / "raw_data"))
     _add_models(steps)
 
 
 def _add_models(steps) -> None:
     """Add the steps of models: train, tune, predict."""
-    step = add_verb(steps, _train, "train", "train models of runtime and power of layers on training data")
-    _training(step, ", such as rtx-3060-laptop")
-    step.add_argument("--targets", nargs="+", choices=_TARGETS, default=_TARGETS)
-    step.add_argument("--learner", choices=("physics", "lasso"), default="", help="lasso is the original study's pipeline "
-                      "(default: that of params/layer_power.yaml)")
-    step.add_argument("--source", default="", help="where the recordings come from")
-    step.add_argument("--licence", default="", help="the licence of the recordings")
-    step.add_argument("--register", nargs="?", const="", metavar="URI", help="register the models in MLflow as champions "
-                      "(default: SQLite in data/mlflow)")
-    _out(step, paths.DATA / "trained_models")
-
-    step = add_verb(steps, _tune, "tune", "search settings of the models with Optuna, on training networks alone")
-    _training(step, "; names the study")
-    step.add_argument("--target", choices=_TARGETS, default="runtime")
-    step.add_argument("--kinds", nargs="+", choices=_KINDS, default=_KINDS)
-    step.add_argument("--trials", type=whole(1, 100_000), default=100, help="trials beyond those of earlier searches")
-    step.add_argument("--seed", type=whole(0, 2**32 - 1), default=0)
-    add_flag(step, "--write", "put the best settings into params/layer_power.yaml, for review")
-
-    step = add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine")
-    step.add_argument("--trt-engine-path", type=a_path, required=True, help="the engine's information as JSON")
-    step.add_argument("--result-csv-path", type=a_path, required=True, help="the table to write, a row a layer")
-    add_flag(step, "--force", "replace that table where it is there already")
-    _registry_of(step)
-    step.add_argument("--model", nargs="+", default=[], metavar="NAME@ALIAS", help="registered models, by alias or version")
-    step.add_argument("--models", type=a_path, help="folder of trained models (default: this machine's, then the shipped ones)")
-    step.add_argument("--model-device", default="",
-                      help="the device whose models are asked (default: that of --device, or the only one)")
-    step.add_argument("--device", default="", help="what the engine runs on")
-    add_flag(step, "--strict", "refuse where that is not the device of the models")
-
-    step = add_verb(steps, _versions, "versions", "list the registered versions of models, with their aliases and scores")
-    step.add_argument("model", nargs="?", default="", help="one model (default: all)")
-    step.add_argument("--alias", nargs=2, metavar=("ALIAS", "N"), help="let an alias name version N of the model first")
-    _registry_of(step)
+    add_verb(steps, _train, "train", "train models of runtime and power of layers on training data",
+             _TRAINING, option("--device", "what they were recorded on, such as rtx-3060-laptop", folder_name, required=True),
+             option("--targets", default=_TARGETS, nargs="+", choices=_TARGETS),
+             option("--learner", "lasso is the original study's pipeline (default: that of params/layer_power.yaml)",
+                    default="", choices=("physics", "lasso")),
+             option("--source", "where the recordings come from", default=""),
+             option("--licence", "the licence of the recordings", default=""),
+             option("--register", "register the models in MLflow as champions (default: SQLite in data/mlflow)", nargs="?",
+                    const="", metavar="URI"),
+             _out(paths.DATA / "trained_models"))
+    add_verb(steps, _tune, "tune", "search settings of the models with Optuna, on training networks alone",
+             _TRAINING, option("--device", "what they were recorded on; names the study", folder_name, required=True),
+             option("--target", default="runtime", choices=_TARGETS),
+             option("--kinds", default=_KINDS, nargs="+", choices=_KINDS),
+             option("--trials", "trials beyond those of earlier searches", whole(1, 100_000), 100),
+             option("--seed", "of the search", whole(0, 2**32 - 1), 0),
+             flag("--write", "put the best settings into params/layer_power.yaml, for review"))
+    add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine",
+             option("--trt-engine-path", "the engine's information as JSON", a_path, required=True),
+             option("--result-csv-path", "the table to write, a row a layer", a_path, required=True),
+             flag("--force", "replace that table where it is there already"),
+             _REGISTRY,
+             option("--model", "registered models, by alias or version", default=[], nargs="+", metavar="NAME@ALIAS"),
+             option("--models", "folder of trained models (default: this machine's, then the shipped ones)", a_path),
+             option("--model-device", "the device whose models are asked (default: that of --device, or the only one)",
+                    default=""),
+             option("--device", "what the engine runs on", default=""),
+             flag("--strict", "refuse where that is not the device of the models"))
+    add_verb(steps, _versions, "versions", "list the registered versions of models, with their aliases and scores",
+             option("model", "one model (default: all)", default="", nargs="?"),
+             option("--alias", "let an alias name version N of the model first", nargs=2, metavar=("ALIAS", "N")),
+             _REGISTRY)

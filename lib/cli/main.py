@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from lib.cli import agent, dashboard, exchange, finetune, gpu, layer_power, measure, predict, report, schedule, sweeps, work
+from lib.cli import dashboard, exchange, finetune, gpu, layer_power, measure, predict, report, schedule, work
 from lib.errors import InputError, printable
 
 
@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
                                      description="Measure, explain, predict and place neural-network work.",
                                      epilog="Each verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    for room in (measure, sweeps, report, work, predict, layer_power, schedule, finetune, dashboard, agent, exchange, gpu):
+    for room in (measure, report, work, predict, layer_power, schedule, finetune, dashboard, exchange, gpu):
         room.add(verbs)
     return parser
 

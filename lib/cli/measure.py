@@ -1,18 +1,20 @@
-"""The verbs that measure and compare: ``machine``, ``networks``, ``matrix``, ``compare``. Imports nothing heavy."""
+"""The verbs that measure and compare: ``machine``, ``compare``, ``networks``, ``matrix``, ``sweeps``. Imports nothing heavy."""
 
 import argparse
 
-from lib import files
+from lib import files, paths
 from lib.cli.options import (
     a_path,
-    add_flag,
-    add_parameters,
     add_verb,
     assignments,
+    flag,
     folder_name,
     names,
     new_file,
+    note,
     number,
+    option,
+    parameters,
     verdicts,
     whole,
 )
@@ -28,9 +30,8 @@ def _machine(_: argparse.Namespace) -> None:
 
         time.sleep(0.5)
         now = watch.reading()
-    for name in ("machine", "hardware_id", "software_id"):
-        print(f"{name:>18}  {facts[name]}")
-    for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:
+    ids = {name: facts[name] for name in ("machine", "hardware_id", "software_id")}
+    for name, value in {**ids, **facts["hardware"], **facts["software"], "devices": machine.devices()}.items():
         print(f"{name:>18}  {value}")
     if cards := machine.overlooked(machine.devices()):
         print(f"{'cards':>18}  {cards}")
@@ -92,12 +93,12 @@ def _counters(cells: list, parameters: dict[str, str]) -> bool:
 
 def _networks(options: argparse.Namespace) -> bool:
     """Measure whole networks; the exit status is 1 when one of them failed."""
-    from lib import paths, store
+    from lib import store
     from lib.config import definitions
     from lib.measure import machine
     from lib.measure.networks import campaign
 
-    plan = definitions.load_campaign(options.plan) if options.plan else definitions.load_campaign()
+    plan = definitions.load_campaign(options.plan)
     device = options.device if options.dry_run else str(machine.device(options.device))
     wanted, rounds = campaign.on_device(campaign.cases(plan, options.networks), device), options.rounds or plan.rounds
     if options.dry_run:
@@ -108,7 +109,7 @@ def _networks(options: argparse.Namespace) -> bool:
                                     folder / "visits.jsonl", plan.energy_s if options.energy_s is None else options.energy_s)
     path = campaign.write(table, folder / "networks.parquet", **facts, rounds=rounds, cases=len(wanted))
     print(f"{path}: {len(table)} of {len(wanted)} cases; {verdicts(table)}")
-    failed = table[table["status"] != "ok"]
+    failed = table.query("status != 'ok'")
     for row in failed.itertuples():
         print(f"failed: {row.network} {row.mode} b{row.batch_size} {row.runtime}: {row.reason}")
     if store.git_state()["dirty"]:
@@ -128,51 +129,73 @@ def _compare(options: argparse.Namespace) -> bool:
     return difference.word == "slower"
 
 
+def _sweep(options: argparse.Namespace) -> bool:
+    """Measure a sweep; the exit status is 1 when a device failed while others measured."""
+    from lib import store
+    from lib.config import base
+    from lib.config.notebooks import SweepParams
+    from lib.measure.operators import aggregate, export, sweep
+
+    p = base.build(SweepParams, {"device": options.device, **assignments(options.parameter)}, "sweeps measure")
+    folder = sweep.measure_sweep(p)
+    table = aggregate.read(folder).table
+    good = table.query("status == 'ok'")
+    print(f"{folder}: {len(table)} points, {len(table) - len(good)} of them not measured; {verdicts(good)}")
+    failures = store.read_json(folder / "sweep.meta.json").get("failures", {})
+    if emptiness := export.emptiness(table, folder):
+        note(emptiness)
+    for reason in failures.values():
+        note(f"failed: {reason}")
+    return bool(failures)
+
+
+def _merge_shards(options: argparse.Namespace) -> bool:
+    """Merge shards; the exit status is 1 when points of them are missing."""
+    from lib.measure.operators import aggregate, shards
+
+    folder, missing = shards.merge(options.folders, options.name)
+    print(f"{folder}: {len(aggregate.read(folder).table)} points of {len(options.folders)} shards")
+    for shard, count in missing.items():
+        note(f"shard {shard} misses {count} points: repeat the command that measured it to resume")
+    return bool(missing)
+
+
 def add(verbs) -> None:
     """Add the verbs that measure and compare."""
     add_verb(verbs, _machine, "machine", "what this machine is: inventory, ids, devices, load")
-    for add_options in (_add_compare, _add_networks, _add_matrix):
-        add_options(verbs)
-
-
-def _add_compare(verbs) -> None:
-    verb = add_verb(verbs, _compare, "compare",
-                    "two measured runs, sweeps or matrix environments: is B faster, slower or the same")
-    verb.add_argument("a", type=a_path, help="a run id, a sweep, an environment of the matrix, or a file or folder of one")
-    verb.add_argument("b", type=a_path)
-    verb.add_argument("--threshold", type=number(most=0.99), default=0.03,
-                      help="differences up to this share are the same (default 0.03, which is 3 %%)")
-    verb.add_argument("--out", type=new_file, help="write every pair to this CSV")
-
-
-def _add_networks(verbs) -> None:
-    verb = add_verb(verbs, _networks, "networks", "measure whole networks, one process each, as params/networks.yaml says; a "
-                    "second call resumes")
-    verb.add_argument("--device", default="cpu", help="device id (default cpu)")
-    verb.add_argument("--networks", type=names, default=(), metavar="resnet50,W1,...",
-                      help="some of its networks (default: all)")
-    verb.add_argument("--plan", type=a_path, help="file to use instead of params/networks.yaml")
-    verb.add_argument("--rounds", type=whole(1, 1000), default=0, help="visits per case (default: as in the file)")
-    verb.add_argument("--case-s", type=number(0, 1e5, above=True), default=0.0,
-                      help="seconds per case and round (default: as in the file)")
-    verb.add_argument("--energy-s", type=number(0, 1e5),
-                      help="seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)")
-    verb.add_argument("--budget-s", type=number(), default=0.0,
-                      help="start no process after so many seconds (default: no limit)")
-    verb.add_argument("--name", type=folder_name, default="networks",
-                      help="folder in data/networks/ that keeps the visits and the table")
-    add_flag(verb, "--dry-run", "print the cases")
-
-
-def _add_matrix(verbs) -> None:
-    verb = add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes")
-    verb.add_argument("--device", default="auto", help="device id, or auto (default)")
-    verb.add_argument("--cells", type=names, default=(), metavar="resnet50/b16/fp32,...",
-                      help="some cells by name (default: all)")
-    verb.add_argument("--repeats", type=whole(1, 1000), default=0, help="runs per cell (default: as in params/matrix.yaml)")
-    verb.add_argument("--budget-s", type=number(), default=0.0,
-                      help="start no run after this many seconds (default: no limit)")
-    add_parameters(verb, "a parameter of 02_profile for every run")
-    verb.add_argument("--notes", default="", help="notes on the machine, for the record of the environment")
-    add_flag(verb, "--nsight", "count the work of each cell's kernels (Nsight Compute), time none")
-    add_flag(verb, "--dry-run", "print the cells and how many of their runs are there")
+    add_verb(verbs, _compare, "compare", "two measured runs, sweeps or matrix environments: is B faster, slower or the same",
+             option("a", "a run id, a sweep, an environment of the matrix, or a file or folder of one", a_path),
+             option("b", read=a_path),
+             option("--threshold", "differences up to this share are the same (default 0.03, which is 3 %%)", number(most=0.99),
+                    0.03),
+             option("--out", "write every pair to this CSV", new_file))
+    add_verb(verbs, _networks, "networks",
+             "measure whole networks, one process each, as params/networks.yaml says; a second call resumes",
+             option("--device", "device id (default cpu)", default="cpu"),
+             option("--networks", "some of its networks (default: all)", names, (), metavar="resnet50,W1,..."),
+             option("--plan", "which networks are measured, and how long", a_path, paths.PARAMS / "networks.yaml"),
+             option("--rounds", "visits per case (default: as in the file)", whole(1, 1000), 0),
+             option("--case-s", "seconds per case and round (default: as in the file)", number(0, 1e5, above=True), 0.0),
+             option("--energy-s",
+                    "seconds of repeated passes from which energy is read, 0 for none (default: as in the file, or 2)",
+                    number(0, 1e5)),
+             option("--budget-s", "start no process after so many seconds (default: no limit)", number(), 0.0),
+             option("--name", "folder in data/networks/ that keeps the visits and the table", folder_name, "networks"),
+             flag("--dry-run", "print the cases"))
+    add_verb(verbs, _matrix, "matrix", "measure the run matrix of params/matrix.yaml; a second call resumes",
+             option("--device", "device id, or auto (default)", default="auto"),
+             option("--cells", "some cells by name (default: all)", names, (), metavar="resnet50/b16/fp32,..."),
+             option("--repeats", "runs per cell (default: as in params/matrix.yaml)", whole(1, 1000), 0),
+             option("--budget-s", "start no run after this many seconds (default: no limit)", number(), 0.0),
+             parameters("a parameter of 02_profile for every run"),
+             option("--notes", "notes on the machine, for the record of the environment", default=""),
+             flag("--nsight", "count the work of each cell's kernels (Nsight Compute), time none"),
+             flag("--dry-run", "print the cells and how many of their runs are there"))
+    sweeps = verbs.add_parser("sweeps", help="measure operators on the devices of this machine; merge shards measured apart")
+    actions = sweeps.add_subparsers(dest="action", required=True, metavar="action")
+    add_verb(actions, _sweep, "measure", "measure a sweep as 03_sweep does; the same command resumes a stopped sweep",
+             option("--device", "device ids, auto, or all (default): the CPU, then the GPUs together", default="all"),
+             parameters("a parameter of 03_sweep, such as op all, budget_s 600, grid original_linear, shard 0/8"))
+    add_verb(actions, _merge_shards, "merge", "merge shards into one sweep in data/sweeps/",
+             option("folders", "the folder of each shard", a_path, nargs="+", metavar="DIR"),
+             option("--name", "folder in data/sweeps/ (default: merged)", folder_name, "merged"))

@@ -1,4 +1,4 @@
-"""What several verbs share: how they are added, and how they read numbers, paths, new files, names and parameters."""
+"""What verbs share: how they and their options are added, and how they read numbers, paths, new files, names, parameters."""
 
 import argparse
 import math
@@ -6,19 +6,27 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from lib import files
 from lib.errors import InputError
 
+Option = tuple[tuple[str, ...], dict[str, Any]]  # names and keywords of add_argument
 _LONGEST_NAME = 255  # bytes
 
 
-def add_verb(verbs, call: Callable[[argparse.Namespace], int | None], name: str, text: str,
-             epilog: str = "") -> argparse.ArgumentParser:
-    """Add a verb that ``call`` carries out: it returns an exit status, or nothing for 0; ``text`` is its help."""
+def add_verb(verbs, call: Callable[[argparse.Namespace], int | None], name: str, text: str, *options: Option | list[Option],
+             epilog: str = "") -> None:
+    """Add a verb that ``call`` carries out: it returns an exit status, or nothing for 0; ``text`` is its help.
+
+    Of a list of options at most one may be given.
+    """
     verb = verbs.add_parser(name, help=text, epilog=epilog)
     verb.set_defaults(call=call)
-    return verb
+    for item in options:
+        group = verb.add_mutually_exclusive_group() if isinstance(item, list) else verb
+        for flags, how in item if isinstance(item, list) else [item]:
+            group.add_argument(*flags, **how)
 
 
 def note(text: object) -> None:
@@ -81,14 +89,20 @@ def names(text: str) -> list[str]:
     return parts
 
 
-def add_parameters(verb: argparse.ArgumentParser, text: str) -> None:
-    """Add ``-p NAME VALUE``, which may be given several times; ``text`` is its help."""
-    verb.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help=text)
+def option(name: str, text: str = "", read: Callable = str, default: object = None, **how: Any) -> Option:
+    """Return an option or argument that ``read`` reads; its help is ``text`` and, where that tells none, the default."""
+    stated = " (default: %(default)s)" if default and "default" not in text else ""
+    return (name,), {"help": text + stated, "type": read, "default": default, **how}
 
 
-def add_flag(verb, name: str, text: str) -> None:
-    """Add an option that is on where it is given; ``text`` is its help."""
-    verb.add_argument(name, action="store_true", help=text)
+def flag(name: str, text: str, *older: str) -> Option:
+    """Return an option that is on where it is given, by its name or one of the ``older`` ones; ``text`` is its help."""
+    return (name, *older), {"action": "store_true", "help": text}
+
+
+def parameters(text: str) -> Option:
+    """Return ``-p NAME VALUE``, which may be given several times; ``text`` is its help."""
+    return ("-p", "--parameter"), {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "help": text}
 
 
 def assignments(pairs: list[list[str]]) -> dict[str, str]:

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from lib import paths
-from lib.cli.options import a_path, add_flag, add_verb, new_file, note, number, whole
+from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
 from lib.errors import InputError, choices, printable
 from lib.progress import doing
 
 _BUDGET_S = 120.0  # of calibrate
+_DEVICES = (  # options of an answer on several devices
+    option("--dtype", "int8: on this CPU, quantised", default="fp32", choices=("fp32", "bf16", "fp16", "int8")),
+    option("--device", "a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
+                       "cpu@NAME); may be given again (default: all with a model)", default=[], action="append"),
+    flag("--no-ceilings", "measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
+                          "own, nor its speed now", "--no-look"),
+    flag("--json", "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too"))
 
 
 def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
@@ -67,14 +74,14 @@ def _advise(options: argparse.Namespace) -> bool:
         advice = _with_ceilings(options, ask)
         free_cores = load.cores_left(watch.reading())
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
-    brief = not (options.json or options.explain or options.verify)
+    brief = not (options.json or in_full)
     cpu_load = advise_text.cpu_load_note(advice, free_cores, brief, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
         return False
     changes = suggestions.suggestions(advice)
-    if not options.explain and not options.verify:
+    if brief:
         print(advise_text.screen(advice, changes, cpu_load))
         return False
     print("\n".join(filter(None, (advise_text.text(advice), cpu_load))), flush=True)  # what users' code prints goes to stderr
@@ -88,7 +95,7 @@ def _advise(options: argparse.Namespace) -> bool:
 def _query(options: argparse.Namespace) -> Any:
     from lib.predict.advice.query import Query
 
-    names = ("model", "batch_size", "mode", "dtype", "layout", "gpus", "parallel", "runtime", "threads", "instances")
+    names = "model batch_size mode dtype layout gpus parallel runtime threads instances".split()
     return Query(**{name: getattr(options, name) for name in names}, input_shape=options.input, compiled=options.compile,
                  power_limit_w=options.power_limit or 0.0)
 
@@ -150,9 +157,6 @@ def _models(options: argparse.Namespace) -> bool:
     from lib.predict.evaluation import models_at_hand
     from lib.predict.trust import errors
 
-    if sum(map(bool, (options.errors, options.train, options.outsiders))) > 1:
-        raise InputError("--errors shows what is known of the models that ship, --outsiders scores them on what others "
-                         "measured, --train trains them: give one")
     if options.outsiders:
         return _outsiders(options)
     if options.errors:
@@ -231,99 +235,83 @@ def add(verbs) -> None:
 
 
 def _add_advise(verbs) -> None:
-    verb = add_verb(verbs, _advise, "advise", "where a network should run, how long it takes there, and what to change")
-    verb.add_argument("model", nargs="?", default="",
-                      help="a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or "
-                           "module:Class")
-    verb.add_argument("--questions", type=a_path, metavar="FILE.csv",
-                      help="answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, "
-                           "layout, compile, gpus, parallel, runtime, threads, instances; what a row leaves empty is as the "
-                           "options say")
-    verb.add_argument("--out", type=new_file, metavar="FILE.csv",
-                      help="of --questions: the table of answers (default: it is printed)")
-    verb.add_argument("--input", default="", metavar="SHAPE",
-                      help="one sample: 3x224x224, tokens 512:int64, or a YAML file of several by their arguments' names "
-                           "(default: the network's usual one)")
-    verb.add_argument("--batch-size", type=whole(1), default=0,
-                      help="of all GPUs together (default: the workload's own, or 1, on each)")
-    verb.add_argument("--gpus", type=whole(1), default=1, help="equal GPUs of one machine that share the batch (default 1)")
-    verb.add_argument("--parallel", default="ddp",
-                      help="of --gpus: ddp (DistributedDataParallel, a process each; default) or data_parallel")
-    verb.add_argument("--mode", default="infer", choices=("infer", "train"))
-    verb.add_argument("--layout", default="contiguous", choices=("contiguous", "channels_last"),
-                      help="how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)")
-    add_flag(verb, "--compile", "compiled by torch.compile")
-    verb.add_argument("--runtime", default="torch", choices=("torch", "onnxruntime", "openvino"),
-                      help="what runs it on this CPU (default torch)")
-    verb.add_argument("--threads", type=whole(0), default=0, help="of each process on this CPU (default: all cores)")
-    verb.add_argument("--instances", type=whole(1), default=1, help="processes side by side on this CPU (default 1)")
-    add_flag(verb, "--code", "print a program that runs the network so, to paste and run")
-    verb.add_argument("--power-limit", type=number(0, 1e4, above=True), metavar="W",
-                      help="under a lowered power limit of GPUs (default: the most that the board may draw)")
-    add_flag(verb, "--explain",
-             "print all: where each number comes from, errors on what was held out, price, energy, batch sizes")
-    add_flag(verb, "--verify", "measure the prediction and the changes on this machine's CPU")
-    _add_devices(verb)
-
-
-def _add_devices(verb) -> None:
-    """Add the options of an answer on several devices."""
-    verb.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16", "int8"), help="int8: on this CPU, quantised")
-    verb.add_argument("--device", action="append", default=[],
-                      help="a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
-                           "cpu@NAME); may be given again (default: all with a model)")
-    verb.add_argument("--no-ceilings", "--no-look", dest="no_ceilings", action="store_true",
-                      help="measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
-                           "own, nor its speed now")
-    add_flag(verb, "--json",
-             "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too")
+    add_verb(verbs, _advise, "advise", "where a network should run, how long it takes there, and what to change",
+             option("model",
+                    "a torchvision name, a workload id (W1), timm:NAME, hf:PATH (a folder with a config.json), or module:Class",
+                    default="", nargs="?"),
+             option("--questions",
+                    "answer a table instead: a column model, and any of batch_size, device, mode, dtype, input, layout, "
+                    "compile, gpus, parallel, runtime, threads, instances; what a row leaves empty is as the options say",
+                    a_path, metavar="FILE.csv"),
+             option("--out", "of --questions: the table of answers (default: it is printed)", new_file, metavar="FILE.csv"),
+             option("--input",
+                    "one sample: 3x224x224, tokens 512:int64, or a YAML file of several by their arguments' names (default: "
+                    "the network's usual one)", default="", metavar="SHAPE"),
+             option("--batch-size", "of all GPUs together (default: the workload's own, or 1, on each)", whole(1), 0),
+             option("--gpus", "equal GPUs of one machine that share the batch (default 1)", whole(1), 1),
+             option("--parallel", "of --gpus: ddp (DistributedDataParallel, a process each; default) or data_parallel",
+                    default="ddp"),
+             option("--mode", default="infer", choices=("infer", "train")),
+             option("--layout", "how images lie in memory (channels_last: of cards and of this CPU, from networks measured so)",
+                    default="contiguous", choices=("contiguous", "channels_last")),
+             flag("--compile", "compiled by torch.compile"),
+             option("--runtime", "what runs it on this CPU (default torch)", default="torch",
+                    choices=("torch", "onnxruntime", "openvino")),
+             option("--threads", "of each process on this CPU (default: all cores)", whole(0), 0),
+             option("--instances", "processes side by side on this CPU (default 1)", whole(1), 1),
+             flag("--code", "print a program that runs the network so, to paste and run"),
+             option("--power-limit", "under a lowered power limit of GPUs (default: the most that the board may draw)",
+                    number(0, 1e4, above=True), metavar="W"),
+             flag("--explain",
+                  "print all: where each number comes from, errors on what was held out, price, energy, batch sizes"),
+             flag("--verify", "measure the prediction and the changes on this machine's CPU"),
+             *_DEVICES)
 
 
 def _add_advise_operator(verbs) -> None:
-    verb = add_verb(verbs, _advise_operator, "advise-op",
-                    "how long one operator takes on each device, at what bandwidth and rate, and why")
-    verb.add_argument("op", help="a family, such as conv2d, linear, attention; an unknown one lists all")
-    verb.add_argument("parameters", nargs="*", metavar="NAME=VALUE",
-                      help="batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
-                           "name lists those of the family")
-    verb.add_argument("--pass", dest="passes", default="forward", choices=("forward", "backward"))
-    _add_devices(verb)
+    add_verb(verbs, _advise_operator, "advise-op",
+             "how long one operator takes on each device, at what bandwidth and rate, and why",
+             option("op", "a family, such as conv2d, linear, attention; an unknown one lists all"),
+             option("parameters",
+                    "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1 ...; a wrong "
+                    "name lists those of the family", nargs="*", metavar="NAME=VALUE"),
+             option("--pass", default="forward", dest="passes", choices=("forward", "backward")),
+             *_DEVICES)
 
 
 def _add_models(verbs) -> None:
-    verb = add_verb(verbs, _models, "models", "the registry: every cost model with its scores; or train those that ship")
-    verb.add_argument("--train", metavar="WHAT",
-                      help="cpu: from the first reference machine's data; a reference machine's name, committed or imported "
-                           "from a bundle: each device that it swept; profiles: whole steps, and what loader, copy and "
-                           "optimizer cost; neusight, aiconfigurator: from published data; timm: of whole networks on "
-                           "GPUs, from published throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; "
-                           "runtimes: of a CPU; power: of GEMMs on an H200; power-limits: of GPUs, from --labels")
-    verb.add_argument("--labels", type=a_path, default=paths.IMPORTED, metavar="FOLDER",
-                      help="of --train power-limits: with summary_power_<device>.csv of Zeus's trace")
-    verb.add_argument("--source", choices=("measure", "replay"), default="measure",
-                      help="of --train profiles: those of this machine and imported ones (default), or the reference's, which "
-                           "ship")
-    add_flag(verb, "--quick", "train less, in a fraction of the time")
-    add_flag(verb, "--errors",
-             "show instead how wrong they were on what was held out: a graded line for each question that people "
-             "ask")
-    verb.add_argument("--outsiders", type=a_path, nargs="+", metavar="FOLDER",
-                      help="show instead how wrong they are on what others measured: tables of DeepBench, timm, NeuSight, "
-                           "Gavel, Zeus or pytorch-gpu-benchmark, networks.parquet of this project, or a CSV of yours with "
-                           "the columns model (a network, or an operator: \"matmul gemm_m=64 ...\"), device and "
-                           "measured_ms, and any others of --questions")
-    add_flag(verb, "--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them")
-    add_flag(verb, "--all",
-             "of --errors: by device, kind of network or operator, mode and condition, the weakest first; of --outsiders: by "
-             "kind, with kernels that are mostly launches")
+    add_verb(verbs, _models, "models", "the registry: every cost model with its scores; or train those that ship",
+             [option("--train",
+                     "cpu: from the first reference machine's data; a reference machine's name, committed or imported from a "
+                     "bundle: each device that it swept; profiles: whole steps, and what loader, copy and optimizer cost; "
+                     "neusight, aiconfigurator: from published data; timm: of whole networks on GPUs, from published "
+                     "throughputs; gains: of layouts and bf16 on a CPU, from networks that ran so; runtimes: of a CPU; "
+                     "power: of GEMMs on an H200; power-limits: of GPUs, from --labels", metavar="WHAT"),
+              flag("--errors",
+                   "show instead how wrong they were on what was held out: a graded line for each question that people ask"),
+              option("--outsiders",
+                     "show instead how wrong they are on what others measured: tables of DeepBench, timm, NeuSight, Gavel, "
+                     "Zeus or pytorch-gpu-benchmark, networks.parquet of this project, or a CSV of yours with the columns "
+                     "model (a network, or an operator: \"matmul gemm_m=64 ...\"), device and measured_ms, and any others of "
+                     "--questions", a_path, nargs="+", metavar="FOLDER")],
+             option("--labels", "of --train power-limits: with summary_power_<device>.csv of Zeus's trace", a_path,
+                    paths.IMPORTED, metavar="FOLDER"),
+             option("--source",
+                    "of --train profiles: those of this machine and imported ones (default), or the reference's, which ship",
+                    default="measure", choices=("measure", "replay")),
+             flag("--quick", "train less, in a fraction of the time"),
+             flag("--ship", "of --outsiders: save the predictions, and the spread of boards that intervals take from them"),
+             flag("--all",
+                  "of --errors: by device, kind of network or operator, mode and condition, the weakest first; of "
+                  "--outsiders: by kind, with kernels that are mostly launches"))
 
 
 def _add_calibrate(verbs) -> None:
-    verb = add_verb(verbs, _calibrate, "calibrate",
-                    "fine-tune the nearest model to this machine's device by a few measured points")
-    verb.add_argument("--device", default="cpu", help="cpu (default), cuda:0, or of --networks one of params/devices.yaml")
-    verb.add_argument("--networks", action="append", type=a_path, metavar="FILE",
-                      help="measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
-                           "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again")
-    verb.add_argument("--budget-s", type=number(10, 1e6), help=f"time for measuring (default {_BUDGET_S:g})")
-    verb.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default: fp32")
+    add_verb(verbs, _calibrate, "calibrate", "fine-tune the nearest model to this machine's device by a few measured points",
+             option("--device", "cpu (default), cuda:0, or of --networks one of params/devices.yaml", default="cpu"),
+             option("--networks",
+                    "measure nothing: correct a card's model of whole networks by ten or more that were measured on it, "
+                    "benchmark-*.csv as timm writes it or a table networks.parquet; may be given again", a_path,
+                    action="append", metavar="FILE"),
+             option("--budget-s", f"time for measuring (default {_BUDGET_S:g})", number(10, 1e6)),
+             option("--dtype", "default: fp32", choices=("fp32", "bf16", "fp16")))

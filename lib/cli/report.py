@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_flag, add_parameters, add_verb, assignments, names, new_file, note
+from lib.cli.options import a_path, add_verb, assignments, flag, names, new_file, note, option, parameters
 from lib.errors import InputError, choices
 
 
@@ -43,20 +43,20 @@ def _run(options: argparse.Namespace) -> bool:
         print("\n".join(job.command for job in jobs))
         return False
     with locks.writers((folder / f"{job.stem}.ipynb" for job in jobs), 0.0):  # until the page is built of them
-        if not options.check:
-            if options.report and source == "measure":
-                from lib.measure import machine
+        if options.report and source == "measure":
+            from lib.measure import machine
 
-                if cards := machine.overlooked(devices):
-                    note(cards)
-            cores = 0 if "OMP_NUM_THREADS" in os.environ else usable_cores()
-            outcomes = runner.run(jobs, folder, parallel=(os.cpu_count() or 1) if source == "replay" else 1, cores=cores)
-            failed = any(outcome.status != "ok" for outcome in outcomes)
+            if cards := machine.overlooked(devices):
+                note(cards)
+        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
+                              (os.cpu_count() or 1) if source == "replay" else 1,
+                              0 if "OMP_NUM_THREADS" in os.environ else usable_cores())
+        failed = any(outcome.status != "ok" for outcome in outcomes)
+        if not options.check:
             return failed | (options.report and bool(_written(folder)))
-        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed", parallel=os.cpu_count() or 1)
         if options.accept:
             print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
-            return any(outcome.status != "ok" for outcome in outcomes)
+            return failed
         lines = runner.moved(folder, outcomes)
         if len(outcomes) == 1 and not lines:
             print("\n".join(runner.shown(folder, outcomes[0])))
@@ -87,23 +87,19 @@ def _written(executed: Path, out: Path | None = None, figure: Path | None = None
 
 def add(verbs) -> None:
     """Add the verbs that run notebooks and assemble the page."""
-    verb = add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce")
-    verb.add_argument("names", nargs="*", help="notebooks by name or number (default: all in params/report.yaml)")
-    add_flag(verb, "--full", "the full parameter sets instead of the quick ones")
-    verb.add_argument("--workloads", default=["all"], type=names, metavar="W1,W5", help="workload ids, or all (default)")
-    verb.add_argument("--devices", default=["auto"], type=names, metavar="cpu,cuda:0",
-                      help="device ids, all, or auto (default)")
-    verb.add_argument("--source", default="measure", choices=("measure", "replay"),
-                      help="measure here, or replay the reference")
-    add_parameters(verb, "a parameter for every chosen notebook that has it")
-    then = verb.add_mutually_exclusive_group()
-    add_flag(then, "--report", "then assemble the page, as the verb report does")
-    add_flag(then, "--check", "replay all and compare the key numbers with the committed ones")
-    add_flag(verb, "--accept", "with --check: make the new key numbers the committed ones")
-    add_flag(verb, "--dry-run", "print the papermill lines and run nothing")
-
-    verb = add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks")
-    verb.add_argument("--executed", type=a_path, help="folder of executed notebooks (default: report/executed)")
-    verb.add_argument("--out", type=new_file, help="the page, a new file (default: report/index.html, replaced)")
-    verb.add_argument("--figure", type=new_file,
-                      help="the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)")
+    add_verb(verbs, _run, "run", "run notebooks for the report, or check that the reference data reproduce",
+             option("names", "notebooks by name or number (default: all in params/report.yaml)", nargs="*"),
+             flag("--full", "the full parameter sets instead of the quick ones"),
+             option("--workloads", "workload ids, or all (default)", names, ["all"], metavar="W1,W5"),
+             option("--devices", "device ids, all, or auto (default)", names, ["auto"], metavar="cpu,cuda:0"),
+             option("--source", "measure here, or replay the reference", default="measure", choices=("measure", "replay")),
+             parameters("a parameter for every chosen notebook that has it"),
+             [flag("--report", "then assemble the page, as the verb report does"),
+              flag("--check", "replay all and compare the key numbers with the committed ones")],
+             flag("--accept", "with --check: make the new key numbers the committed ones"),
+             flag("--dry-run", "print the papermill lines and run nothing"))
+    add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks",
+             option("--executed", "folder of executed notebooks (default: report/executed)", a_path),
+             option("--out", "the page, a new file (default: report/index.html, replaced)", new_file),
+             option("--figure", "the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)",
+                    new_file))

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from lib import files, locks, paths
-from lib.cli.options import a_path, add_flag, add_verb, names, new_file, number, whole
+from lib.cli.options import a_path, add_verb, flag, names, new_file, number, option, whole
 from lib.errors import InputError
 
 
@@ -60,44 +60,44 @@ def _contention(options: argparse.Namespace) -> None:
 
 def add(verbs) -> None:
     """Add the verbs of scheduling."""
-    verb = add_verb(verbs, _schedule, "schedule", "place jobs on devices, from files of times and devices, in simulation")
-    verb.add_argument("--times", type=a_path, required=True, help="CSV: job_id and one column of seconds per device type")
-    verb.add_argument("--devices", type=a_path, required=True,
-                      help="CSV: device, type, count; memory, cores, watts, price")
-    verb.add_argument("--jobs", type=a_path, help="CSV: job_id and arrival_s, deadline_s, memory_mb, "
-                      "memory_high_mb, cpu_cores, workload_id, devices, user, weight")
-    verb.add_argument("--actual", type=a_path, help="CSV like --times: the actual times; policies see --times")
-    verb.add_argument("--energy", type=a_path, help="CSV: job_id, one column of joules per device type, source (measured, "
-                      "modelled or assumed; default measured); missing values: the watts of --devices, assumed")
-    verb.add_argument("--high", type=a_path, help="CSV like --times: the high ends of their 90 %% ranges; the plan is that "
-                      "of least expected cost, and the answer says how likely each deadline is kept, and proposes time limits")
-    verb.add_argument("--time-limit-risk", type=number(0, 1, above=True), default=0.05, metavar="RISK",
-                      help="with --high: the probability with which a job may overrun its time limit (default 0.05)")
-    verb.add_argument("--policy", default="hybrid", help="hybrid (default), or a baseline; an unknown name lists all")
-    verb.add_argument("--objective", default="makespan",
-                      help="for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price, "
-                           "fair (shares of the users of --jobs)")
-    verb.add_argument("--out", type=new_file, help="write the schedule to this new CSV")
-    verb.add_argument("--trace", type=new_file, help="write a Chrome trace, which ui.perfetto.dev opens, to this new JSON")
-    add_flag(verb, "--json", "print the figures as one object")
-
-    verb = add_verb(verbs, _run_jobs, "run-jobs", "run jobs on this machine or on a cluster; a second call resumes",
-                    "A killed job runs again: its effects other than its result happen at least once.")
-    verb.add_argument("jobs", type=a_path, help="CSV: job_id, and workload_id with steps or notebook (a path in the folder of "
-                      "this file, or in the repository) with parameters (JSON); arrival_s, memory_mb, ...")
-    verb.add_argument("--policy", default="hybrid", help="as in schedule")
-    verb.add_argument("--objective", default="makespan", help="as in schedule")
-    verb.add_argument("--slots", type=whole(1), default=0,
-                      help="CPU slots of equal size per node (default: one per core, at most 16)")
-    verb.add_argument("--engine", default="local", choices=("local", "ray"),
-                      help="worker processes on this machine (default), or a Ray cluster of one or many nodes")
-    verb.add_argument("--address", default="", metavar="HOST:PORT",
-                      help="the head of the Ray cluster, or auto (default: a cluster is started here for this run)")
-    verb.add_argument("--out", type=a_path,
-                      help="folder for journal and record, and nothing else (default: data/schedule/<name of the file>)")
-
-    verb = add_verb(verbs, _contention, "contention", "measure how workloads slow each other down here, for run-jobs")
-    verb.add_argument("--workloads", type=names, default="W1,W3,W6", metavar="W1,W3,...",
-                      help="workloads, or all (default W1,W3,W6)")
-    verb.add_argument("--slots", type=whole(1), default=0, help="CPU slots of equal size (default: one per core, at most 16)")
-    verb.add_argument("--rounds", type=whole(1, 1000), default=3, help="visits of every pair, in random order (default 3)")
+    add_verb(verbs, _schedule, "schedule", "place jobs on devices, from files of times and devices, in simulation",
+             option("--times", "CSV: job_id and one column of seconds per device type", a_path, required=True),
+             option("--devices", "CSV: device, type, count; memory, cores, watts, price", a_path, required=True),
+             option("--jobs",
+                    "CSV: job_id and arrival_s, deadline_s, memory_mb, memory_high_mb, cpu_cores, workload_id, devices, "
+                    "user, weight", a_path),
+             option("--actual", "CSV like --times: the actual times; policies see --times", a_path),
+             option("--energy",
+                    "CSV: job_id, one column of joules per device type, source (measured, modelled or assumed; default "
+                    "measured); missing values: the watts of --devices, assumed", a_path),
+             option("--high",
+                    "CSV like --times: the high ends of their 90 %% ranges; the plan is that of least expected cost, and "
+                    "the answer says how likely each deadline is kept, and proposes time limits", a_path),
+             option("--time-limit-risk",
+                    "with --high: the probability with which a job may overrun its time limit (default 0.05)",
+                    number(0, 1, above=True), 0.05, metavar="RISK"),
+             option("--policy", "hybrid (default), or a baseline; an unknown name lists all", default="hybrid"),
+             option("--objective",
+                    "for hybrid: makespan, mean_jct, p99_jct, deadline, energy, price, fair (shares of the users of --jobs)",
+                    default="makespan"),
+             option("--out", "write the schedule to this new CSV", new_file),
+             option("--trace", "write a Chrome trace, which ui.perfetto.dev opens, to this new JSON", new_file),
+             flag("--json", "print the figures as one object"))
+    add_verb(verbs, _run_jobs, "run-jobs", "run jobs on this machine or on a cluster; a second call resumes",
+             option("jobs",
+                    "CSV: job_id, and workload_id with steps or notebook (a path in the folder of this file, or in the "
+                    "repository) with parameters (JSON); arrival_s, memory_mb, ...", a_path),
+             option("--policy", "as in schedule", default="hybrid"),
+             option("--objective", "as in schedule", default="makespan"),
+             option("--slots", "CPU slots of equal size per node (default: one per core, at most 16)", whole(1), 0),
+             option("--engine", "worker processes on this machine (default), or a Ray cluster of one or many nodes",
+                    default="local", choices=("local", "ray")),
+             option("--address", "the head of the Ray cluster, or auto (default: a cluster is started here for this run)",
+                    default="", metavar="HOST:PORT"),
+             option("--out", "folder for journal and record, and nothing else (default: data/schedule/<name of the file>)",
+                    a_path),
+             epilog="A killed job runs again: its effects other than its result happen at least once.")
+    add_verb(verbs, _contention, "contention", "measure how workloads slow each other down here, for run-jobs",
+             option("--workloads", "workloads, or all (default W1,W3,W6)", names, "W1,W3,W6", metavar="W1,W3,..."),
+             option("--slots", "CPU slots of equal size (default: one per core, at most 16)", whole(1), 0),
+             option("--rounds", "visits of every pair, in random order (default 3)", whole(1, 1000), 3))

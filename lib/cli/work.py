@@ -3,7 +3,7 @@
 import argparse
 
 from lib import paths
-from lib.cli.options import a_path, add_flag, add_verb, note, whole
+from lib.cli.options import a_path, add_verb, flag, note, option, whole
 from lib.errors import InputError, printable
 
 FOLDER = paths.DATA / "layer_power"
@@ -78,18 +78,16 @@ def add(verbs) -> None:
     verb = verbs.add_parser("data", help="fetch or check MedMNIST files, print the tables' dictionary, push or pull a folder")
     actions = verb.add_subparsers(dest="action", required=True, metavar="action")
     for name, text in (("fetch", "download MedMNIST files"), ("check", "check MedMNIST files")):
-        action = add_verb(actions, _medmnist, name, text)
-        action.add_argument("names", nargs="*", help="datasets (default: those of the workloads)")
-        action.add_argument("--size", type=int, choices=(28, 64, 128, 224), help="native size (default: as workloads read)")
-    action = add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables")
-    add_flag(action, "--write", "write it into data/README.md instead")
-
-    push = add_verb(actions, _push, "push", "push a folder as the next version of a remote's branch; hidden files are left out")
-    push.add_argument("--source", default="", help="origin of the data, shown when they are pulled")
-    pull = add_verb(actions, _pull, "pull", "copy a version into a folder; local files that differ are never overwritten")
-    pull.add_argument("--version", type=whole(1, 999_999), help="its number (default: the last)")
-    for action in (push, pull):
-        action.add_argument("remote", metavar="REMOTE[@branch]",
-                            help="a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)")
-        action.add_argument("--local", type=a_path, default=FOLDER, metavar="DIR", help=f"the folder here (default: {FOLDER})")
-        action.add_argument("--remote-dir", default="", metavar="DIR", help="a folder within the remote (default: its root)")
+        add_verb(actions, _medmnist, name, text,
+                 option("names", "datasets (default: those of the workloads)", nargs="*"),
+                 option("--size", "native size (default: as workloads read)", int, choices=(28, 64, 128, 224)))
+    add_verb(actions, _dictionary, "dictionary", "print the dictionary of the tables",
+             flag("--write", "write it into data/README.md instead"))
+    shared = (option("remote", "a folder, or an address that fsspec knows, such as s3://bucket/ (default branch: main)",
+                     metavar="REMOTE[@branch]"),
+              option("--local", "the folder here", a_path, FOLDER, metavar="DIR"),
+              option("--remote-dir", "a folder within the remote (default: its root)", default="", metavar="DIR"))
+    add_verb(actions, _push, "push", "push a folder as the next version of a remote's branch; hidden files are left out",
+             option("--source", "origin of the data, shown when they are pulled", default=""), *shared)
+    add_verb(actions, _pull, "pull", "copy a version into a folder; local files that differ are never overwritten",
+             option("--version", "its number (default: the last)", whole(1, 999_999)), *shared)

@@ -47,7 +47,7 @@ Source = Literal["measure", "replay"]
 Count = whole(0)
 Positive = whole(1)
 Threads = whole(0, 1024)
-Seed = Annotated[int, NUMBER, Field(ge=0, lt=2**32)]
+Seed = whole(0, 2**32 - 1)
 PlainName = text(rf"^{NAME}$")
 _REASONS = 5  # wrong values that one line names
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # in a model, in a dataclass
@@ -150,8 +150,8 @@ def load_yaml(path: Path) -> Any:
 
     try:
         return YAML(typ="safe", pure=True).load(csv_files.bytes_of(path).decode())
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{path} is missing") from None
+    except InputError:
+        raise
     except (YAMLError, ValueError, OSError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

@@ -27,8 +27,14 @@ BatchSize = whole(0, 1_000_000)
 Batches = whole(0, 1_000_000_000)
 
 
-class Parameters(Strict):
-    """Base of the parameters of a notebook: whatever is text is one line of bounded length."""
+class Sourced(Strict):
+    """Parameters that every notebook has: measure here, or replay the data of a reference machine.
+
+    Whatever is text is one line of bounded length.
+    """
+
+    source: Source = "measure"
+    reference: MachineName = ""
 
     @field_validator("*")
     @classmethod
@@ -36,13 +42,6 @@ class Parameters(Strict):
         if isinstance(value, str) and (len(value) > _LONGEST or any(unicodedata.category(sign) in _NO_TEXT for sign in value)):
             raise ValueError(f"must be one line of at most {_LONGEST} characters")
         return value
-
-
-class Sourced(Parameters):
-    """Parameters that every notebook has: measure here, or replay the data of a reference machine."""
-
-    source: Source = "measure"
-    reference: MachineName = ""
 
 
 def _names(text: str) -> list[str]:
@@ -60,15 +59,13 @@ class MachineParams(Sourced):
     threads: Threads = 0
 
 
-class ProfileParams(Parameters):
+class ProfileParams(Sourced):
     """Parameters of ``02_profile`` and of one profiled run."""
 
     workload: str = "W1"
     model: str = ""
     folder: str = ""
     device: Device = "auto"
-    source: Source = "measure"
-    reference: MachineName = ""
     data_source: Literal["auto", "medmnist", "synthetic", "imagefolder"] = "auto"
     resolution: Literal["native", "resized"] = "native"
     batch_size: BatchSize = 0
@@ -159,7 +156,7 @@ class RooflineParams(Sourced):
 
     device: Device = "auto"
     models: Names = "resnet50,vgg16,mobilenet_v2"
-    batch_size: Annotated[BatchSize, Field(ge=1)] = 1
+    batch_size: whole(1, 1_000_000) = 1
     dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     budget_s: number(0, 3600) = 20.0
     vendor: text(r"^[a-z0-9-]*$") = ""

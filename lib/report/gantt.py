@@ -29,20 +29,20 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
     devices = sorted(set(every["device"]), key=_natural)[:_MOST_DEVICES]
     job_classes = job_classes or {}
     names = every["job_id"].map(job_classes).dropna().unique().tolist()
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     height = min(0.3, 0.16 + 0.3 / len(devices))  # many devices: thinner bars
     figure, panels = axes(1, 8.5, 0.7 + len(schedules) * (0.5 + height * len(devices)), len(schedules), sharex=True)
     for axis, (title, schedule) in zip(panels, schedules.items(), strict=True):
-        for row in schedule[schedule["device"].isin(devices)].itertuples():
-            wrong, colour = row.status in _WRONG, names.index(job_classes[row.job_id]) if row.job_id in job_classes else 0
+        for row in schedule.query("device in @devices").itertuples():
+            colour = _WRONG.get(row.status) or colours.get(job_classes.get(row.job_id), COLOURS[0])
             axis.barh(devices.index(row.device), row.end_s - row.start_s, left=row.start_s, height=0.8, linewidth=0.4,
-                      edgecolor="white", color=_WRONG[row.status] if wrong else COLOURS[colour % len(COLOURS)],
-                      hatch="////" if wrong else None)
+                      edgecolor="white", color=colour, hatch="////" if row.status in _WRONG else None)
         if bound_s is not None:
             axis.axvline(bound_s, color="#333333", linestyle="--", linewidth=1)
         label_rows(axis, devices, 7 if len(devices) > 8 else 9)
         axis.set_title(title, fontsize=10)
     panels[-1].set_xlabel("seconds" + ("" if bound_s is None else " (dashed: lower bound)"))
-    marks = [Patch(color=COLOURS[number % len(COLOURS)], label=name) for number, name in enumerate(names[:_MOST_CLASSES])]
+    marks = [Patch(color=colours[name], label=name) for name in names[:_MOST_CLASSES]]
     marks += [Patch(facecolor=_WRONG[status], hatch="////", edgecolor="white", label=status)
               for status in dict.fromkeys(every["status"]) if status in _WRONG]
     if marks:

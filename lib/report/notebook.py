@@ -131,18 +131,17 @@ class Notebook:
         import pandas as pd
         from IPython.display import display
 
-        frame = pd.DataFrame([{"number": key, "value": _short(item["value"]), "unit": item["unit"],
-                               "must reproduce": _must(item["tolerance"])}
+        frame = pd.DataFrame([{"number": key, "value": short(item["value"]), "unit": item["unit"],
+                               "must reproduce": "" if item["tolerance"] is None else
+                               f"within {item['tolerance']:.1%}" if item["tolerance"] else "exactly"}
                               for key, item in self._keys.items()])
         display({KEYS_MIME: self._keys, "text/html": style.table_html(frame, KEY_NUMBERS),
                  "text/plain": frame.to_string(index=False)}, raw=True)
 
 
-def _must(tolerance: float | None) -> str:
-    return "" if tolerance is None else f"within {tolerance:.1%}" if tolerance else "exactly"
 
-
-def _short(value: float | str) -> str:
+def short(value: float | str, digits: int = 4) -> str:
+    """Return a key number as text: whole numbers in full, others with so many digits."""
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
-    return f"{value:.4g}" if value != int(value) else f"{int(value):,}"
+    return f"{value:.{digits}g}" if value != int(value) else f"{int(value):,}"

@@ -1,6 +1,6 @@
 """Executed notebooks to one self-contained HTML page, written like a paper."""
 
-import math
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lib import paths, store
 from lib.config import definitions
 from lib.errors import InputError, choices
 from lib.report import markup, runner, style, summary
-from lib.report.notebook import BANNER, KEY_NUMBERS, UNKNOWN
+from lib.report.notebook import BANNER, KEY_NUMBERS, UNKNOWN, short
 
 _HEADING = re.compile(r"^h[1-6]$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -97,13 +97,9 @@ def _lookup(numbers: dict[str, dict[str, Any]]):
     A name that starts with a space or colon is the end of one.
     """
     def find(wanted: str) -> str | None:
-        for name, item in ((name, item) for recorded in reversed(numbers.values()) for name, item in recorded.items()):
+        for name, item in itertools.chain.from_iterable(recorded.items() for recorded in reversed(numbers.values())):
             if name == wanted or (wanted[0] in " :" and name.endswith(wanted)):
-                value = item["value"]
-                if isinstance(value, str):
-                    return _GAP if value == UNKNOWN else value
-                whole = math.isfinite(value) and value == int(value)
-                return f"{value:,{'.0f' if whole else '.3g'}} {item['unit']}".strip()
+                return _GAP if item["value"] == UNKNOWN else f"{short(item['value'], 3)} {item['unit']}".strip()
         return None
     return find
 
@@ -129,18 +125,19 @@ def _banners(path: Path) -> str:
 def _section(number: int, section: definitions.Section, outcomes: list[runner.Outcome], folder: Path) -> dict[str, Any]:
     """Return one notebook's part of the page: its runs in order, and what of them stands open above them."""
     anchor = f"s{number}"
+    part = {"number": number, "title": section.notebook, "anchor": anchor, "runs": [], "open": [], "lead": "",
+            "problems": [f"{section.notebook}: has not been run"]}
     if not outcomes:
-        return {"number": number, "title": section.notebook, "anchor": anchor, "runs": [], "open": [], "lead": "",
-                "problems": [f"{section.notebook}: has not been run"]}
+        return part
     runs = [_run(f"{anchor}-{index}", outcome, folder, first=index == 1, last=index == len(outcomes))
             for index, outcome in enumerate(outcomes, 1)]
-    lead, *_ = (part.pop("lead") for part in runs)
+    lead, *_ = (run.pop("lead") for run in runs)
     wanted = (section.shown,) if len(runs) > 1 and section.shown else (_LEARNED, section.shown)
-    shown = [part for name in filter(None, wanted) for part in runs[-1]["parts"] if part["heading"].startswith(name)]
+    shown = [below for name in filter(None, wanted) for below in runs[-1]["parts"] if below["heading"].startswith(name)]
     for run in runs:
-        run["parts"] = [part for part in run["parts"] if part not in shown]
-    return {"number": number, "title": runs[0]["title"] or section.notebook, "anchor": anchor, "runs": runs, "lead": lead,
-            "open": shown, "problems": [line for part in runs for line in part["problems"]]}
+        run["parts"] = [below for below in run["parts"] if below not in shown]
+    return part | {"title": runs[0]["title"] or section.notebook, "runs": runs, "lead": lead, "open": shown,
+                   "problems": [line for run in runs for line in run["problems"]]}
 
 
 def _run(anchor: str, outcome: runner.Outcome, folder: Path, first: bool, last: bool) -> dict[str, Any]:
@@ -208,20 +205,20 @@ def _parts(body: str, anchor: str) -> dict[str, Any]:
         element.decompose()
     for element in soup.find_all(id=True):
         del element["id"]
-    title, lead = soup.find("h1"), ""
-    text = title.get_text().strip() if title else ""
-    if title:
+    text = lead = ""
+    if title := soup.find("h1"):
         lead = str(paragraph.extract()) if (paragraph := title.find_next("p")) else ""
-        title.extract()
+        text = title.extract().get_text().strip()
     for table in soup.select("div.scroll"):
         _fold_if_long(soup, table)
-    cells: dict[str, list[Any]] = {_METHOD: []}
+    heading, cells = _METHOD, {_METHOD: []}
     for cell in soup.find_all(recursive=False):
-        if heading := cell.find("h2"):
-            cells[heading.extract().get_text().strip()] = []
+        if title := cell.find("h2"):
+            heading = title.extract().get_text().strip()
+            cells[heading] = []
         for below in cell.find_all(_HEADING):
             below.name = f"h{min(6, int(below.name[1]) + 1)}"
-        cells[list(cells)[-1]].append(cell)
+        cells[heading].append(cell)
     _drop_what_was_learned(cells)
     parts = [{"heading": heading, "problems": [], "anchor": f"{anchor}-{number}", "body": "".join(map(str, found))}
              for number, (heading, found) in enumerate(cells.items()) if any(cell.find(_BLOCKS) for cell in found)]

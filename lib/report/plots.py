@@ -21,6 +21,12 @@ def axes(columns: int = 1, width: float = 8, height: float = 3.6, rows: int = 1,
     return figure, list(panels.flat)
 
 
+def panel(width: float = 8, height: float = 3.6):
+    """Return a figure of one panel, width and height in inches, and its axis."""
+    figure, (axis,) = axes(1, width, height)
+    return figure, axis
+
+
 def facets(table: pd.DataFrame, by: Any, width: float, height: float, columns: int = 0, **options: Any):
     """Return a figure with a panel for each group of a table, titled by it, and the panel, name and rows of each.
 
@@ -68,7 +74,7 @@ def points(axis, table: pd.DataFrame, x: str, y: str, by: Any, colours: Mapping[
 def interval_rows(table: pd.DataFrame, label: str, xlabel: str, low: str = "low_ms", high: str = "high_ms",
                   span: str | None = None, **marks: Mapping[str, Any]):
     """Return a row each row of a table, logarithmic: a pale bar from low to high, named ``span``, and a mark a column."""
-    figure, (axis,) = axes(width=9, height=1.3 + 0.34 * len(table))
+    figure, axis = panel(9, 1.3 + 0.34 * len(table))
     rows = range(len(table))
     axis.hlines(rows, table[low], table[high], color=PALE, linewidth=5, zorder=1, label=span)
     for column, options in marks.items():

@@ -1,6 +1,7 @@
 """Run notebooks for the report: strict parameters, a process each, every outcome in a manifest."""
 
 import itertools
+import math
 import shlex
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it ne
 
 from lib import execution, locks, paths, store
 from lib.config import base, definitions, notebooks
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, one_line, refused
 from lib.report.notebook import KEYS_MIME
 
 
@@ -77,10 +78,10 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
     one that none has is refused. Raises InputError.
     """
     sections = _chosen(definitions.load_report_plan().sections, list(names))
-    known = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
-    if unknown := set(extra) - known:
+    declared = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
+    if unknown := set(extra) - declared:
         raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
-                         f"there are: {choices(sorted(known))}")
+                         f"there are: {choices(sorted(declared))}")
     for workload in workloads:
         definitions.workload(workload)
     return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
@@ -103,7 +104,7 @@ def _jobs(section: definitions.Section, full: bool, workloads: list[str], device
             checked = base.build(model, values, section.notebook)
             if "workload" in model.model_fields:
                 definitions.workload(checked.workload)
-            stem = "_".join(part for part in (section.notebook, workload, device.replace(":", "-")) if part)
+            stem = "_".join(filter(None, (section.notebook, workload, device.replace(":", "-"))))
             yield Job(section.notebook, stem, values)
 
 
@@ -130,12 +131,10 @@ def read(executed: Path) -> Any:
     """Return an executed notebook; InputError for what is none."""
     import nbformat
 
-    try:
+    with refused(f"{executed} is no executed notebook: "):
         notebook = nbformat.read(executed, as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # nbformat raises whatever its reading of the content runs into
-        raise InputError(f"{executed} is no executed notebook: {one_line(error)}") from None
-    return notebook
+        return notebook
 
 
 def outputs(executed: Path) -> Iterator[Mapping[str, Any]]:
@@ -239,7 +238,8 @@ def moved(folder: Path, outcomes: list[Outcome]) -> list[str]:
         words = [f"{name!r} is no longer recorded" for name in then if name not in now]
         words += [f"{name!r} is new ({now[name]['value']:g}); accept it with --accept" for name in now if name not in then]
         words += [f"{name!r} moved from {old['value']:g} to {now[name]['value']:g} (tolerance {old['tolerance']:.1%})"
-                  for name, old in then.items() if name in now and _differs(now[name]["value"], old)]
+                  for name, old in then.items() if name in now and not math.isclose(
+                      now[name]["value"], old["value"], rel_tol=0, abs_tol=old["tolerance"] * abs(old["value"]) + 1e-12)]
         lines += [f"{outcome.stem}: {text}" for text in words]
     return lines
 
@@ -253,9 +253,6 @@ def _compared(folder: Path, outcome: Outcome) -> dict[str, KeyNumber]:
     recorded = keys(folder / f"{outcome.stem}.ipynb")
     return {name: item for name, item in recorded.items() if item["tolerance"] is not None}
 
-
-def _differs(now: float, then: dict[str, Any]) -> bool:
-    return not abs(now - then["value"]) <= then["tolerance"] * abs(then["value"]) + 1e-12
 
 
 def accept(folder: Path, outcomes: list[Outcome]) -> Path:

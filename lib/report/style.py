@@ -36,10 +36,10 @@ def use_style() -> None:
 
 def save(figure, notebook: str, name: str) -> bytes:
     """Write ``figures/<notebook>/<name>.svg`` and ``.png``, close the figure, return the SVG; ``name`` may be any text."""
-    stem, drawn = paths.FIGURES / notebook / _NO_NAME.sub("-", name)[:_LONGEST], png(figure)
-    files.replace(stem.with_name(f"{stem.name}.png"), drawn)
+    folder, name = paths.FIGURES / notebook, _NO_NAME.sub("-", name)[:_LONGEST]
+    files.replace(folder / f"{name}.png", png(figure))
     drawn = svg(figure)
-    files.replace(stem.with_name(f"{stem.name}.svg"), drawn)
+    files.replace(folder / f"{name}.svg", drawn)
     return drawn
 
 

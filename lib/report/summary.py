@@ -36,9 +36,9 @@ def series(numbers: Numbers, suffix: str) -> Iterator[tuple[str, float]]:
 
     Numbers of a run that is unusable are left out.
     """
-    found = verdicts(numbers)
+    of_runs = verdicts(numbers)
     for name, value in _ending(numbers, suffix):
-        if not isinstance(value, str) and found.get(name.strip()) != UNUSABLE:
+        if not isinstance(value, str) and of_runs.get(name.strip()) != UNUSABLE:
             yield name.strip(), value
 
 
@@ -55,8 +55,8 @@ def _ending(numbers: Numbers, suffix: str) -> Iterator[tuple[str, Any]]:
 
 def fleet(scenario: str) -> str:
     """Return what the note of a scenario calls its fleet, such as "a lab"; the scenario's name where it has no note."""
-    known = definitions.load_scenarios()[1].get(scenario)
-    return known.note.partition(":")[0] if known else scenario
+    definition = definitions.load_scenarios()[1].get(scenario)
+    return definition.note.partition(":")[0] if definition else scenario
 
 
 def over_bound(saved_pct: float) -> float:
@@ -67,22 +67,19 @@ def over_bound(saved_pct: float) -> float:
 def workload(run: str) -> str:
     """Return a run such as W1_pathmnist_simple_cnn_cpu_fp32 as "W1 simple_cnn, pathmnist 28", and how it ran elsewhere."""
     name, _, how = run.partition("_")
-    if (known := definitions.workloads().get(name)) is None:
+    if (trained := definitions.workloads().get(name)) is None:
         return run
-    how = how.removeprefix(f"{known.dataset}_{known.model}").removesuffix("cpu_fp32").replace("_", " ").strip()
-    return f"{name} {known.model}, {known.dataset} {known.size}" + (f", {how}" if how else "")
+    how = how.removeprefix(f"{trained.dataset}_{trained.model}").removesuffix("cpu_fp32").replace("_", " ").strip()
+    return f"{name} {trained.model}, {trained.dataset} {trained.size}" + (f", {how}" if how else "")
 
-
-def _in_words(case: str) -> str:
-    """Return a case of whole networks as "inference, batch 8, retained heap"."""
-    return case.removeprefix("network, ").replace("infer,", "inference,").replace("train,", "training,")
 
 
 def panels(numbers: Numbers) -> tuple[Panel, ...]:
     """Return the four answers: measured, explained, predicted, placed."""
     rates = {workload(name): value for name, value in series(numbers, " throughput")}
     shares = {workload(name): value for name, value in series(numbers, ": share of attainable performance")}
-    errors = {_in_words(name.rstrip(",")): value for name, value in series(numbers, " MAPE") if name.startswith("network, ")}
+    errors = {case.rstrip(",").removeprefix("network, ").replace("infer,", "inference,").replace("train,", "training,"): value
+              for case, value in series(numbers, " MAPE") if case.startswith("network, ")}
     hybrid = dict(series(numbers, ": hybrid / bound"))
     placed: dict[str, float] = {}
     for mix, saved in series(numbers, ": could be saved"):

@@ -13,7 +13,7 @@ from lib.errors import InputError
 from lib.missing import needs
 from lib.predict.analytic import complexity
 from lib.progress import track
-from lib.report.plots import axes, interval_rows, label_rows, legend
+from lib.report.plots import axes, interval_rows, label_rows, legend, panel
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import SERIES, renamed
 from lib.work.graph import families
@@ -49,7 +49,7 @@ class Study:
 
     def at(self, name: str, batch_size: int) -> pd.DataFrame:
         """Return the ``complexity`` table of one network at one batch size, with the ``group`` of each row."""
-        return grouped(self.table[(self.table["network"] == name) & (self.table["batch_size"] == batch_size)])
+        return grouped(self.table.query("network == @name and batch_size == @batch_size"))
 
 
 def study(p: ComplexityParams) -> Study:
@@ -85,10 +85,10 @@ def work_by_network(totals: pd.DataFrame):
     figure = interval_rows(table, "network", "GFLOP a sample (2 a multiply-add, element-wise work included)", *passes,
                            **{name: {"s": 46, "color": colour, "label": name} for name, colour in passes.items()})
     axis, most = figure.axes[0], table["backward"].max()
-    for row, (end, ratio) in enumerate(zip(table["backward"], totals["backward_over_forward"], strict=True)):
-        if np.isfinite(end):
-            axis.annotate(f"× {ratio:.3f}", (end, row), (10, 0), textcoords="offset points", va="center", fontsize=9,
-                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+    for place, row in enumerate(table.itertuples()):
+        if np.isfinite(row.backward):
+            axis.annotate(f"× {row.backward_over_forward:.3f}", (row.backward, place), (10, 0), textcoords="offset points",
+                          va="center", fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
     axis.set_xlim(right=most * 3 if np.isfinite(most) else None)
     return figure
 
@@ -102,12 +102,10 @@ def shares_by_kind(groups: pd.DataFrame):
     names, kinds = groups["network"].unique(), [kind for kind in _COLOURS if kind in set(groups["group"])]
     figure, panels = axes(2, 9, 1.5 + 0.3 * len(names), sharey=True)
     for axis, column, title in zip(panels, ("flops", "bytes"), ("FLOPs", "Compulsory bytes"), strict=True):
-        unknown = groups.loc[groups[column].isna(), "network"]
-        wide = groups[~groups["network"].isin(unknown)].pivot_table(index="network", columns="group", values=column,
-                                                                    aggfunc="sum")
-        wide = wide.reindex(index=names, columns=kinds).fillna(0.0)
-        share = wide.div(wide.sum(axis=1).clip(lower=1), axis=0) * 100
-        share.plot.barh(stacked=True, ax=axis, color=_COLOURS, width=0.75, legend=False, ylabel="")
+        share = groups[column] / groups.groupby("network")[column].transform("sum", skipna=False) * 100
+        wide = groups.assign(share=share).pivot_table(index="network", columns="group", values="share")
+        wide.reindex(index=names, columns=kinds).fillna(0.0).plot.barh(stacked=True, ax=axis, color=_COLOURS, width=0.75,
+                                                                       legend=False, ylabel="")
         axis.set(xlim=(0, 100), xticks=(0, 25, 50, 75), xlabel="% of the training step", title=title)
         label_rows(axis, names, 11)
     legend(figure)
@@ -120,10 +118,10 @@ def intensity_by_layer(rows: pd.DataFrame):
 
     ``rows`` is one network's ``complexity`` table with its ``group``; the area of a dot is the operator's share of the bytes.
     """
-    shown = rows[(rows["flops_forward"] > 0) & (rows["bytes_forward"] > 0)].reset_index(drop=True)
-    shown = shown.assign(intensity=shown["flops_forward"] / shown["bytes_forward"],
-                         area=12 + 148 * shown["bytes_forward"] / shown["bytes_forward"].max())
-    figure, (axis,) = axes(width=9, height=4)
+    shown = rows.query("flops_forward > 0 and bytes_forward > 0").reset_index(drop=True).eval("""
+        intensity = flops_forward / bytes_forward
+        area = 12 + 148 * bytes_forward / bytes_forward.max()""")
+    figure, axis = panel(9, 4)
     for kind, colour in _COLOURS.items():
         part = shown[shown["group"] == kind]
         if len(part):
@@ -141,7 +139,7 @@ def memory(totals: pd.DataFrame):
     ``totals`` holds a row a network and batch size; in MB (10^6 bytes), logarithmic.
     """
     wide = totals.pivot_table(index="network", columns="batch_size", values="activation_mb", sort=False).sort_index(axis=1)
-    wide = wide.set_axis([f"activations, batch {size}" for size in wide], axis=1)
+    wide = wide.rename(columns="activations, batch {}".format)
     weights_mb = totals.groupby("network", sort=False)["parameter_mb"].first() * _STATES
     marks = {name: {"s": 8 + 22 * number, "color": SERIES[0], "alpha": 0.25 + 0.55 * number / wide.shape[1], "label": name}
              for number, name in enumerate(wide, 1)}
@@ -159,15 +157,10 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(group=rows["op"].map(named).fillna(OTHER))
 
 
-def _sums(values: pd.Series) -> float:
-    return values.sum(skipna=False)
-
-
 def by_group(rows: pd.DataFrame) -> pd.DataFrame:
     """Return FLOPs and bytes of a training step by network, batch size and kind of work."""
-    work = grouped(rows).assign(flops=rows["flops_forward"] + rows["flops_backward"],
-                                bytes=rows["bytes_forward"] + rows["bytes_backward"])
-    return work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]].agg(_sums).reset_index()
+    work = grouped(rows).eval("flops = flops_forward + flops_backward\nbytes = bytes_forward + bytes_backward")
+    return work.groupby(["network", "batch_size", "group"], sort=False)[["flops", "bytes"]].sum(skipna=False).reset_index()
 
 
 def _in_units(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
@@ -179,10 +172,10 @@ def _in_units(table: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:
 
 def heaviest(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the ten layers of one network with the most FLOPs in a training step, in millions and MB, with their share."""
-    layers = complexity.by_layer(rows)
-    step = layers["flops_forward"] + layers["flops_backward"]
-    layers = layers.assign(share=step / step.sum() * 100, layer=layers["layer"].replace("", "(the network itself)"))
-    return _in_units(layers, _LAYER).loc[step.sort_values(ascending=False, kind="stable").index[:10]]
+    layers = complexity.by_layer(rows).replace({"layer": {"": "(the network itself)"}}).eval("""
+        step = flops_forward + flops_backward
+        share = step / step.sum() * 100""")
+    return _in_units(layers.nlargest(10, "step"), _LAYER)
 
 
 def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:
@@ -193,12 +186,12 @@ def intensity_by_batch(sums: pd.DataFrame) -> pd.DataFrame:
 
 def overview(sums: pd.DataFrame) -> pd.DataFrame:
     """Return a table of ``totals`` in units that people read: millions, GFLOP, MB."""
-    return _in_units(sums.assign(bytes=sums["bytes_forward"] + sums["bytes_backward"]), _OVERVIEW)
+    return _in_units(sums.eval("bytes = bytes_forward + bytes_backward"), _OVERVIEW)
 
 
 def differing(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the comparisons that differ, and the sources that gave no number, as people read them."""
-    shown = rows[rows["difference"] != 0].drop(columns=["batch_size", "explained"])
+    shown = rows.query("difference != 0").drop(columns=["batch_size", "explained"])
     numbers = ["ours", "theirs", "difference", "rest"]
     return shown.assign(**shown[numbers].map(lambda value: "–" if pd.isna(value) else f"{value:,.0f}"))
 
@@ -207,15 +200,15 @@ def differing(rows: pd.DataFrame) -> pd.DataFrame:
 
 def ratios(sums: pd.DataFrame) -> Numbers:
     """Return how many forward passes a backward pass, and a step, are worth; ``sums`` are ``totals``, one row a network."""
-    known = sums[sums["backward_over_forward"].notna()]
-    return {"known": known.assign(step=1 + known["backward_over_forward"]), "uncounted": sums[sums["uncounted"] != ""],
-            "below_two": known["backward_over_forward"].max() < 2}
+    counted = sums.dropna(subset="backward_over_forward").eval("step = 1 + backward_over_forward")
+    return {"counted": counted, "uncounted": sums.query("uncounted != ''"),
+            "below_two": counted["backward_over_forward"].max() < 2}
 
 
 def shares(groups: pd.DataFrame) -> Numbers:
     """Return the share of convolutions, GEMMs and attention in each network's FLOPs and bytes, %; ``groups``: ``by_group``."""
     products = groups[groups["group"].isin(_PRODUCTS)].groupby("network")[["flops", "bytes"]].sum()
-    everything = groups.groupby("network")[["flops", "bytes"]].agg(_sums)
+    everything = groups.groupby("network")[["flops", "bytes"]].sum(skipna=False)
     return {"shares": (products.reindex(everything.index, fill_value=0.0) / everything * 100).dropna()}
 
 
@@ -232,8 +225,8 @@ def comparisons(rows: pd.DataFrame) -> Numbers:
     given = rows[rows["theirs"].notna()]
     equal, unexplained = given["difference"] == 0, given["rest"] != 0
     ratio = (given["theirs"] / given["ours"].where(given["ours"] > 0)).astype(float)
-    return {"given": given.assign(ratio=ratio, off=(ratio - 1).abs()), "equal": int(equal.sum()),
-            "explained": int((~equal & ~unexplained).sum()), "unexplained": given[unexplained],
+    return {"given": given.assign(ratio=ratio, off=(ratio - 1).abs()), "equal": equal.sum(),
+            "explained": (~equal & ~unexplained).sum(), "unexplained": given[unexplained],
             "silent": len(rows) - len(given) or None}
 
 

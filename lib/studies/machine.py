@@ -29,7 +29,7 @@ _ARCHITECTURES = {"6": "pascal", "7.0": "volta", "7.5": "turing", "8": "ampere",
 def ceilings(best: pd.DataFrame, table: pd.DataFrame):
     """Return two panels: the best GEMM rate of each dtype, and triad bandwidth over the working set."""
     figure, (left, right) = axes(2, 9, 3.4)
-    compute = best[best["level"] == "compute"].sort_values("peak_gflops")
+    compute = best.query("level == 'compute'").sort_values("peak_gflops")
     bars = left.barh(compute["dtype"], compute["peak_gflops"], color=SERIES[0])
     left.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
     left.set(xscale="log", xlabel="GFLOP/s", title="Compute, by element type")
@@ -55,10 +55,9 @@ def reached(results: Ceilings) -> Numbers:
     """Return the best rates of a device; ``ridge_point``: of fp32 and the memory beyond the caches, FLOP/byte."""
     is_compute = results.best["level"] == "compute"
     compute, memory = results.best[is_compute], results.best[~is_compute]
-    fp32, gbps = compute[compute["dtype"] == "fp32"], memory[memory["level"] == results.last_level]["peak_gbps"].max()
+    fp32, gbps = compute.query("dtype == 'fp32'"), memory[memory["level"] == results.last_level]["peak_gbps"].max()
     return {"fp32": fp32, "fp32_gflops": fp32["peak_gflops"].max(), "compute": compute, "memory": memory,
-            "level": results.last_level, "gbps": gbps,
-            "ridge_point": fp32["peak_gflops"].max() / gbps, "warning": results.warning}
+            "results": results, "gbps": gbps, "ridge_point": fp32["peak_gflops"].max() / gbps}
 
 
 def key_numbers(results: Ceilings) -> KeyNumbers:

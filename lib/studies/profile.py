@@ -8,12 +8,12 @@ from lib.measure.training import matrix
 from lib.measure.training.profiled import Profiled
 from lib.measure.training.summary import PHASES_MS, steady, unaccounted
 from lib.missing import Missing, MissingError, needs
-from lib.report.plots import axes, groups, label_rows, legend
+from lib.report.plots import axes, groups, label_rows, legend, panel
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import COLOURS, WARM_UP
 
-SHOWN = ["workload_id", "arch", "backend", "precision", "batch_size", "data_source", "step_median_ms", "step_low_ms",
-         "step_high_ms", "images_per_sec", "verdict"]
+SHOWN = ("workload_id arch backend precision batch_size data_source step_median_ms step_low_ms step_high_ms images_per_sec "
+         "verdict").split()
 _MEMORY = {"cuda_mem_alloc_mb": "Memory allocated on the GPU", "peak_rss_mb": "Peak resident memory of the process"}
 _PHASES = list(PHASES_MS.values())
 _LEAST = 3  # steps that show how a pass settles
@@ -24,8 +24,8 @@ _LEAST = 3  # steps that show how a pass settles
 @needs("profiled training steps")
 def phases_over_time(rows: pd.DataFrame):
     """Return the training steps one after another, stacked by phase, warm-up shaded; bars beyond the axis carry their ms."""
-    figure, (axis,) = axes()
-    train = _enough(rows[rows["task_type"] == "train"]).sort_values("global_step", ignore_index=True)
+    figure, axis = panel()
+    train = _enough(rows.query("task_type == 'train'")).sort_values("global_step", ignore_index=True)
     ends = train[list(PHASES_MS)].cumsum(axis=1)
     for column, label in PHASES_MS.items():
         axis.bar(train["global_step"], train[column], bottom=ends[column] - train[column], width=1.0, color=COLOURS[label],
@@ -51,7 +51,7 @@ def phase_stack(table: pd.DataFrame, labels: str, shares: bool = False):
 
     With ``shares`` bars are % of the step: workloads of any length fit one axis. The step's ms stand at the end.
     """
-    figure, (axis,) = axes(height=1.3 + 0.42 * len(table))
+    figure, axis = panel(height=1.3 + 0.42 * len(table))
     phases_ms = table[_PHASES]
     steps_ms = phases_ms.sum(axis=1)
     values = phases_ms.div(steps_ms, axis=0) * 100 if shares else phases_ms
@@ -83,7 +83,7 @@ def throughput_and_memory(rows: pd.DataFrame):
 @needs("usable runs")
 def throughput_by_workload(table: pd.DataFrame):
     """Return images per second of each workload, a bar a backend and precision, on a logarithmic axis."""
-    figure, (axis,) = axes(height=3.2)
+    figure, axis = panel(height=3.2)
     wide = table.assign(series=table["backend"] + " " + table["precision"]).pivot_table(
         index="workload_id", columns="series", values="images_per_sec")
     wide.plot.bar(ax=axis, width=0.8, rot=0, logy=True, xlabel="", ylabel="images/s")
@@ -124,15 +124,15 @@ def energy(run: pd.Series, rows: pd.DataFrame) -> pd.DataFrame:
     """
     names = ["pass", "of", "J/batch", "J/image", "J/image above idle", "mean W", "idle W"]
     batches = f"all {run['measured_iters']:.0f} batches"
-    table = [("train, pipelined", batches, run["image_j"] * run["batch_size"], run["image_j"],
-              run["image_j"] * (1 - run["idle_w"] / run["power_w"]), run["power_w"], run["idle_w"])]
+    table = [("train, pipelined", batches, run.image_j * run.batch_size, run.image_j,
+              run.image_j * (1 - run.idle_w / run.power_w), run.power_w, run.idle_w)]
     for kind, part in steady(rows).groupby("task_type", sort=False):
         joules, seconds, size = part["energy_j"], part["step_time_ms"] / 1e3, part["batch_size"]
-        above_j = joules - run["idle_w"] * seconds
+        above_j = joules - run.idle_w * seconds
         medians = pd.concat([joules, joules / size, above_j / size, joules / seconds], axis=1).median()
-        table.append((f"{kind}, profiled", f"{joules.count()} of {len(part)} batches", *medians, run["idle_w"]))
+        table.append((f"{kind}, profiled", f"{joules.count()} of {len(part)} batches", *medians, run.idle_w))
     frame = pd.DataFrame(table, columns=names)
-    return frame[frame["J/batch"].notna()].reset_index(drop=True)
+    return frame.dropna(subset="J/batch", ignore_index=True)
 
 
 def metrics(run: Profiled) -> pd.DataFrame:
@@ -148,7 +148,7 @@ def latest(runs: pd.DataFrame, hardware_id: str) -> pd.DataFrame:
     ``attrs["unusable"]`` counts what was left out.
     """
     keys = ["workload_id", "backend", "precision"]
-    newest, unusable = matrix.newest(runs[(runs["hardware_id"] == hardware_id) & runs["step_median_ms"].notna()], keys)
+    newest, unusable = matrix.newest(runs.query("hardware_id == @hardware_id").dropna(subset="step_median_ms"), keys)
     newest = newest.sort_values(keys, ignore_index=True)
     newest.attrs["unusable"] = unusable
     return newest
@@ -159,7 +159,7 @@ def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
     ``rows`` are the profile rows of those runs.
     """
-    train = steady(rows[rows["task_type"] == "train"])
+    train = steady(rows.query("task_type == 'train'"))
     phases = train.groupby("run_id")[list(PHASES_MS)].median().rename(columns=PHASES_MS)
     return runs[["run_id", *SHOWN]].merge(phases, left_on="run_id", right_index=True, validate="one_to_one")
 
@@ -168,17 +168,17 @@ def side_by_side(runs: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 def run_numbers(run: pd.Series) -> Numbers:
     """Return a row of ``runs`` with the pipelined step, ms, how far the profiled one is above it, and J an image above idle."""
-    pipelined_ms = run["elapsed_sec"] / run["measured_iters"] * 1000
-    idle_known = bool(run["idle_w"] > 0)
-    return {**run.to_dict(), "pipelined_ms": pipelined_ms, "over_pipelined": run["step_median_ms"] / pipelined_ms - 1,
-            "stable": run["verdict"] == "stable", "profiled": bool(run["step_n"]), "on_cpu": run["backend"] == "cpu",
-            "idle_unknown": bool(run["image_j"] > 0) and not idle_known,
-            "above_idle_j": run["image_j"] * (1 - run["idle_w"] / run["power_w"]) if idle_known else None}
+    pipelined_ms = run.elapsed_sec / run.measured_iters * 1000
+    idle_known = bool(run.idle_w > 0)
+    return {**run.to_dict(), "pipelined_ms": pipelined_ms, "over_pipelined": run.step_median_ms / pipelined_ms - 1,
+            "stable": run.verdict == "stable", "profiled": run.step_n, "on_cpu": run.backend == "cpu",
+            "idle_unknown": bool(run.image_j > 0) and not idle_known,
+            "above_idle_j": run.image_j * (1 - run.idle_w / run.power_w) if idle_known else None}
 
 
 def facts(run: pd.Series, table: pd.DataFrame) -> list[Numbers | Missing]:
     """Return the numbers of a run and of its phases (``table``: ``phase_table``); a run that is unusable has none."""
-    if run["verdict"] == VERDICTS[-1]:
+    if run.verdict == VERDICTS[-1]:
         return [Missing(f"The run is unusable, and its times are no facts: {run['reason']}. Run it again on a quiet machine.")]
     return [run_numbers(run), phases(table)]
 
@@ -209,7 +209,7 @@ def settling(rows: pd.DataFrame) -> Numbers:
 
     ``rows`` are its rows of ``profile``.
     """
-    train = _enough(rows[rows["task_type"] == "train"])
+    train = _enough(rows.query("task_type == 'train'"))
     steady_ms, first_ms = steady(train)["step_time_ms"].median(), train["step_time_ms"].iloc[0]
     return {"first_ms": first_ms, "steady_ms": steady_ms, "ratio": first_ms / steady_ms,
             "warmup_s": train.loc[train["warmup"], "step_time_ms"].sum() / 1000}
@@ -218,7 +218,7 @@ def settling(rows: pd.DataFrame) -> Numbers:
 def comparison(table: pd.DataFrame, rows: pd.DataFrame) -> Numbers:
     """Return what runs side by side have in common; ``table``: ``side_by_side``, ``rows``: their ``profile``."""
     unexplained = [unaccounted(part) * 100 for _, part in steady(rows).groupby(["run_id", "task_type"])]
-    return {"runs": table.assign(loader_share=table["loader wait"] / table["step_median_ms"]),
+    return {"runs": table.eval("loader_share = `loader wait` / step_median_ms"),
             "stable": int((table["verdict"] == "stable").sum()),
             "ratio": table["step_median_ms"].max() / table["step_median_ms"].min(),
             "backward_over_forward": (table["backward"] / table["forward"]).median(),
@@ -235,8 +235,8 @@ def key_numbers(run: pd.Series, rows: pd.DataFrame) -> KeyNumbers:
                "smallest batch": (rows["batch_size"].min() if len(rows) else 0, "samples", 0.0)}
     if len(rows):
         numbers["unexplained share of the step"] = (phase_table(rows)["unaccounted_pct"].max(), "%", 0.001)
-    numbers |= {"throughput": (run["images_per_sec"], "images/s"), "step": (run["step_median_ms"], "ms"),
-                "verdict": (run["verdict"], "")}
+    numbers |= {"throughput": (run.images_per_sec, "images/s"), "step": (run.step_median_ms, "ms"),
+                "verdict": (run.verdict, "")}
     return {f"{name} {what}": number for what, number in numbers.items()}
 
 

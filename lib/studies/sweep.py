@@ -3,11 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from lib.errors import choices
 from lib.measure.operators.aggregate import Sweep, pace
 from lib.measure.statistics import VERDICTS
 from lib.missing import MissingError, needs
-from lib.report.plots import axes, legend, points
+from lib.report.plots import axes, legend, panel, points
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.report.style import SERIES
 
@@ -52,11 +51,11 @@ def rates(table: pd.DataFrame):
     """Return the achieved GFLOP/s of each group as boxes with its points, best group first."""
     import seaborn as sns
 
-    named = table[table["gflops"] > 0].assign(group=_groups(table, most=20 if len(set(table["op"])) > 1 else 6))
+    named = table.query("gflops > 0").assign(group=_groups(table, most=20 if len(set(table["op"])) > 1 else 6))
     if named.empty:
         raise MissingError("configurations that compute")
     order = named.groupby("group")["gflops"].median().sort_values(ascending=False).index
-    figure, (axis,) = axes(height=1.2 + 0.36 * len(order))
+    figure, axis = panel(height=1.2 + 0.36 * len(order))
     common = {"data": named, "x": "gflops", "y": "group", "order": order, "ax": axis, "log_scale": True}
     sns.boxplot(**common, color="#dbe6f4", fliersize=0, linewidth=1)
     sns.stripplot(**common, color=SERIES[0], size=2.5, alpha=0.5, jitter=False)
@@ -115,7 +114,7 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
     Above idle is what exceeds the idle power of the same session; the last column is how far integrated power is from the
     counter where there are both.
     """
-    loops = table[table["energy_j"].notna()].rename(columns={"energy_method": "meter"})
+    loops = table.dropna(subset="energy_j").rename(columns={"energy_method": "meter"})
     shown = pd.DataFrame({"mJ/call": loops["energy_j"] * 1e3,
                           "mJ/call above idle": loops["energy_j"] * 1e3 * (1 - loops["idle_w"] / loops["power_w"]),
                           "mean W": loops["power_w"], "idle W": loops["idle_w"],
@@ -129,32 +128,30 @@ def energy(table: pd.DataFrame) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------- numbers of sentences
 
 def numbers(results: Sweep) -> Numbers:
-    """Return how the sweep went: verdicts, failures, pace; how far its rounds agree; what its usable points reach."""
-    table, usable = results.table, results.usable
-    measured = table[table["status"] == "ok"]
-    failed = table[table["status"] != "ok"].groupby("status")["reason"].agg(["size", "first"]).reset_index()
+    """Return how the sweep went: verdicts, failures, pace; how far its rounds agree; what its usable points reach.
+
+    Also the power that looped operators draw, and how far both ways to their energy differ; or why none was looped.
+    """
+    usable, measured = results.usable, results.table.query("status == 'ok'")
+    failed = results.table.query("status != 'ok'").groupby("status")["reason"].agg(["size", "first"]).reset_index()
     rate = pace(results.visits) if len(results.visits) and len(measured) else np.nan
-    computing = usable[usable["gflops"] > 0]
+    computing = usable.query("gflops > 0")
+    loops = measured.dropna(subset="energy_j").eval("""
+        above_w = power_w - idle_w
+        apart = abs(energy_disagreement) * 100""")
     return {"measured": measured.assign(spread=spread(measured)), "failed": failed, "rate": rate,
             "verdicts": measured["verdict"].value_counts().reindex(VERDICTS, fill_value=0),
-            "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": len(usable),
+            "slower_low": 15 * rate, "slower_high": 20 * rate, "usable": usable,
             "stable_share": (measured["verdict"] == "stable").mean(), "spread_p90": spread(measured).quantile(0.9),
             "small_us": usable.nsmallest(max(1, len(usable) // 10), "bytes")["latency_ms"].median() * 1e3,
             "computing": computing, "factor": computing["gflops"].max() / computing["gflops"].min(),
-            "families": by_family(measured), **energy_numbers(measured)}
-
-
-def energy_numbers(measured: pd.DataFrame) -> Numbers:
-    """Return the power that looped operators draw, and how far both ways to their energy differ; or why none was looped."""
-    loops = measured[measured["energy_j"].notna()]
-    return {"loops": loops.assign(above_w=loops["power_w"] - loops["idle_w"], apart=loops["energy_disagreement"].abs() * 100),
-            "meters": choices(sorted(set(loops["energy_method"]))),
+            "families": by_family(measured), "loops": loops, "meters": sorted(set(loops["energy_method"])),
             "energy_reason": next(iter(measured["energy_reason"].mode()), None)}
 
 
 def key_numbers(results: Sweep, label: str) -> KeyNumbers:
     """Return the key numbers of a sweep: name to value, unit and tolerance."""
-    measured = results.table[results.table["status"] == "ok"]
+    measured = results.table.query("status == 'ok'")
     return {f"{label} configurations": (len(results.table), "", 0.0),
             f"{label} usable configurations": (len(results.usable), "", 0.0),
             f"{label} median spread of the rounds": (spread(measured).median(), "%", 0.001),

@@ -43,8 +43,6 @@ def read(path: Path) -> PowerLog:
     """
     try:
         lines = csv_files.bytes_of(path).decode().splitlines(keepends=True)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a readable power log: {error}") from None
     notes = []

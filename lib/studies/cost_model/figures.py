@@ -8,7 +8,7 @@ from lib.missing import MissingError, needs
 from lib.predict.networks import architectures
 from lib.predict.networks.runtimes import EAGER
 from lib.predict.trust import errors
-from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, points
+from lib.report.plots import axes, equality, facets, groups, interval_rows, label_rows, legend, panel, points
 from lib.report.style import SERIES
 
 _FAMILIES, _FEATURES = 6, 14  # that a figure shows at most
@@ -30,12 +30,12 @@ def trust(rows: pd.DataFrame):
     """Return the errors of held-out networks, a line a device and condition, the worst on top, a mark a kind; hollow: few."""
     rows = rows.assign(case=errors.case_of(rows))
     networks, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FINAL))
-    of_kinds = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
+    of_kinds = networks.query("kind != @errors.ALL and n >= @_MANY")
     if of_kinds.empty:
         raise MissingError(f"kinds of {_MANY} networks or more")
     shown = pd.concat([of_kinds, final[final["case"].isin(of_kinds["case"])]])
     order = shown.groupby("case")["mape_pct"].max().sort_values(ascending=False).index
-    figure, (axis,) = axes(width=9, height=1.2 + 0.3 * len(order))
+    figure, axis = panel(9, 1.2 + 0.3 * len(order))
 
     def draw(part: pd.DataFrame, label: str, **options) -> None:
         part = part[part["case"].isin(order)]
@@ -58,7 +58,7 @@ def trust(rows: pd.DataFrame):
 def outsiders(table: pd.DataFrame):
     """Return errors on what others measured (``scoreboard.summary``), a line a source, device and question, by coverage."""
     rows = table.assign(case=table["source"] + ": " + table["device"] + ", " + table["question"]).iloc[::-1]
-    figure, (axis,) = axes(width=9, height=1.2 + 0.24 * len(rows))
+    figure, axis = panel(9, 1.2 + 0.24 * len(rows))
     for name, least, most, colour in _COVERED:
         part = rows["inside_pct"].between(least, most, inclusive="left").to_numpy()
         axis.barh(np.flatnonzero(part), rows["mape_pct"][part], color=colour, height=0.7, label=name)
@@ -78,7 +78,7 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     """
     import seaborn
 
-    part = table[(table["batch_size"] == batch_size) & (table["condition"] != EAGER.words)]
+    part = table.query(f"batch_size == @batch_size and condition != {EAGER.words!r}")
     part = part[part["device"].isin(part["device"].value_counts().index[:1])]
     if part.empty:
         raise MissingError(f"networks at batch {batch_size}")
@@ -87,12 +87,12 @@ def runtimes(table: pd.DataFrame, batch_size: int):
     order = measured.max(axis=1).sort_values(ascending=False).index
     columns = measured.count().sort_values(ascending=False).index
     measured, predicted = measured.loc[order, columns], predicted.loc[order, columns]
-    figure, (axis,) = axes(width=9, height=2.2 + 0.26 * len(order))
+    figure, axis = panel(9, 2.2 + 0.26 * len(order))
     seaborn.heatmap(np.log2(measured), ax=axis, cmap="vlag", center=0, annot=measured, fmt=".1f", annot_kws={"size": 7},
                     cbar=False)
-    for row, name in enumerate(predicted.max(axis=1).index):
-        if predicted.loc[name].max() > 1:
-            column = columns.get_loc(predicted.loc[name].idxmax())
+    for row, (_, gains) in enumerate(predicted.iterrows()):
+        if gains.max() > 1:
+            column = columns.get_loc(gains.idxmax())
             axis.add_patch(matplotlib.patches.Rectangle((column, row), 1, 1, fill=False, edgecolor="black", linewidth=1.4))
     axis.set(xlabel="", ylabel="")
     for label in axis.get_xticklabels():
@@ -116,7 +116,7 @@ def parity(predictions: pd.DataFrame):
 def learners(scores: pd.DataFrame):
     """Return the MAPE of every learner by family, one colour a learner, on a logarithmic axis."""
     families = scores["family"].unique()
-    figure, (axis,) = axes(height=0.6 + 0.42 * len(families))
+    figure, axis = panel(height=0.6 + 0.42 * len(families))
     for name, part, options in groups(scores, "learner"):
         ours = {"color": "#111111", "s": 80, "marker": "*"} if name == scores["learner"].iloc[-1] else {}
         axis.scatter(part["mape"], pd.Index(families).get_indexer(part["family"]), **(options | ours))
@@ -131,7 +131,7 @@ def learners(scores: pd.DataFrame):
 @needs("predictions")
 def by_size(table: pd.DataFrame):
     """Return the median error against the measured time, a line a family."""
-    figure, (axis,) = axes(height=3.4)
+    figure, axis = panel(height=3.4)
     for _, part, options in groups(table[table["family"].isin(table["family"].unique()[:_FAMILIES])], "family"):
         axis.plot(np.sqrt(part["from_ms"] * part["to_ms"]), part["median"], markersize=4, **options)
     axis.set(xscale="log", xlabel="measured, ms", ylabel="median error, %", ylim=(0, None))
@@ -142,7 +142,7 @@ def by_size(table: pd.DataFrame):
 @needs("points of the learning curve")
 def learning_curve(curve: pd.DataFrame):
     """Return MAPE and median error against the number of measured points."""
-    figure, (axis,) = axes(width=6, height=3.2)
+    figure, axis = panel(6, 3.2)
     axis.fill_between(curve["points"], curve["mape_low"], curve["mape_high"], color=SERIES[0], alpha=0.2, linewidth=0)
     axis.plot(curve["points"], curve["mape"], "o-", label="MAPE, with its interval", color=SERIES[0])
     axis.plot(curve["points"], curve["median"], "s--", label="median", color=SERIES[1])
@@ -155,7 +155,7 @@ def learning_curve(curve: pd.DataFrame):
 def effects(table: pd.DataFrame):
     """Return how much each feature's shuffling adds to the error."""
     shown = table.head(_FEATURES)
-    figure, (axis,) = axes(width=7, height=0.8 + 0.24 * len(shown))
+    figure, axis = panel(7, 0.8 + 0.24 * len(shown))
     axis.barh(range(len(shown)), shown["added_mape"], color=SERIES[0])
     axis.set(xlabel="MAPE added when the feature is shuffled, percentage points")
     label_rows(axis, shown["feature"], 11)
@@ -183,7 +183,7 @@ def memory(table: pd.DataFrame):
     """Return predicted over measured memory by mode: the peak of tensors, and what a process grows by."""
     figure, panels = axes(2, height=3.4)
     for axis, (measured, predicted, title) in zip(panels, _MEMORY, strict=True):
-        rows = table[table[[measured, predicted]].gt(0).all(axis=1)].sort_values("mode")
+        rows = table.query(f"{measured} > 0 and {predicted} > 0").sort_values("mode")
         axis.set_title(title, fontsize=10)
         if len(rows):
             equality(axis, rows, measured, predicted)
@@ -195,7 +195,7 @@ def memory(table: pd.DataFrame):
 @needs("devices")
 def devices(table: pd.DataFrame):
     """Return the predicted time of each device with its interval; hollow where it lies outside of the training ranges."""
-    faces = np.where(table.sort_values("predicted_ms")["out_of_range"], "white", SERIES[0])
-    return interval_rows(table.sort_values("predicted_ms"), "device", "ms (x: measured)",
-                         predicted_ms={"facecolors": faces, "edgecolors": SERIES[0]},
+    table = table.sort_values("predicted_ms")
+    faces = np.where(table["out_of_range"], "white", SERIES[0])
+    return interval_rows(table, "device", "ms (x: measured)", predicted_ms={"facecolors": faces, "edgecolors": SERIES[0]},
                          measured_ms={"marker": "x", "color": SERIES[1]})

@@ -55,19 +55,17 @@ class Evaluation:
     @property
     def learners(self) -> pd.DataFrame:
         """Return the scores of operators, every learner."""
-        return self.scores[self.scores["kind"] == "operator"]
+        return self.scores.query("kind == 'operator'")
 
     @property
     def unseen(self) -> pd.DataFrame:
         """Return the usable networks that the model never learned from, with either allocator."""
-        table = pd.concat([self.with_allocator(memory) for memory in ALLOCATORS])
-        return table[~table["tuning"]]
+        return pd.concat([self.with_allocator(memory) for memory in ALLOCATORS]).query("not tuning")
 
     def with_allocator(self, memory: str) -> pd.DataFrame:
         """Return the usable networks of torchvision, tuning ones too, with one allocator (``kept``, ``default``)."""
-        usable = is_usable(self.networks)
-        is_workload = self.networks["network"].str.fullmatch(WORKLOADS)
-        return self.networks[usable & ~is_workload & (self.networks["memory"] == memory)]
+        rows = self.networks[is_usable(self.networks)].query("memory == @memory")
+        return rows[~rows["network"].str.fullmatch(WORKLOADS)]
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,9 @@ def evaluation(reference: str = "") -> Evaluation:
     target = _target(meta)
     operators = _operators(folder / "operators.parquet", machine, target)
     networks = _networks(csv_files.frame(folder / "networks.csv"), machine, target)
-    published = store.read(folder / "scores.parquet", "scores")
-    scores = pd.concat([published[(published["kind"] == "operator") & (published["learner"] != OURS)], _scores(operators),
-                        evaluate.network_scores(networks)], ignore_index=True)
+    others = store.read(folder / "scores.parquet", "scores").query("kind == 'operator' and learner != @OURS")
+    ours = score_by(operators, ["family"], "latency_ms", "_ms").assign(kind="operator", learner=OURS)
+    scores = pd.concat([others, ours, evaluate.network_scores(networks)], ignore_index=True)
     note = (f"REPLAY of the models of {machine.name}, trained {meta['written_utc'][:10]} from "
             f"{', '.join(name.rpartition('/')[2] for name in meta['sweeps'])}; their errors are computed anew from the "
             "published predictions and the measured times.")
@@ -117,10 +115,9 @@ def _operators(path: Path, machine: Path, target: Target) -> pd.DataFrame:
         columns={"group": "family", "predicted": "predicted_ms", "low": "low_ms", "high": "high_ms"})
     labels = training.reference_sweeps(machine, target)[0].set_index("config")["latency_ms"]
     rows = rows.assign(latency_ms=labels.reindex(rows["case"]).to_numpy())
-    if rows["latency_ms"].isna().any():
-        raise InputError(f"{machine}: {int(rows['latency_ms'].isna().sum())} predicted operators were not measured; "
-                         "run: python -m lib models --train cpu")
-    return rows.assign(relative_error=rows["predicted_ms"] / rows["latency_ms"] - 1)
+    if missing := rows["latency_ms"].isna().sum():
+        raise InputError(f"{machine}: {missing} predicted operators were not measured; run: python -m lib models --train cpu")
+    return rows.eval("relative_error = predicted_ms / latency_ms - 1")
 
 
 def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.DataFrame:
@@ -128,7 +125,7 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     labels = ["latency_ms", "latency_iqr_ms", "verdict", "status", "rss_mb", "tensors_mb"]
     measured = network_training.measured_networks(machine, target)[[*_CASE, "input_shape", *labels]]
     if predicted.empty:
-        texts = dict.fromkeys(("network", "family", "mode", "memory", "verdict", "status", "input_shape"), str)
+        texts = dict.fromkeys("network family mode memory verdict status input_shape".split(), str)
         return predicted.assign(input_shape="").astype({**dict.fromkeys(predicted, float), **texts, "tuning": bool})
     if absent := sorted({*TIME_TERMS, *PREDICTED} - set(predicted)):
         raise InputError(f"{machine.name}: its predicted networks are of an earlier release, without {choices(absent[:3])}; "
@@ -136,15 +133,11 @@ def _networks(predicted: pd.DataFrame, machine: Path, target: Target) -> pd.Data
     return predicted.drop(columns=labels).merge(measured, on=_CASE, how="left", validate="one_to_one")
 
 
-def _scores(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return the model's own scores by family."""
-    return score_by(operators, ["family"], "latency_ms", "_ms").assign(kind="operator", learner=OURS)
-
 
 def retained(networks: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of processes that retain their heap; all rows where there is none: on a GPU heaps are no condition."""
-    kept = networks[networks["memory"] == "kept"]
-    return kept if len(kept) else networks
+    rows = networks.query("memory == 'kept'")
+    return rows if len(rows) else networks
 
 
 def reproduced(study: Evaluation) -> pd.DataFrame:
@@ -161,7 +154,7 @@ def reproduced(study: Evaluation) -> pd.DataFrame:
     for row in network_training.terms(model, rows, network_training.works(rows, study.target)).to_dict("records"):
         shipped.append(model.compositions[f"{row['mode']} {row['memory']}"].predict(row)[0])
     table = rows[_CASE].assign(published_ms=rows["shipped_ms"], shipped_ms=shipped)
-    return table.assign(same=(table["shipped_ms"] / table["published_ms"] - 1).abs() < _SAME)
+    return table.eval("same = abs(shipped_ms / published_ms - 1) < @_SAME")
 
 
 def devices(reference: str, dtype: str) -> list[str]:
@@ -181,20 +174,18 @@ def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
     wanted = {name: baselines.FAMILIES[name] for name in families if name in swept}
     if not wanted:
         raise InputError(f"{study.folder.parent.name} swept too little of {choices(families)}; it has: {choices(swept)}")
-    rows = pd.concat([_some(table[table["op"].isin(ops) & (table["pass"] == passes)], quick)
-                      for ops, passes in wanted.values()])
+    parts = [_rows_of(table, *family, quick) for family in wanted.values()]
+    rows, first = pd.concat(parts), parts[0].reset_index(drop=True)
     chip = CostModel.load(study.model).chip
     model = fitting.fit(rows, chip=chip, quick=quick)
     roof = training.roof_of(study.folder.parent, study.target)
     scores, predictions = baselines.compare(rows, roof, model, wanted, baselines=not quick)
-    first_family = next(iter(wanted))
-    ops, passes = wanted[first_family]
-    first = rows[rows["op"].isin(ops) & (rows["pass"] == passes)].reset_index(drop=True)
     curve = training_diagnostics.learning_curve(first, _CURVE[1::2] if quick else _CURVE, quick)
     effects = training_diagnostics.effects(model, first.sample(min(len(first), 400), random_state=0))
-    return Relearned(scores, predictions, training_diagnostics.by_size(predictions), curve, effects, first_family)
+    return Relearned(scores, predictions, training_diagnostics.by_size(predictions), curve, effects, next(iter(wanted)))
 
 
-def _some(rows: pd.DataFrame, quick: bool) -> pd.DataFrame:
-    """Return the rows, or no more of them than are learned from in a moment."""
+def _rows_of(table: pd.DataFrame, ops: tuple[str, ...], passes: str, quick: bool) -> pd.DataFrame:
+    """Return the rows of a family or, where it is to be quick, no more of them than are learned from in a moment."""
+    rows = table.query("op in @ops and `pass` == @passes")
     return rows.sample(min(len(rows), _QUICK_ROWS), random_state=0) if quick else rows

@@ -26,12 +26,11 @@ _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "me
 _TRUST = {"device": "device", "kind": "kind", "mode": "mode", "condition": "condition", "mape_pct": "MAPE %",
           "median_pct": "median %", "bias_pct": "bias %", "coverage_pct": "coverage %", "n": "n", "left_out": "left out",
           "source": "source"}
-_CASE = ["network", "mode", "batch_size", "memory"]
 
 
 def trust(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how wrong whole networks and steps are, the weakest first: of each device, kind and mode the worst condition."""
-    table = errors.weakest_first(rows[rows["what"].isin((errors.NETWORKS, errors.NEW_CARDS, errors.STEPS))])
+    table = errors.weakest_first(rows.query("what in (@errors.NETWORKS, @errors.NEW_CARDS, @errors.STEPS)"))
     kind = table["kind"].where(table["what"] == errors.NETWORKS, table["what"])
     return renamed(table.assign(kind=kind), {**_TRUST, "conditions": "of conditions"})
 
@@ -44,7 +43,7 @@ def _of(rows: pd.DataFrame, what: tuple[str, ...], without: tuple[str, ...], **n
 def final_set(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of the final set as they fell, beside those of the families left out under the same condition."""
     case = ["device", "mode", "condition"]
-    families = rows[(rows["what"] == errors.NETWORKS) & (rows["kind"] == errors.ALL)]
+    families = rows.query("what == @errors.NETWORKS and kind == @errors.ALL")
     left_out = families[[*case, "mape_pct"]].rename(columns={"mape_pct": "families left out, MAPE %"})
     return _of(rows, (errors.FINAL,), ("kind", "source")).merge(left_out, how="left", on=case)
 
@@ -68,28 +67,30 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
                baseline_pct="MAPE of a constant %", sign_pct="sign right %", always_pct="right if always %")
 
 
-def runtime_numbers(chosen: pd.DataFrame, exact: pd.DataFrame) -> Numbers:
-    """Return what the choice of a runtime costs (``runtime_choices.choices``, with and without int8), and what was best."""
+def runtime_numbers(exact: pd.DataFrame) -> Numbers:
+    """Return what the choice of a runtime costs (``runtime_choices.choices`` without int8), and what was best."""
     best = exact["best"].value_counts(normalize=True).mul(100).rename_axis("condition").rename("pct").reset_index()
-    return {"chosen": chosen, "exact": exact, "networks": chosen["case"].nunique(), "best": best.head(_NAMED),
-            "hit": float((exact["regret_pct"] == 0).mean() * 100), "openvino": exact["always openvino fp32"]}
+    return {"exact": exact, "best": best.head(_NAMED), "hit": (exact["regret_pct"] == 0).mean() * 100,
+            "openvino": exact["always openvino fp32"]}
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
     """Return this model's scores, with the best other learner beside."""
-    ours = scores[scores["learner"] == OURS]
-    others = scores[scores["learner"] != OURS].sort_values("mape").drop_duplicates("family").set_index("family")
-    table = renamed(ours, {"family": "family", **_SHOWN}).reset_index(drop=True)
-    if len(others):
-        best = others.reindex(table["family"])
-        table["next best"] = [f"{name} {value:.1f}" for name, value in zip(best["learner"], best["mape"], strict=True)]
+    table = renamed(scores.query("learner == @OURS"), {"family": "family", **_SHOWN}).reset_index(drop=True)
+    best = scores.query("learner != @OURS").sort_values("mape").drop_duplicates("family").set_index("family")
+    if len(best):
+        table["next best"] = [f"{row.learner} {row.mape:.1f}" for row in best.reindex(table["family"]).itertuples()]
     return table
 
 
 def by_case(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of whole networks by mode, batch size and allocator."""
-    networks = scores[scores["kind"] == "network"]
-    return renamed(networks.assign(family=networks["family"].map(case_name)), {"family": "case", **_SHOWN})
+    return renamed(_with_cases(scores), {"case": "case", **_SHOWN})
+
+
+def _with_cases(scores: pd.DataFrame) -> pd.DataFrame:
+    networks = scores.query("kind == 'network'")
+    return networks.assign(case=networks["family"].map(case_name))
 
 
 def case_name(family: str) -> str:
@@ -101,10 +102,9 @@ def case_name(family: str) -> str:
 
 def worst(networks: pd.DataFrame) -> pd.DataFrame:
     """Return the ten predictions of unseen networks, on a CPU those with retained heap, that are farthest off."""
-    table = retained(networks)
-    table = table[[*_CASE[:-1], "latency_ms", "predicted_ms", "low_ms", "high_ms", "outside"]].assign(
-        error_pct=(table["predicted_ms"] / table["latency_ms"] - 1) * 100)
-    return table.sort_values("error_pct", key=abs, ascending=False).head(10)
+    table = retained(networks)["network mode batch_size latency_ms predicted_ms low_ms high_ms outside".split()]
+    return table.eval("error_pct = (predicted_ms / latency_ms - 1) * 100").sort_values(
+        "error_pct", key=abs, ascending=False).head(10)
 
 
 def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
@@ -120,11 +120,10 @@ def whole_steps(predictions: pd.DataFrame) -> pd.DataFrame:
 
 def outsiders(board: pd.DataFrame) -> Numbers:
     """Return the scoreboard's extremes and means; ``board``: ``scoreboard.summary``."""
-    networks = board[board["question"].str.startswith("networks")]
-    kernels = board[~board["question"].str.startswith("networks")]
-    return {"kernels": kernels, "networks": networks, "n": board["n"].sum(), "sources": board["source"].nunique(),
-            "devices": board["device"].nunique(), "worst": networks.nlargest(1, "mape_pct"),
-            "covered": int((board["inside_pct"] >= _COVERED_PCT).sum()), "rows": len(board), "least": _COVERED_PCT}
+    is_network = board["question"].str.startswith("networks")
+    networks = board[is_network]
+    return {"board": board, "kernels": board[~is_network], "networks": networks, "worst": networks.nlargest(1, "mape_pct"),
+            "covered": (board["inside_pct"] >= _COVERED_PCT).sum(), "least": _COVERED_PCT}
 
 
 def trust_numbers(rows: pd.DataFrame) -> Numbers:
@@ -135,8 +134,8 @@ def trust_numbers(rows: pd.DataFrame) -> Numbers:
     rows = rows.assign(case=errors.case_of(rows))
     networks, families, final = (rows[rows["what"] == what] for what in (errors.NETWORKS, errors.FAMILIES, errors.FINAL))
     weakest = errors.weakest_first(networks).query("n >= @_MANY")
-    cases = networks[(networks["kind"] != errors.ALL) & (networks["n"] >= _MANY)]
-    means = families[families["n"] >= _FEW].groupby("kind")[["mape_pct", "bias_pct"]].mean()
+    cases = networks.query("kind != @errors.ALL and n >= @_MANY")
+    means = families.query("n >= @_FEW").groupby("kind")[["mape_pct", "bias_pct"]].mean()
     modes = final.groupby("mode").agg(low=("mape_pct", "min"), high=("mape_pct", "max"), covered_low=("coverage_pct", "min"),
                                       covered_high=("coverage_pct", "max"))
     return {"many": _MANY, "least": weakest.head(_NAMED), "weakest": weakest, "cases": cases, "nominal": _COVERAGE[0],
@@ -147,10 +146,10 @@ def trust_numbers(rows: pd.DataFrame) -> Numbers:
 
 def flagged(rows: pd.DataFrame) -> list[Numbers]:
     """Return coverage and error of the answers that were flagged as out of range, of operators and of networks."""
-    parts = ((what, rows[(rows["what"] == name) & (rows["n"] > 0)]) for what, name in errors.FLAGGED.items())
-    names = ("coverage_pct", "mape_pct")
-    return [{"what": what, "n": part["n"].sum(), **{name: np.average(part[name], weights=part["n"]) for name in names}}
-            for what, part in parts if len(part)]
+    parts = ((noun, rows.query("what == @what and n > 0")) for noun, what in errors.FLAGGED.items())
+    return [{"what": noun, "n": part["n"].sum(), **{name: np.average(part[name], weights=part["n"])
+                                                    for name in ("coverage_pct", "mape_pct")}}
+            for noun, part in parts if len(part)]
 
 
 def operators(scores: pd.DataFrame, predicted: pd.DataFrame) -> Numbers:
@@ -158,9 +157,9 @@ def operators(scores: pd.DataFrame, predicted: pd.DataFrame) -> Numbers:
 
     ``scores``: of every learner, ``predicted``: the operators of the evaluation.
     """
-    ours = scores[scores["learner"] == OURS]
-    best_other = scores[scores["learner"] != OURS].groupby("family")["mape"].min().reindex(ours["family"])
-    far = predicted[predicted["relative_error"].abs() > 0.5]
+    ours = scores.query("learner == @OURS")
+    best_other = scores.query("learner != @OURS").groupby("family")["mape"].min().reindex(ours["family"])
+    far = predicted.query("abs(relative_error) > 0.5")
     return {"ours": ours.assign(better=ours["mape"].to_numpy() < best_other.to_numpy(),
                                 inside=ours["cover"].between(*_COVERAGE)),
             "low": _COVERAGE[0], "high": _COVERAGE[1], "far": far, "far_pct": len(far) / max(1, len(predicted)) * 100,
@@ -175,34 +174,33 @@ def curve(table: pd.DataFrame) -> Numbers:
 
 def networks(study: Evaluation) -> Numbers:
     """Return how whole networks and their memory are predicted, and what the allocator and measurement noise change."""
-    scores = study.scores[study.scores["kind"] == "network"]
-    scores = scores.assign(case=scores["family"].map(case_name))
-    kept, default = (scores[scores["family"].str.endswith(evaluate.with_memory(memory))] for memory in ALLOCATORS)
+    scores = _with_cases(study.scores)
+    kept, default = (scores[scores["case"].str.endswith(name)] for name in ALLOCATORS.values())
     every = pd.concat([study.with_allocator(memory) for memory in ALLOCATORS])
-    times = every[every["replayed_mb"] == 0].pivot_table(index=["network", "mode", "batch_size"], columns="memory",
-                                                         values="latency_ms").reindex(columns=list(ALLOCATORS)).dropna()
+    times = every.query("replayed_mb == 0").pivot_table(index=["network", "mode", "batch_size"], columns="memory",
+                                                        values="latency_ms").reindex(columns=list(ALLOCATORS)).dropna()
     memory = _memory(study.unseen)
-    first = study.unseen["first_use"].loc[memory.index].astype(bool)
+    first = memory["first_use"].astype(bool)
     return {"cases": scores, "kept": kept, "default": default, "pairs": len(times) or None,
-            "page_faults": bool(default["mape"].max() > _APART * kept["mape"].mean()),
+            "page_faults": default["mape"].max() > _APART * kept["mape"].mean(),
             "apart_pct": np.log(times["default"] / times["kept"]).abs().mean() * 100, "memory": memory, "first": memory[first],
             "later": memory[~first]}
 
 
 def _memory(unseen: pd.DataFrame) -> pd.DataFrame:
-    """Return how far the peak of tensors is off, and how far that and the learned size are off resident memory, %."""
-    rows = unseen[unseen["memory"] == "default"]
-    resident = (rows["rss_predicted_mb"] / rows["rss_mb"] - 1).abs() * 100
-    tensors = (rows["memory_mb"] / (rows["memory_mb"] - rows["peak_mb"] + rows["tensors_mb"]) - 1) * 100
-    inside = rows["rss_mb"].between(rows["rss_low_mb"], rows["rss_high_mb"]).astype(float) * 100
-    return pd.DataFrame({"tensors": tensors, "off": tensors.abs(),
-                         "tensors_only": (rows["memory_mb"] / rows["rss_mb"] - 1).abs() * 100, "resident": resident,
-                         "inside": inside.where(resident.notna())})
+    """Return networks with how far the peak of tensors is off, and that and the learned size from resident memory, %."""
+    rows = unseen.query("memory == 'default'").eval("""
+        tensors = 100 * (memory_mb / (memory_mb - peak_mb + tensors_mb) - 1)
+        off = abs(tensors)
+        tensors_only = 100 * abs(memory_mb / rss_mb - 1)
+        resident = 100 * abs(rss_predicted_mb / rss_mb - 1)
+        inside = 100 * (rss_low_mb <= rss_mb <= rss_high_mb)""")
+    return rows.assign(inside=rows["inside"].where(rows["resident"].notna()))
 
 
 def steps(whole: pd.DataFrame) -> Numbers:
     """Return how whole steps whose architecture was left out are predicted by each learner (``profiled_steps``)."""
-    left_out = whole[whole["split"] == "arch"] if len(whole) else whole
+    left_out = whole.query("split == 'arch'") if len(whole) else whole
     table = profiled_steps.scores(left_out).sort_values("mape") if len(left_out) else pd.DataFrame(columns=["n"])
     return {"whole": table.to_dict("records"), "runs": table["n"].max(),
             "architectures": left_out["arch"].nunique() if len(left_out) else None}
@@ -210,8 +208,7 @@ def steps(whole: pd.DataFrame) -> Numbers:
 
 def shipped(repeated: pd.DataFrame) -> Numbers:
     """Return whether the shipped model still gives its published predictions; ``repeated``: ``study.reproduced``."""
-    return {"cases": repeated.assign(off=(repeated["shipped_ms"] / repeated["published_ms"] - 1).abs()),
-            "differs": not repeated["same"].all()}
+    return {"cases": repeated.eval("off = abs(shipped_ms / published_ms - 1)"), "differs": not repeated["same"].all()}
 
 
 def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFrame) -> KeyNumbers:
@@ -230,7 +227,7 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
             "operator, most coverage": (operators["cover"].max(), "%", 0.0),
             **errors_of(whole[whole["learner"] == profiled_steps.OURS], "", _RECOMPUTED),
             "published predictions that the shipped model gives": (int(repeated["same"].sum()), f"of {len(repeated)}", 0.0),
-            **errors_of(relearned[relearned["learner"] == OURS], "relearned, ", _RELEARNED)}
+            **errors_of(relearned.query("learner == @OURS"), "relearned, ", _RELEARNED)}
 
 
 # ------------------------------------------------------------------------------------------------- another question

@@ -18,10 +18,10 @@ def learning(history: pd.DataFrame):
     Dotted lines end an epoch.
     """
     figure, panels = axes(2, 9, 3.6)
-    ends = history[history["name"] == "train/step_loss"].groupby("epoch")["step"].max()
+    ends = history.query("name == 'train/step_loss'").groupby("epoch")["step"].max()
     for axis, quantity, title in zip(panels, ("loss", "acc@1"), ("loss", "accuracy (micro)"), strict=True):
         for name, style in _CURVES.items():
-            part = history[(history["name"] == name.format(quantity)) & history["value"].notna()].sort_values("step")
+            part = history.query(f"name == '{name.format(quantity)}'").dropna(subset="value").sort_values("step")
             if len(part):
                 axis.plot(part["step"] + 1, part["value"], markersize=5, **style)
         if not axis.lines:

@@ -33,7 +33,7 @@ PREDICTED = ("device", "source", "predicted_ms", "low_ms", "high_ms", "measured_
              *(f"{name}_ms" for name in STEP_PHASES))
 RESUMED = ("what", "compared", "different")
 NOT_RESUMED = pd.DataFrame(columns=RESUMED)  # where the notebook is not to look
-_SUMMARY = ("run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "batches", "history", "test", "device", "labels")
+_SUMMARY = "run dataset monitor best_value best_epoch epochs batches history test device labels".split()
 _INTERRUPTED_AFTER = (0.15, 0.3, 0.45)  # of a run's batches, each time
 _SAMPLES, _BATCH = 20, 32  # a class, and in a batch, of the run that is interrupted
 
@@ -70,9 +70,7 @@ def study(p: FinetuneParams) -> Study:
         name, _ = archive.machine_with(f"finetune/*/{run.SUMMARY}", "fine-tuning runs", p.reference)
         folders = {path.parent.name: path.parent for path in sorted(paths.REFERENCE.glob(f"{name}/finetune/*/{run.SUMMARY}"))}
         chosen = p.run or next(iter(folders))
-        if chosen not in folders:
-            raise InputError(f"{name} has no run {chosen!r}; it has: {choices(folders)}")
-        return read(folders[chosen], f"REPLAY of {chosen}, trained on {name}.")
+        return read(entry(folders, chosen, "run", f"of {name}"), f"REPLAY of {chosen}, trained on {name}.")
     if p.run:
         return read(paths.TRAINING / p.run, f"Run {p.run}, trained here before.")
     config = named(p)
@@ -97,10 +95,9 @@ def read(folder: Path, note: str) -> Study:
     missing = [name for name in _SUMMARY if not isinstance(summary, dict) or name not in summary]
     if missing or not summary["history"]:
         raise InputError(f"{folder / run.SUMMARY} is no summary of a run: it lacks {choices(missing or ['epochs'])}")
-    evaluations = {split: Evaluation.read(path) for split in ("val", "test")
-                   if (path := folder / f"evaluation_{split}.json").is_file()}
-    if "val" not in evaluations:
-        raise InputError(f"{folder / 'evaluation_val.json'} is missing")
+    evaluations = {"val": Evaluation.read(folder / "evaluation_val.json")}
+    if (tested := folder / "evaluation_test.json").is_file():
+        evaluations["test"] = Evaluation.read(tested)
     rows, facts = store.read_all([], "profile"), {}
     if (folder / run.PROFILE).is_file():
         rows, facts = store.read(folder / run.PROFILE, "profile"), store.read_json(folder / "profile.meta.json")
@@ -150,7 +147,7 @@ def _device(results: Study) -> str:
 
 def measured_ms(rows: pd.DataFrame) -> pd.Series:
     """Return the medians of step, forward and backward, and each phase of the steady training steps; NaN without a profile."""
-    train = steady(rows[rows["task_type"] == "train"])
+    train = steady(rows.query("task_type == 'train'"))
     passes = train["forward_time_ms"] + train["backward_time_ms"]
     return train[["step_time_ms", *PHASES_MS]].assign(passes_ms=passes).median()
 

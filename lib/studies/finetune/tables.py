@@ -7,11 +7,11 @@ import pandas as pd
 
 from lib.finetune.config import TrainConfig
 from lib.finetune.metrics import Evaluation
+from lib.missing import needs
 from lib.report.sentences import KeyNumbers, Numbers
 from lib.studies.finetune.study import Study, measured_ms
 
-EPOCHS = ("epoch", "train_loss", "train_acc@1", "val_loss", "val_acc@1", "monitored", "lr", "train_s", "images_per_sec",
-          "energy_j")
+EPOCHS = "epoch train_loss train_acc@1 val_loss val_acc@1 monitored lr train_s images_per_sec energy_j".split()
 
 
 def config(own: TrainConfig) -> pd.DataFrame:
@@ -35,15 +35,15 @@ def recomputed(results: Study) -> dict[str, float]:
     The training loss is that of the last epoch, from its steps weighted by their samples; NaN where the run was not profiled.
     """
     history, monitor = results.history, results.summary["monitor"]
-    steps = history[history["name"] == "train/step_loss"]
+    steps = history.query("name == 'train/step_loss'")
     epochs = history.loc[history["name"] == f"val/{monitor.removeprefix('val_')}", "value"]
     last = steps[steps["epoch"] == steps["epoch"].max()].set_index("step")["value"]
-    train = results.rows[results.rows["task_type"] == "train"].set_index("global_step")["batch_size"].reindex(last.index)
+    train = results.rows.query("task_type == 'train'").set_index("global_step")["batch_size"].reindex(last.index)
     matrix = results.final.confusion
-    return {"batches": float(len(steps)), "epochs": float(len(epochs)),
-            f"best {monitor}": float(epochs.min() if monitor == "val_loss" else epochs.max()),
-            "last training loss": float((last * train).sum(skipna=False) / train.sum()),
-            f"{results.final.split} acc@1": float(matrix.diagonal(axis1=-2, axis2=-1).sum() / matrix.sum())}
+    return {"batches": len(steps), "epochs": len(epochs),
+            f"best {monitor}": epochs.min() if monitor == "val_loss" else epochs.max(),
+            "last training loss": (last * train).sum(skipna=False) / train.sum(),
+            f"{results.final.split} acc@1": matrix.diagonal(axis1=-2, axis2=-1).sum() / matrix.sum()}
 
 
 def metrics(results: Study) -> pd.DataFrame:
@@ -67,17 +67,17 @@ def confusions(evaluation: Evaluation, labels: Sequence[str]) -> pd.DataFrame:
         rows = [(labels[row], labels[column], int(count), int(matrix[row].sum()))
                 for (row, column), count in np.ndenumerate(matrix) if row != column]
     table = pd.DataFrame(rows, columns=["truth", "predicted", "samples", "of"])
-    table = table[table["samples"] > 0].assign(share_pct=lambda one: 100 * one["samples"] / one["of"])
-    return table.drop(columns="of").sort_values("samples", ascending=False, kind="stable", ignore_index=True)
+    table = table.query("samples > 0").eval("share_pct = 100 * samples / of").drop(columns="of")
+    return table.sort_values("samples", ascending=False, kind="stable", ignore_index=True)
 
 
 # ------------------------------------------------------------------------------------------------- numbers of sentences
 
 def learning(table: pd.DataFrame, monitor: str) -> Numbers:
     """Return the epochs with the energy of an image, and the same, best monitored metric first; ``table``: ``epochs``."""
-    table = table.assign(image_j=table["energy_j"] / (table["images_per_sec"] * table["train_s"]))
-    ranked = table[table["monitored"].notna()].sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
-    return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": bool(table["image_j"].isna().all()),
+    table = table.eval("image_j = energy_j / (images_per_sec * train_s)")
+    ranked = table.dropna(subset="monitored").sort_values("monitored", ascending=monitor == "val_loss", kind="stable")
+    return {"epochs": table, "monitor": monitor, "ranked": ranked, "no_energy": table["image_j"].isna().all(),
             "last_is_best": len(table) > 1 and len(ranked) > 0 and ranked.index[0] == table.index[-1]}
 
 
@@ -85,26 +85,23 @@ def worth(metrics: pd.DataFrame) -> Numbers:
     """Return what the best weights reach on test, without a test split on val; ``metrics``: the table of that name."""
     table = metrics.set_index("metric").reindex(["acc@1", "acc_macro", "auroc_macro"])
     split = "test" if table["test"].notna().any() else "val"
-    accuracy, macro, auroc = table[split]
-    return {"split": split, "accuracy": accuracy, "macro": macro, "auroc": auroc,
-            "over_val": 100 * (table["test"] - table["val"])["acc@1"]}
+    return {"split": split, "reached": table[split], "over_val": 100 * (table["test"] - table["val"])["acc@1"]}
 
 
+@needs("predictions")
 def predicted(table: pd.DataFrame) -> Numbers:
     """Return how far the prediction is off, and which device would be fastest; ``table``: ``study.predicted``."""
-    if not len(table):
-        return {"devices": table, **dict.fromkeys(("error", "inside", "elsewhere", "faster"))}
     run, fastest = table.iloc[0], table.nsmallest(1, "predicted_ms").iloc[0]
-    return {"devices": table, "error": run["predicted_ms"] / run["measured_ms"] - 1,
-            "inside": bool(run["low_ms"] <= run["measured_ms"] <= run["high_ms"]),
-            "elsewhere": fastest["device"] != run["device"], "faster": run["predicted_ms"] / fastest["predicted_ms"]}
+    return {"devices": table, "error": run.predicted_ms / run.measured_ms - 1,
+            "inside": run.low_ms <= run.measured_ms <= run.high_ms,
+            "elsewhere": fastest.device != run.device, "faster": run.predicted_ms / fastest.predicted_ms}
 
 
 def key_numbers(results: Study, phases: pd.DataFrame, predictions: pd.DataFrame,
                 resumed: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance."""
     numbers = {name: (value, "") for name, value in recomputed(results).items()}
-    train = phases[phases["task_type"] == "train"]
+    train = phases.query("task_type == 'train'")
     if len(train):
         numbers["unexplained share of the step"] = (train.iloc[0]["unaccounted_pct"], "%")
     if len(predictions):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.plots import INK, axes, facets, interval_rows, label_rows, legend, points
+from lib.report.plots import INK, axes, facets, interval_rows, label_rows, legend, panel, points
 from lib.report.style import SERIES
 from lib.tensorrt.engine import KINDS
 
@@ -17,7 +17,7 @@ def power_log(samples: pd.DataFrame, windows: pd.DataFrame, title: str):
 
     ``samples``: ms, power_w, idle_w; ``windows``: kind, start_ms, end_ms, see ``tables``.
     """
-    figure, (axis,) = axes(width=9)
+    figure, axis = panel(9)
     for row in windows.itertuples():
         axis.axvspan(row.start_ms, row.end_ms, color=_COLOURS[row.kind], alpha=0.3, linewidth=0)
     axis.scatter(samples["ms"], samples["power_w"], s=9, color="#222222", zorder=3)
@@ -34,7 +34,7 @@ def mapping(table: pd.DataFrame):
     """Return recovered over true watts of each layer by its number of windows with samples; ``table``: ``tables.recovered``."""
     if "true_w" not in table:
         raise MissingError("known true power: the recorded power is measured")
-    figure, (axis,) = axes(width=9)
+    figure, axis = panel(9)
     for column, label, colour, marker in (("original_w", "the original's mapping", SERIES[1], "x"),
                                           ("power_w", "samples within the window", SERIES[0], "o")):
         axis.scatter(table["windows"].clip(lower=0.5), table[column] / table["true_w"], s=26, color=colour, marker=marker,

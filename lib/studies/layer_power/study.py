@@ -9,14 +9,12 @@ import pandas as pd
 
 from lib import files, paths, store
 from lib.config.notebooks import LayerPowerParams
-from lib.errors import InputError, choices
+from lib.errors import entry
 from lib.measure import archive
 from lib.measure.energy import power_log
-from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine
 from lib.tensorrt.models import baselines, lasso, layer_model, predictions, training, tuning
-from lib.tensorrt.models.layer_model import LayerModel, score
 from lib.tensorrt.recordings import dataset, mapping, recording, synthetic_power
 from lib.work import networks
 
@@ -40,7 +38,7 @@ class Recorded:
     name: str
     engine: Engine
     times: pd.DataFrame
-    log: PowerLog | None
+    log: power_log.PowerLog | None
     idle_w: float
     layerwise: pd.DataFrame
     power: str
@@ -54,7 +52,7 @@ class Study:
     layers: pd.DataFrame
     device: str
     settings: training.Settings
-    models: dict[tuple[str, str], LayerModel]
+    models: dict[tuple[str, str], layer_model.LayerModel]
     refused: tuple[str, ...]
     note: str
 
@@ -91,9 +89,7 @@ def _sources(p: LayerPowerParams) -> tuple[dataset.Source, Path, str, str]:
 def _chosen(folder: Path, network: str) -> dataset.Source:
     recordings = dataset.models(folder)
     name = network or next(iter(recordings))
-    if name not in recordings:
-        raise InputError(f"{folder} holds no recording {name!r}; there are: {choices(recordings)}")
-    return recordings[name]
+    return entry(recordings, name, "recording", f"in {folder}")
 
 
 def _record(p: LayerPowerParams) -> Path:
@@ -143,7 +139,7 @@ def held_out_scores(results: Study) -> pd.DataFrame:
         predicted = {name: _left_out(layers, learner) for name, learner in LEARNERS.items()
                      if enough or name not in (ORIGINAL, CORRECTED)}
         predicted[OURS] = layer_model.held_out(table, kind, _TARGET, results.settings.of(_TARGET, kind))[is_kind.to_numpy()]
-        rows += [{"kind": kind, "model": name, **score(layers[_TARGET], values), "n": len(layers)}
+        rows += [{"kind": kind, "model": name, **layer_model.score(layers[_TARGET], values), "n": len(layers)}
                  for name, values in predicted.items()]
     return pd.DataFrame(rows)
 
@@ -164,12 +160,12 @@ def totals(results: Study) -> pd.DataFrame:
         if model:
             table.loc[is_kind, "predicted_ms"] = layer_model.held_out(table, kind, _TARGET, model.setting)[is_kind.to_numpy()]
             table.loc[is_kind, "half"] = model.half
-    table = table.assign(measured_ms=table[_TARGET], low_ms=table["predicted_ms"] * np.exp(-table["half"]),
-                         high_ms=table["predicted_ms"] * np.exp(table["half"]))
+    table = table.rename(columns={_TARGET: "measured_ms"}).eval(
+        "low_ms = predicted_ms * exp(-half)\nhigh_ms = predicted_ms * exp(half)")
     groups = table.groupby("network")[["measured_ms", "predicted_ms", "low_ms", "high_ms"]]
-    sums = groups.agg(lambda values: values.sum(skipna=False))
+    sums = groups.sum(skipna=False)
     sums.insert(0, "layers", groups.size())
-    return sums.assign(error=sums["predicted_ms"] / sums["measured_ms"] - 1).reset_index()
+    return sums.eval("error = predicted_ms / measured_ms - 1").reset_index()
 
 
 def search(results: Study, trials: int, seed: int) -> pd.DataFrame:

@@ -26,14 +26,14 @@ def by_kind(recorded: Recorded) -> pd.DataFrame:
     rows = [{"kind": layer.kind if layer.kind in KINDS.values() else layer.layer_type, "layers": 1, "gmacs": layer.macs / 1e9,
              "mb": np.nan_to_num(layer.bytes) / 1e6, "ms": median_ms.get(layer.name, 0.0)} for layer in recorded.engine.layers]
     table = pd.DataFrame(rows).groupby("kind", as_index=False).sum()
-    return (table.assign(share_pct=100 * table["ms"] / table["ms"].sum(), modelled=table["kind"].isin(KINDS.values()))
-            .sort_values(["modelled", "ms"], ascending=False, ignore_index=True))
+    table = table.eval("share_pct = 100 * ms / ms.sum()").assign(modelled=table["kind"].isin(KINDS.values()))
+    return table.sort_values(["modelled", "ms"], ascending=False, ignore_index=True)
 
 
 def windows(recorded: Recorded) -> pd.DataFrame:
     """Return when layers ran in the first two passes: kind, start_ms and end_ms from the first layer's start."""
     kinds = {layer.name: layer.kind for layer in recorded.engine.layers}
-    runs = recorded.times[recorded.times["cycle"] <= 2]
+    runs = recorded.times.query("cycle <= 2")
     table = pd.DataFrame({"kind": runs["layer_name"].map(kinds), **{
         f"{end}_ms": 1e3 * (runs[f"{end}_s"] - recorded.times["start_s"].min()) for end in ("start", "end")}})
     return table.dropna(subset="kind")
@@ -62,9 +62,9 @@ def recovered(recorded: Recorded) -> pd.DataFrame:
                           "runtime_ms": means["layer_run_time"].median(),
                           "original_w": pd.Series(watts).groupby(times["layer_name"]).mean() - recorded.idle_w})
     if recorded.power == "synthetic":
-        table["true_w"] = synthetic_power.layer_w(recorded.engine, times)
-        for name, error in (("power_w", "error_pct"), ("original_w", "original_error_pct")):
-            table[error] = 100 * (table[name] / table["true_w"] - 1)
+        table = table.assign(true_w=synthetic_power.layer_w(recorded.engine, times)).eval("""
+            error_pct = 100 * (power_w / true_w - 1)
+            original_error_pct = 100 * (original_w / true_w - 1)""")
     return table.rename_axis("layer").rename(index=short).reset_index().sort_values("windows", ascending=False,
                                                                                     ignore_index=True)
 
@@ -80,12 +80,12 @@ def energy(recorded: Recorded) -> pd.DataFrame:
     filled_w = means["power_w"].fillna(means.groupby("kind")["power_w"].transform("mean")) / 1e6
     table = means.assign(mj=filled_w * means["ms"], unsampled=means["power_w"].isna()).groupby("kind", as_index=False)[
         ["ms", "mj", "unsampled"]].sum()
-    return table.assign(power_w=table["mj"] / table["ms"]).sort_values("ms", ascending=False, ignore_index=True)
+    return table.eval("power_w = mj / ms").sort_values("ms", ascending=False, ignore_index=True)
 
 
 def prediction(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the prediction of an engine's layers as a table to read: short names, µs, the notes apart."""
-    shown = rows[rows["runtime_prediction"].notna()].reset_index(drop=True)
+    shown = rows.dropna(subset="runtime_prediction", ignore_index=True)
     micro = 1e3 * shown[["runtime_prediction", "runtime_low", "runtime_high"]]
     micro.columns = ["runtime_us", "low_us", "high_us"]
     return pd.concat([shown["layer_name"].map(short).rename("layer"), shown["kind"], micro,
@@ -101,9 +101,9 @@ def recording_numbers(study: Study, kinds: pd.DataFrame, passes: pd.DataFrame) -
     """
     power = study.recorded.layerwise[_EXCLUDING]
     return {"network": study.recorded.name, "synthetic": study.recorded.power == "synthetic", "kinds": kinds,
-            "modelled": kinds[kinds["modelled"]], "rest": kinds[~kinds["modelled"]],
+            "modelled": kinds.query("modelled"), "rest": kinds.query("not modelled"),
             "refused": [{"reason": reason} for reason in study.refused], "windows": pd.DataFrame({"sampled": power.notna()}),
-            "energy": passes.assign(share=passes["mj"] / passes["mj"].sum()),
+            "energy": passes.eval("share = mj / mj.sum()"),
             "mean_w": passes["mj"].sum() / (passes["ms"].sum() or np.nan)}
 
 
@@ -120,16 +120,15 @@ def score_numbers(scores: pd.DataFrame, totals: pd.DataFrame) -> Numbers:
     names = {OURS: "ours", ORIGINAL: "original", "roofline": "roofline", "mean": "mean"}
     mape = scores.pivot_table(index="kind", columns="model", values="mape", sort=False).reindex(columns=names)
     table = (100 * mape).rename(columns=names).reset_index()
-    return {"kinds": table[table["ours"].notna()].assign(ratio=table["ours"] / table["original"]),
-            "totals": totals.assign(off_pct=100 * totals["error"].abs(),
-                                    inside=totals["measured_ms"].between(totals["low_ms"], totals["high_ms"]))}
+    return {"kinds": table.dropna(subset="ours").eval("ratio = ours / original"),
+            "totals": totals.eval("off_pct = 100 * abs(error)\ninside = low_ms <= measured_ms <= high_ms")}
 
 
 def prediction_numbers(rows: pd.DataFrame) -> Numbers:
     """Return what models predict of an engine; ``rows``: ``predictions.of_engine``."""
     total = predictions.total(rows)
     notes = sorted({part for note in rows["note"] for part in note.split("; ")} - {""})
-    return {**total, "device": next(iter(rows["model_device"]), None), "no_power": bool(np.isnan(total["energy_mj"])),
+    return {**total, "device": next(iter(rows["model_device"]), None), "no_power": np.isnan(total["energy_mj"]),
             "notes": "; ".join(notes), "others": total["others"].rename_axis("name").reset_index()}
 
 
@@ -141,7 +140,7 @@ def searched(trials: pd.DataFrame) -> pd.DataFrame:
 def key_numbers(results: Study, scores: pd.DataFrame, totals: pd.DataFrame,
                 table: pd.DataFrame) -> KeyNumbers:
     """Return the key numbers: name to value, unit and tolerance; ``table`` as for ``recovered_numbers``."""
-    power, ours = recovered_numbers(table), scores[scores["model"] == OURS]
+    power, ours = recovered_numbers(table), scores.query("model == @OURS")
     numbers = {f"{row.kind} layers: error of the runtime": (100 * row.mape, "%") for row in ours.itertuples()}
     numbers["networks: mean error of the time"] = (100 * totals["error"].abs().mean(), "%")
     numbers["layers trained on"] = (len(results.layers), "layers", 0.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.plots import INK, axes, groups, label_rows, legend
+from lib.report.plots import INK, groups, label_rows, legend, panel
 from lib.report.plots import points as draw_points
 from lib.report.style import SERIES
 from lib.studies.roofline.tables import percent
@@ -22,7 +22,7 @@ def _below(table: pd.DataFrame, height: float, low: float, high: float, bottom: 
 
     A compute roof starts at its first ridge point.
     """
-    figure, (axis,) = axes(width=8.5, height=height)
+    figure, axis = panel(8.5, height)
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top),
              xlabel="arithmetic intensity, FLOP/byte", ylabel="GFLOP/s")
     for side in (axis.xaxis, axis.yaxis):
@@ -76,7 +76,7 @@ def roofline(table: pd.DataFrame, points: pd.DataFrame, labels: int = 30):
     bottom = min(points["attained_gflops"].min() / 2.5, table["peak_gflops"].min() / 60)
     figure, axis = _below(table, 4.6, low, high, bottom, max(table["peak_gflops"].max(), points["attained_gflops"].max()) * 2)
     draw_points(axis, points, "ai", "attained_gflops", "family", s=38, linewidths=0, zorder=3)
-    over = points[points["below_roof"] < 1]
+    over = points.query("below_roof < 1")
     axis.scatter(over["ai"], over["attained_gflops"], s=130, facecolors="none", edgecolors="#c53030", zorder=4,
                  label="above its roof" if len(over) else None)
     legend(figure)
@@ -114,7 +114,7 @@ def _label(figure, axis, named: pd.DataFrame, points: pd.DataFrame) -> None:
 def shares(points: pd.DataFrame):
     """Return the share of attainable performance of each point, a bar a point coloured by what bounds it."""
     table = points.assign(share=percent(points)).sort_values("share", ascending=False)
-    figure, (axis,) = axes(width=8.5, height=1.4 + 0.27 * len(table))
+    figure, axis = panel(8.5, 1.4 + 0.27 * len(table))
     for colour, bound in zip(SERIES, sorted(set(table["bound"])), strict=False):
         part = table["bound"] == bound
         bars = axis.barh(np.flatnonzero(part), table.loc[part, "share"], color=colour, label=f"bound by {bound}")
@@ -134,7 +134,7 @@ def throughput(table: pd.DataFrame):
     ``table``: env, workload_id, arch, backend, batch_size, precision, n, mean, std.
     """
     names = table["workload_id"] + " " + table["arch"] + " b" + table["batch_size"].astype(str)
-    figure, (axis,) = axes(width=8.5, height=1.4 + 0.33 * len(table))
+    figure, axis = panel(8.5, 1.4 + 0.33 * len(table))
     rows = table.reset_index(drop=True)
     for _, part, style in groups(rows, rows["env"] + " " + rows["backend"] + " " + rows["precision"]):
         spread = part["std"].fillna(0.0)

@@ -9,7 +9,6 @@ import pandas as pd
 
 from lib import store
 from lib.config import definitions
-from lib.config.definitions import workloads
 from lib.config.notebooks import MachineParams, RooflineParams
 from lib.errors import InputError, choices
 from lib.measure import archive, ceilings, machine
@@ -68,8 +67,8 @@ def newest(runs: pd.DataFrame, roof: Roof, software_id: str) -> tuple[pd.DataFra
 
     Each environment of the matrix has runs of its own.
     """
-    here = runs[(runs["hardware_id"] == roof.hardware_id) & (runs["backend"] == roof.backend)]
-    same, keys = here[here["software_id"] == software_id], ["workload_id", "arch", "batch_size", "precision"]
+    here = runs.query("hardware_id == @roof.hardware_id and backend == @roof.backend")
+    same, keys = here.query("software_id == @software_id"), ["workload_id", "arch", "batch_size", "precision"]
     newest, unusable = matrix.newest(same.assign(env=matrix.environment(same)), ["env", *keys, "channels_last"])
     return newest.sort_values(keys), {"runs of other software": len(here) - len(same), "unusable runs": unusable}
 
@@ -106,7 +105,7 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
     they are estimated as if all tensors were of its type.
     """
     rows, parts, skipped = [], {}, []
-    for run, env in zip(runs.itertuples(index=False), matrix.environment(runs), strict=True):
+    for run in runs.assign(env=matrix.environment(runs)).itertuples(index=False):
         try:
             each = step_work(run)
         except InputError as error:
@@ -114,20 +113,18 @@ def step_rows(runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray], 
             continue
         label = _step_name(run)
         parts[label] = each
-        rows.append({"label": label, "env": env, "arch": run.arch, "backend": run.backend,
-                     "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each), "precision": run.precision,
-                     "batch_size": run.batch_size, "elapsed_sec": run.elapsed_sec / run.measured_iters,
+        rows.append({**run._asdict(), "label": label, "flops": each[:, 0].sum(), "bytes": each[:, 1].sum(), "calls": len(each),
+                     "elapsed_sec": run.elapsed_sec / run.measured_iters,
                      "bytes_source": "compulsory" if run.precision == "fp32" else "estimated", "kind": "step",
                      "family": f"{run.arch} step", "occurrences": 1, "level": "",
-                     "roof_dtype": "tf32" if run.tf32 and run.precision == "fp32" else run.precision,
-                     "verdict": run.verdict, "hardware_id": run.hardware_id, "software_id": run.software_id})
+                     "roof_dtype": "tf32" if run.tf32 and run.precision == "fp32" else run.precision})
     return pd.DataFrame(rows, columns=roofline.WORK), parts, skipped
 
 
 def _step_name(run: Any) -> str:
     """Return the name of a step: the workload's id, with what differs from its definition."""
-    own = workloads().get(run.workload_id)
-    words = [own.id if own else run.arch, "" if own and own.batch_size == run.batch_size else f"b{run.batch_size}",
+    stated = definitions.workloads().get(run.workload_id)
+    words = [stated.id if stated else run.arch, "" if stated and stated.batch_size == run.batch_size else f"b{run.batch_size}",
              "" if run.precision == "fp32" else run.precision, "channels_last" if run.channels_last else ""]
     return " ".join(filter(None, words))
 
@@ -147,10 +144,10 @@ def _isolated(p: RooflineParams, device: str, roofs: list[Roof]) -> tuple[pd.Dat
     models = p.models.split(",")
     if p.source == "replay":
         stored, note = isolated.stored_points(device, p.dtype, roofs[0].hardware_id, p.reference)
-        chosen = stored[((stored["kind"] == "network") & stored["arch"].isin(models) & (stored["batch_size"] == p.batch_size))
-                        | ((stored["kind"] == "operator") & (stored["arch"] == models[0]))]
+        chosen = stored.query("kind == 'network' and arch in @models and batch_size == @p.batch_size "
+                              f"or kind == 'operator' and arch == {models[0]!r}")
         if len(stored) and chosen.empty:
-            measured = stored.loc[stored["kind"] == "network", "label"]
+            measured = stored.query("kind == 'network'")["label"]
             raise InputError(f"the reference has no {p.models} with a batch of {p.batch_size}; it has: {choices(measured)}")
         return roofline.points(chosen, roofs), note
     work, facts = isolated.measure_work(models, p.batch_size, p.dtype, device, p.budget_s)
@@ -192,10 +189,10 @@ def study(p: RooflineParams) -> Study:
     for part in (steps, measured):
         left |= {f"points {reason}": left.get(f"points {reason}", 0) + count
                  for reason, count in part.attrs.get("left out", {}).items()}
-    nets = measured[measured["kind"] == "network"]
+    nets = measured.query("kind == 'network'")
     parts |= {row.label: network_work(row.arch, row.batch_size, row.precision, device) for row in nets.itertuples()}
     counted = _counted(p, roofs, vendor)
-    return Study(roofs, vendor, steps, nets, measured[measured["kind"] == "operator"], counted, runs,
+    return Study(roofs, vendor, steps, nets, measured.query("kind == 'operator'"), counted, runs,
                  parts, " ".join(filter(None, (limits.note, limits.warning, note, counted.attrs.get("warning")))),
                  (*(f"{count} {reason}" for reason, count in left.items() if count), *skipped,
                   *measured.attrs.get("failed", ())))

@@ -23,7 +23,7 @@ def roofs(roofs_: Iterable[Roof]) -> pd.DataFrame:
     """Return a row an element type and memory level: device, source, dtype, level, peaks and ridge point (FLOP/byte)."""
     return pd.DataFrame([(roof.device, roof.source, roof.dtype, level, roof.peak_gflops, rate, roof.ridge_point(level))
                          for roof in roofs_ for level, rate in roof.peak_gbps.items()],
-                        columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "ridge_point"])
+                        columns="device source dtype level peak_gflops peak_gbps ridge_point".split())
 
 
 def points(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,9 +37,9 @@ def by_level(frame: pd.DataFrame, measured: Sequence[Roof]) -> pd.DataFrame:
     levels = list(dict.fromkeys(name for roof in measured for name in roof.peak_gbps))
     judges = [roof_of(measured, row) for row in frame.itertuples(index=False)]
     allowed = [[roof.attainable(ai, name) for name in levels] for roof, ai in zip(judges, frame["ai"], strict=True)]
-    shown = ["label", "family", "occurrences", "elapsed_us", "ai", "level", "attained_gflops"]
-    own = points(frame).reset_index(drop=True)
-    return pd.concat([own[shown], pd.DataFrame(allowed, columns=levels), own[["% of attainable", "bound", "verdict"]]], axis=1)
+    table = points(frame).reset_index(drop=True)
+    return pd.concat([table["label family occurrences elapsed_us ai level attained_gflops".split()],
+                      pd.DataFrame(allowed, columns=levels), table[["% of attainable", "bound", "verdict"]]], axis=1)
 
 
 def by_family(frame: pd.DataFrame) -> pd.DataFrame:
@@ -56,7 +56,7 @@ def by_family(frame: pd.DataFrame) -> pd.DataFrame:
 def ceilings(roof: Roof) -> Numbers:
     """Return one roof, and the memory levels that are nearer than the one that judges."""
     table = roofs([roof])
-    return {"roof": roof, "caches": table[table["level"] != roof.last], "doubtful": ", ".join(roof.doubtful)}
+    return {"roof": roof, "caches": table[table["level"] != roof.last]}
 
 
 def above(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,7 +67,7 @@ def above(frame: pd.DataFrame) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame, what: str) -> Numbers:
     """Return points with their ``share`` of attainable performance, what bounds them, and which exceed 100 %."""
     over = above(frame)
-    return {"what": what, "n": len(frame), "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
+    return {"what": what, "bounds": frame["bound"].value_counts().rename_axis("bound").reset_index(),
             "over": over.assign(excess=percent(over) - 100), "points": frame.assign(share=percent(frame))}
 
 
@@ -87,15 +87,14 @@ def compared(table: pd.DataFrame) -> Numbers:
 
     ``table``: ``study.against_operators``. Medians split the distance into alternation between operators, and the rest.
     """
-    return {"distances": table.assign(gap=table["operators_roof_ms"] / table["roof_ms"],
-                                      total=table["measured_ms"] / table["roof_ms"]),
+    return {"distances": table.eval("gap = operators_roof_ms / roof_ms\ntotal = measured_ms / roof_ms"),
             "cached": table["over_operators"].min() < 1}
 
 
 def against_vendor(results: Study, dtype: str) -> Numbers:
     """Return where steps and networks lie, and a vendor's ceilings over those measured here (None: no vendor)."""
     measured, stated = results.roof(dtype), next((roof for roof in results.vendor if roof.dtype == dtype), None)
-    return {"right": int((results.whole["ai"] >= measured.ridge_point()).sum()), "count": len(results.whole) or None,
+    return {"right": (results.whole["ai"] >= measured.ridge_point()).sum(), "count": len(results.whole) or None,
             "dtype": dtype, "vendor": results.vendor[0].device if results.vendor else None, "stated": stated,
             "gflops_ratio": stated and stated.peak_gflops / measured.peak_gflops,
             "gbps_ratio": stated and stated.gbps() / measured.gbps()}

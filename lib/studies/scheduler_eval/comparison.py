@@ -100,11 +100,11 @@ def _with_errors(draw: Mix, column: str, sizes: Sequence, wrong: Callable, names
     ``over_perfect``: over that of the same policy with the truth predicted; ``ratio``: over the bound.
     """
     def rows(drawn, seed):
-        known: dict[bytes, dict[str, float]] = {}  # makespans with the truth predicted, by the truth
+        of_truth: dict[bytes, dict[str, float]] = {}  # makespans with the truth predicted, by the truth
         for size in sizes:
             problem = wrong(drawn, size, seed)
             perfect, bound_s = problem.with_predictions(problem.actual_s), bounds.makespan_bound(problem)
-            perfect_s = known.setdefault(problem.actual_s.tobytes(), {})
+            perfect_s = of_truth.setdefault(problem.actual_s.tobytes(), {})
             for name in names:
                 span_s = makespan(problem, name)
                 perfect_s[name] = perfect_s.get(name) or makespan(perfect, name)
@@ -118,9 +118,9 @@ def _noisy(problem: Problem, sigma: float, seed: int) -> Problem:
     return problem.with_predictions(problem.actual_s * portable.exp(sigma * errors), sigma)
 
 
-def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE, names: Sequence[str] = _PREDICTING, seeds: int = 5) -> pd.DataFrame:
+def with_noise(draw: Mix, sigmas: Sequence[float] = NOISE, seeds: int = 5) -> pd.DataFrame:
     """Return makespans when predictions are wrong by a log-normal factor whose spread policies know; see ``_with_errors``."""
-    return _with_errors(draw, "sigma", sigmas, _noisy, names, seeds)
+    return _with_errors(draw, "sigma", sigmas, _noisy, _PREDICTING, seeds)
 
 
 def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: float = 0.0) -> Problem:
@@ -134,9 +134,9 @@ def drifted(problem: Problem, spread: float | np.ndarray, seed: int, sigma: floa
     return replace(problem, actual_s=problem.predicted_s * factor[problem.jobs.job_class], sigma=sigma)
 
 
-def stale(draw: Mix, drifts: Sequence[float] = DRIFTS, names: Sequence[str] = _PREDICTING, seeds: int = 5) -> pd.DataFrame:
+def stale(draw: Mix, drifts: Sequence[float] = DRIFTS, seeds: int = 5) -> pd.DataFrame:
     """Return makespans with stale predictions, which policies take for exact; see ``_with_errors``."""
-    return _with_errors(draw, "drift", drifts, drifted, names, seeds)
+    return _with_errors(draw, "drift", drifts, drifted, _PREDICTING, seeds)
 
 
 def uncertain(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
@@ -145,7 +145,7 @@ def uncertain(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
     ``spread`` (classes, types) in log time, 0 where a time was measured.
     """
     sigma = float(spread[spread > 0].mean()) if (spread > 0).any() else 0.0
-    return _with_errors(draw, "sigma", [sigma], lambda problem, known, seed: drifted(problem, spread, seed, known),
+    return _with_errors(draw, "sigma", [sigma], lambda problem, _, seed: drifted(problem, spread, seed, sigma),
                         ("fastest", "longest-first", "hybrid"), seeds)
 
 
@@ -200,15 +200,14 @@ def _makespan(problem: Problem, name: str, contention: Contention | None, known:
     return float(schedule["end_s"].max())
 
 
-def ignoring(draw: Mix, contention: Contention, names: Sequence[str] = ("longest-first", "hybrid"),
-             seeds: int = 3) -> pd.DataFrame:
+def ignoring(draw: Mix, contention: Contention, seeds: int) -> pd.DataFrame:
     """Return the simulated and the actual makespan of each policy when it knows nothing of contention, its mean, or every pair.
 
     ``simulated_s`` is the makespan in a simulation with what is ``known``; ``makespan_s`` that with the true contention;
     ``error`` is how far the one is off the other.
     """
     def rows(problem, _seed):
-        for name, (label, known) in product(names, knowledge.items()):
+        for name, (label, known) in product(("longest-first", "hybrid"), knowledge.items()):
             simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
             yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
                    "error": simulated_s / actual_s - 1}

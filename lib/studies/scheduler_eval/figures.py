@@ -5,7 +5,7 @@ from itertools import cycle
 import pandas as pd
 
 from lib.missing import MissingError, needs
-from lib.report.plots import axes, equality, facets, label_rows, points
+from lib.report.plots import equality, facets, label_rows, panel, points
 from lib.report.style import SERIES
 from lib.schedule.contention import ALONE
 
@@ -39,7 +39,7 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
 
     names = table[by].unique()
     colours = dict(zip(names, cycle(_OTHERS), strict=False)) | ({"hybrid": _OURS} if "hybrid" in names else {})
-    figure, (axis,) = axes(width=7.5, height=3.4)
+    figure, axis = panel(7.5, 3.4)
     sns.lineplot(table, x=x, y=y, hue=by, palette=colours, errorbar=("pi", 100), marker="o", markersize=4, markeredgewidth=0,
                  err_kws={"alpha": 0.15, "linewidth": 0}, ax=axis)
     axis.set(xlabel=xlabel, ylabel=ylabel, **{f"{letter}scale": "log" for letter in log})
@@ -50,15 +50,15 @@ def lines(table: pd.DataFrame, x: str, y: str, xlabel: str, ylabel: str, by: str
 @needs("schedules")
 def pareto(table: pd.DataFrame):
     """Return energy against makespan: ``hybrid`` for weights between them, filled on the front, and baselines beside."""
-    figure, (axis,) = axes(width=6.5)
-    table = table.assign(energy_mj=table["energy_j"] / 1e6)
-    ours, front = table[table["policy"] == "hybrid"], table[table["front"]].sort_values("makespan_s")
+    figure, axis = panel(6.5)
+    table = table.eval("energy_mj = energy_j / 1e6")
+    ours, front = table.query("policy == 'hybrid'"), table.query("front").sort_values("makespan_s")
     axis.step(front["makespan_s"], front["energy_mj"], where="post", color="#999999", linewidth=1, label="front")
     for part, face, label in ((ours[ours["front"]], _OURS, "hybrid, on the front"),
                               (ours[~ours["front"]], "none", "hybrid, not on it")):
         axis.scatter(part["makespan_s"], part["energy_mj"], facecolors=face, edgecolors=_OURS, zorder=3, s=36,
                      label=label if len(part) else None)
-    points(axis, table[table["policy"] != "hybrid"], "makespan_s", "energy_mj", "policy", color=SERIES[0])
+    points(axis, table.query("policy != 'hybrid'"), "makespan_s", "energy_mj", "policy", color=SERIES[0])
     axis.set(xlabel="makespan, s", ylabel="energy, MJ", xscale="log")
     axis.legend(fontsize=8)
     return figure
@@ -86,7 +86,7 @@ def contention(table: pd.DataFrame):
 @needs("finished jobs")
 def parity(table: pd.DataFrame):
     """Return actual over predicted seconds of jobs of a real run; columns ``job_class, predicted_s, actual_s``."""
-    figure, (axis,) = axes(width=4.6)
+    figure, axis = panel(4.6)
     equality(axis, table, "predicted_s", "actual_s", "linear")
     points(axis, table.sort_values("job_class"), "predicted_s", "actual_s", "job_class", s=25)
     axis.set(xlabel="predicted, s", ylabel="actual, s")

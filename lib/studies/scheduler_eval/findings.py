@@ -26,14 +26,13 @@ def _nearest(table: pd.DataFrame, column: str, value: float = np.inf) -> pd.Data
 
 
 def _of_hybrid(results: pd.DataFrame) -> pd.DataFrame:
-    return results[results["policy"] == "hybrid"].groupby("mix", sort=False).mean(numeric_only=True).reset_index()
+    return results.query("policy == 'hybrid'").groupby("mix", sort=False).mean(numeric_only=True).reset_index()
 
 
 @needs("schedules")
 def near_bound(results: pd.DataFrame) -> Numbers:
     """Return how far from the bound hybrid is, what could be won, and where that is little, by mix."""
-    mixes = _of_hybrid(results)
-    mixes = mixes.assign(little=mixes["room"] < _LITTLE, above=mixes["ratio"] - 1)
+    mixes = _of_hybrid(results).eval("little = room < @_LITTLE\nabove = ratio - 1")
     return {"mixes": mixes, "poor": "; ".join(mixes.loc[mixes["little"], "mix"])}
 
 
@@ -48,10 +47,10 @@ def wrong(noise: pd.DataFrame, stale: pd.DataFrame, uncertain: pd.DataFrame, adv
     """Return makespans over the bound by the way in which predictions are wrong, and over the best policy without any."""
     single, shared = _nearest(noise, "sigma", _SIGMA), _nearest(stale, "drift", _DRIFT)
     swapped = _means(adversarial, "over_blind")
-    return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise[noise["sigma"] == 0]),
+    return {"sigma": single["sigma"].max(), "drift": shared["drift"].max(), "perfect": _means(noise.query("sigma == 0")),
             "single": _means(single), "shared": _means(shared), "uncertain": _means(uncertain),
             "swapped": swapped[~swapped["policy"].str.contains("blind|perfect")], "noise": noise,
-            "blind": swapped[swapped["policy"] == "hybrid, blind"],
+            "blind": swapped.query("policy == 'hybrid, blind'"),
             "better": adversarial.loc[adversarial["policy"] == "hybrid", "over_better"].mean(),
             "errors": _means(_nearest(noise, "sigma"))}
 
@@ -64,31 +63,30 @@ def together(gangs: pd.DataFrame) -> Numbers:
 
 def trade(front: pd.DataFrame) -> Numbers:
     """Return the schedules on the front, the shortest first, over the shortest, and on what the joules rest."""
-    ours = front[(front["policy"] == "hybrid") & front["front"]].sort_values("makespan_s")
-    values, sources = ours[["energy_j", "makespan_s"]], sorted(set(ours["energy_source"]))
-    over = values / values.head(1).sum() - 1
-    ours = ours.assign(mj=ours["energy_j"] / 1e6, saved=-over["energy_j"], longer=over["makespan_s"])
+    ours = front.query("policy == 'hybrid' and front").sort_values("makespan_s").eval("""
+        mj = energy_j / 1e6
+        saved = 1 - energy_j / energy_j.head(1).sum()
+        longer = makespan_s / makespan_s.head(1).sum() - 1""")
+    sources = sorted(set(ours["energy_source"]))
     return {"some": len(ours) > 1, "ours": ours, "assumed": sources == ["assumed"], "sources": "; ".join(sources)}
 
 
 def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
     """Return how much jobs slow each other down, and what ignoring it, or the cores of the host, costs ``hybrid``."""
-    known = cost[cost["policy"] == "hybrid"].groupby("known")[["error", "makespan_s"]].mean().reindex(
+    means = cost.query("policy == 'hybrid'").groupby("known")[["error", "makespan_s"]].mean().reindex(
         ["nothing", "the mean", "every pair"])
     span_s = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s").reindex(columns=["ignored", "counted"])
     lost = (span_s["ignored"] / span_s["counted"] - 1).rename("lost").reset_index()
     return {"pairs": table[table["beside"] != ALONE[0]],
-            "known": known["error"].rename(index=lambda label: label.split()[-1]),
-            "shorter": 1 - known["makespan_s"]["every pair"] / known["makespan_s"]["nothing"], "cores": lost}
+            "known": means["error"].rename(index=lambda label: label.split()[-1]),
+            "shorter": 1 - means["makespan_s"]["every pair"] / means["makespan_s"]["nothing"], "cores": lost}
 
 
 def real(record: RunRecord) -> Numbers:
     """Return how the real run went against the simulated one."""
     jobs, schedule = record.jobs(), record.schedule
-    return {"done": jobs.assign(off=(jobs["actual_s"] / jobs["predicted_s"] - 1).abs()), "record": record,
-            "jobs": len(record.ends),
-            "late": record.makespan_s / record.simulated_s - 1, "contention": record.facts["contention"],
-            "attempts": schedule[~schedule["status"].isin(("done", "failed"))],
+    return {"done": jobs.eval("off = abs(actual_s / predicted_s - 1)"), "record": record,
+            "late": record.makespan_s / record.simulated_s - 1, "attempts": schedule.query("status not in ('done', 'failed')"),
             "notes": [{"note": note} for note in record.facts["notes"]]}
 
 
@@ -123,7 +121,7 @@ def best(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataFrame, n
     top, makespan = _nearest(loads, "load"), ranked(results)
     mean, tail = ranked(top, "mean_jct_s", "mean_jct"), ranked(top, "p99_jct_s", "p99_jct")
     mean_s = mean.set_index("policy")["value"]
-    return {"makespan": makespan, "plain": makespan[makespan["policy"] != "hybrid"], "loads": loads,
+    return {"makespan": makespan, "plain": makespan.query("policy != 'hybrid'"), "loads": loads,
             "waits": ranked(completion, objective="mean_jct"), "mean": mean, "tail": tail,
             "tail_mean": mean_s[tail["policy"].iloc[0]] / mean_s.iloc[0], "rough": ranked(_nearest(noise, "sigma", _SIGMA)),
             "frugal": ranked(front.nsmallest(1, "energy_j"), "energy_j", "energy"),
@@ -137,8 +135,8 @@ def key_numbers(results: pd.DataFrame, completion: pd.DataFrame, loads: pd.DataF
     jct_s, ratio, over_perfect, over_blind = (table.groupby("policy")[column].mean() for table, column in (
         (_nearest(loads, "load"), "mean_jct_s"), (completion, "ratio"), (_nearest(noise, "sigma"), "over_perfect"),
         (adversarial, "over_blind")))
-    return {**{f"{mix}: hybrid / bound": (value, "") for mix, value in zip(mixes["mix"], mixes["ratio"], strict=True)},
-            **{f"{mix}: could be saved": (100 * value, "%") for mix, value in zip(mixes["mix"], mixes["room"], strict=True)},
+    return {**{f"{row.mix}: hybrid / bound": (row.ratio, "") for row in mixes.itertuples()},
+            **{f"{row.mix}: could be saved": (100 * row.room, "%") for row in mixes.itertuples()},
             "mean completion / least": (ratio["hybrid"], ""),
             "hybrid / first-come at the highest load": (jct_s["hybrid"] / jct_s["first-come"], ""),
             "hybrid / perfect at the largest noise": (over_perfect["hybrid"], ""),

@@ -15,9 +15,7 @@ from lib.schedule import job_mixes
 from lib.schedule.contention import ALONE, Contention
 from lib.schedule.problem import Fleet, Problem
 from lib.schedule.runtime import interference, jobs_file, run_record
-from lib.schedule.runtime.run_record import RunRecord
 from lib.studies.scheduler_eval import comparison, scenario
-from lib.studies.scheduler_eval.scenario import StepTimes
 
 _SLOTS = 2
 _SPAN_S = (60.0, 1800.0)
@@ -60,9 +58,9 @@ class Host:
         return replace(drawn, jobs=replace(drawn.jobs, cpu_cores=np.full(count, cores)))
 
 
-def host(table: pd.DataFrame, times: StepTimes) -> Host:
+def host(table: pd.DataFrame, times: scenario.StepTimes) -> Host:
     """Return the measured workloads with their times alone on a slot, and on a GPU as step times have them, given or not."""
-    alone = table[(table["beside"] == ALONE[0]) & (table["device_type"] == "cpu")].set_index("workload_id")["step_ms"]
+    alone = table.query(f"beside == {ALONE[0]!r} and device_type == 'cpu'").set_index("workload_id")["step_ms"]
     complete = times if _GPU in set(times.table["device"]) else scenario.step_times([_GPU], scenario.job_classes())
     gpu = complete.wide("step_ms", [_GPU])[_GPU]
     names = [name for name in alone.index if name in gpu.index]
@@ -72,7 +70,7 @@ def host(table: pd.DataFrame, times: StepTimes) -> Host:
     return Host(pd.DataFrame({"cpu": 1e3 / alone[names], _GPU: 1e3 / gpu[names]}), table)
 
 
-def real_run(p: Any) -> tuple[RunRecord, str]:
+def real_run(p: Any) -> tuple[run_record.RunRecord, str]:
     """Run jobs on this machine as the parameters of 07 say, or read a reference machine's run back; return it with a note."""
     if p.source == "replay":
         reference, note = archive.stand_in(run_record.PATTERN, "record of a real run", p.reference)

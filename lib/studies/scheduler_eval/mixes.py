@@ -20,8 +20,8 @@ from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval import comparison, scenario
 from lib.studies.scheduler_eval.scenario import PHASE_COLUMNS, StepTimes
 
-NAMES = ("cpu-only", "gpu-only", "fastest", "first-come", "by-size", "earliest-finish", "longest-first", "shortest-first",
-         "affinity", "matching", "hybrid")
+NAMES = ("cpu-only gpu-only fastest first-come by-size earliest-finish longest-first shortest-first affinity matching "
+         "hybrid").split()
 MAIN = ("fastest", "first-come", "earliest-finish", "longest-first", "hybrid")
 SPEEDS = ("first-come", "longest-first", "hybrid")
 PUBLISHED = ((200, 4), (1000, 36))  # jobs, devices of each type
@@ -69,9 +69,13 @@ class Mixes:
 def load(names: Sequence[str], reference: str = "") -> Mixes:
     """Return the named scenarios with their step times; InputError for one that is not there."""
     scenarios = tuple(definitions.scenario(name) for name in names)
+    return Mixes(scenario.times_of(scenarios, reference), scenarios, published())
+
+
+def published() -> pd.DataFrame | None:
+    """Return the rates of published single-device jobs, None where they were not imported."""
     path = paths.IMPORTED / "gavel" / gavel.FILE
-    published = gavel.single(store.read(path, "throughputs")) if path.exists() else None
-    return Mixes(scenario.times_of(scenarios, reference), scenarios, published)
+    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
 
 
 def step_table(times: StepTimes) -> pd.DataFrame:
@@ -89,11 +93,9 @@ def step_table(times: StepTimes) -> pd.DataFrame:
 
 def part_table(times: StepTimes) -> pd.DataFrame:
     """Return the parts of each predicted training step in ms, and the share of it that is neither forward nor backward."""
-    rows = times.table.dropna(subset=list(PHASE_COLUMNS))
-    beside = 1 - rows[["forward_ms", "backward_ms"]].sum(axis=1) / rows["step_ms"]
-    return renamed(rows.assign(beside=100 * beside), {
-        "job_class": "job_class", "device": "device", "step_ms": "step",
-        **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)), "beside": "beside the passes %"})
+    rows = times.table.dropna(subset=list(PHASE_COLUMNS)).eval("beside = 100 * (1 - (forward_ms + backward_ms) / step_ms)")
+    return renamed(rows, {"job_class": "job_class", "device": "device", "step_ms": "step",
+                          **dict(zip(PHASE_COLUMNS, PHASES_MS.values(), strict=True)), "beside": "beside the passes %"})
 
 
 def energy_table(mixes: Mixes, energy: str = "") -> pd.DataFrame:
@@ -158,5 +160,5 @@ def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
 
 def speed_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return the time of a decision at the largest size."""
-    shown = table[(table["jobs"] == table["jobs"].max()) & table["decide_p99_us"].notna()]
+    shown = table.query("jobs == jobs.max()").dropna(subset="decide_p99_us")
     return shown.drop(columns=["jobs_per_s", "refine_s"])

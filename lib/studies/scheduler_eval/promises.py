@@ -15,7 +15,10 @@ from lib.schedule.simulation.events import simulate
 from lib.studies.scheduler_eval.comparison import Mix, drifted, trials
 
 FLEETS = ((40, 8), (80, 32))  # jobs, devices of one type
-_CASES = ("hybrid, count chosen", "hybrid for mean_jct, count chosen", "hybrid, one device each", "first-come, fastest count")
+_FIRST = "first-come, fastest count"
+_CASES = {"hybrid, count chosen": ("hybrid", "makespan", "chosen"),  # policy, objective, number of devices
+          "hybrid for mean_jct, count chosen": ("hybrid", "mean_jct", "chosen"),
+          "hybrid, one device each": ("hybrid", "makespan", "one"), _FIRST: ("first-come", "makespan", "fastest")}
 _RESCALED = "Pollux-like, rescaled at no cost"
 _PREDICTED = paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv"
 _JOBS, _BINS = 12, (0.0, 0.25, 0.5, 0.75, 0.85, 0.95, 1.0)
@@ -65,14 +68,11 @@ def gangs(seeds: int) -> pd.DataFrame:
     """
     def rows(problem, _seed):
         bound_s, fastest = bounds.makespan_bound(problem), problem.offers.seconds.min(axis=2).argmin(axis=1)
-        fixed = {"chosen": problem, "one device each": problem.with_offers(0 * fastest),
-                 "fastest count": problem.with_offers(fastest)}
-        fixed = {name: asked if name == "chosen" else replace(asked, offers=None) for name, asked in fixed.items()}
-        figures = {}
-        for case in _CASES:
-            (policy, _, objective), number = case.partition(", ")[0].partition(" for "), case.partition(", ")[2]
-            figures[case] = api.schedule(fixed[number.removeprefix("count ")], policy, objective or "makespan").figures
-        ends_s, first_s = rescaled_ends_s(problem), figures[_CASES[-1]]["mean_jct_s"]
+        problems = {"chosen": problem, **{number: replace(problem.with_offers(offer), offers=None)
+                                          for number, offer in (("one", 0 * fastest), ("fastest", fastest))}}
+        figures = {case: api.schedule(problems[number], policy, objective).figures
+                   for case, (policy, objective, number) in _CASES.items()}
+        ends_s, first_s = rescaled_ends_s(problem), figures[_FIRST]["mean_jct_s"]
         figures[_RESCALED] = {"makespan_s": ends_s.max(), "mean_jct_s": ends_s.mean()}
         return [{"policy": case, "ratio": value["makespan_s"] / bound_s, "over_first": value["mean_jct_s"] / first_s}
                 for case, value in figures.items()]
@@ -91,8 +91,7 @@ def kept(seeds: int) -> pd.DataFrame:
     Jobs are passes of networks on a CPU whose model never saw them: planned by the predictions and their ranges, run with the
     measured times, twelve on two slots. Deadlines lie about the planned ends.
     """
-    table = csv_files.frame(_PREDICTED)
-    table = table[(table["mode"] == "infer") & (table["verdict"] != "unusable") & ~table["tuning"]]
+    table = csv_files.frame(_PREDICTED).query("mode == 'infer' and verdict != 'unusable' and not tuning")
     draw, said, in_time = np.random.default_rng(5), [], []
     for seed in range(seeds):
         some = table.sample(_JOBS, random_state=seed)
@@ -117,7 +116,7 @@ def kept_in_runs(seeds: int) -> pd.DataFrame:
             continue
         others = [error for other, error in errors.items() if other != name]
         real = record.side_by_side()
-        planned, measured = (table[table["status"] == "done"] for table in real.values())
+        planned, measured = (table.query("status == 'done'") for table in real.values())
         jobs, devices = (pd.Index(planned[column].unique()) for column in ("job_id", "device"))
         plan = planned.assign(job=jobs.get_indexer(planned["job_id"]), device_index=devices.get_indexer(planned["device"]))
         ends_s, real_s = (table.groupby("job_id")["end_s"].max().reindex(jobs).to_numpy() for table in (planned, measured))
@@ -168,7 +167,6 @@ def careful_table(table: pd.DataFrame) -> pd.DataFrame:
 
 def kept_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return by the probability that was said: number of deadlines, mean probability, and the share that was kept, in %."""
-    grouped = table.groupby(pd.cut(table["said"], _BINS, include_lowest=True), observed=True)
-    rows = grouped.agg(deadlines=("kept", "size"), said=("said", "mean"), kept=("kept", "mean"))
-    rows = rows.reset_index(drop=True)
-    return rows.assign(said=100 * rows["said"], kept=100 * rows["kept"]).rename(columns={"said": "said %", "kept": "kept %"})
+    grouped = (100 * table).groupby(pd.cut(table["said"], _BINS, include_lowest=True), observed=True)
+    rows = grouped.agg(**{"deadlines": ("kept", "size"), "said %": ("said", "mean"), "kept %": ("kept", "mean")})
+    return rows.reset_index(drop=True)
