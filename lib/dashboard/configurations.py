@@ -59,11 +59,12 @@ def check_config(values: Mapping[str, Any]) -> Checked:
         config = validated(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
-    outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
-                        if getattr(config, name).partition(":")[0] not in _MADE})
-    bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
-    if refused := secrets | outside | bounds:
-        raise FieldsError(refused)
+    wrong = secrets | _outside({name: value for name in ("root", "model_flavour")
+                                if (value := getattr(config, name)).partition(":")[0] not in _MADE})
+    if config.epochs > _MOST_EPOCHS:
+        wrong["epochs"] = f"is more than {_MOST_EPOCHS:,}"
+    if wrong:
+        raise FieldsError(wrong)
     try:
         folders.check(config)
     except InputError as error:
@@ -92,19 +93,19 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
     stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
-    if not isinstance(name, str) or name not in stems:
+    if name not in [*stems]:
         errors["notebook"] = f"must be one of {choices(stems)}"
     if not isinstance(parameters, Mapping):
         errors["parameters"] = "must be an object of names and values"
     elif "notebook" not in errors:
         try:
             parameters = validated(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
-            errors |= {f"parameters.{field}": reason for field, reason in _outside(
-                {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
-            errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
-                       if ":" in str(parameters.get(field, ""))}
+            wrong = _outside({field: value for field in _PATHS if (value := parameters.get(field))})
+            wrong |= {field: "names code (module:Class), which a dashboard does not run" for field in _CODE
+                      if ":" in str(parameters.get(field))}
         except FieldsError as error:
-            errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
+            wrong = error.errors
+        errors |= {f"parameters.{field}": reason for field, reason in wrong.items()}
     if errors:
         raise FieldsError(errors)
     return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})

@@ -31,8 +31,7 @@ from lib.errors import InputError, choices
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
 ENDS = (FINISHED, FAILED, CANCELLED)
-TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
-               FINISHED: (), FAILED: (), CANCELLED: ()}
+TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (*ENDS, QUEUED), **dict.fromkeys(ENDS, ())}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
@@ -86,9 +85,8 @@ class _Text(TypeDecorator):
 class Base(DeclarativeBase):
     """Base of the tables."""
 
-    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, dict[str, JsonValue]: sa.JSON, dict[str, Line]: sa.JSON,
-                           list[Any]: sa.JSON, list[Name]: sa.JSON, list[fields.Index]: sa.JSON, datetime: _Utc, str: _Text,
-                           int: _NUMBER}
+    type_annotation_map = {float: _Finite, datetime: _Utc, str: _Text, int: _NUMBER, **dict.fromkeys(
+        (dict[str, Any], dict[str, JsonValue], dict[str, Line], list[Any], list[Name], list[fields.Index]), sa.JSON)}
 
 
 class _Row:
@@ -303,15 +301,10 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
-    values = {"state": state, "reason": reason, "updated_at": at, **facts}
-    if state == RUNNING:
-        values.setdefault("started_at", at)  # of this attempt: waiting and lost attempts are no time of a run
-    if state == QUEUED:
-        values["started_at"] = None
-    if state in ENDS:
-        values["finished_at"] = at
-    changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)
-                              .execution_options(synchronize_session=False))
+    # started_at is that of this attempt: waiting and lost attempts are no time of a run
+    times = {RUNNING: {"started_at": at}, QUEUED: {"started_at": None}}.get(state, {"finished_at": at})
+    changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(
+        state=state, reason=reason, updated_at=at, **times, **facts))
     if not changed.rowcount:
         current = session.scalar(select(Run.state).where(Run.id == run_id))
         if current is None:
@@ -320,7 +313,7 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
             return False
         raise ConflictError(f"the run is {current}, which leads to {choices(TRANSITIONS[current]) or 'no other state'}; "
                             f"not to {state}")
-    job = update(Job).where(Job.run_id == run_id).execution_options(synchronize_session=False)
+    job = update(Job).where(Job.run_id == run_id)
     if state == RUNNING:
         session.execute(job.values(dequeued_at=at))
     if state == QUEUED:

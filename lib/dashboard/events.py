@@ -34,8 +34,9 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     with database.reading() as session:
         run = db.get(session, db.Run, run_id)
     place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
-    times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
-    state = {name: getattr(run, name) for name in _SHOWN} | times | {"place": place}
+    state = {name: getattr(run, name) for name in _SHOWN} | {
+        "place": place, "started_at": run.started_at and run.started_at.timestamp(),
+        "finished_at": run.finished_at and run.finished_at.timestamp()}
     lines = database.rows_after(db.RunLog, run_id, log, _MOST)
     values = database.rows_after(db.RunMetric, run_id, metric, _MOST)
     return (state, [[row.attempt, row.n, row.line] for row in lines],

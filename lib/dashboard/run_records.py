@@ -58,7 +58,8 @@ class RunRecords:
 
     def remaining_s(self, run_id: str) -> float:
         """Return the seconds that a run still takes at the rate of this attempt; NaN before it has a rate."""
-        (first_s, first), (last_s, share) = [*self._progress.get(run_id, []), *[(0.0, 0.0)] * 2][:2]
+        reports = self._progress.get(run_id, ())
+        (first_s, first), (last_s, share) = reports if len(reports) == 2 else [(0.0, 0.0)] * 2
         if share <= first:
             return math.nan
         return max(0.0, (1 - share) * (last_s - first_s) / (share - first) - (time.monotonic() - last_s))
@@ -143,7 +144,7 @@ def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[di
     if position:
         best = _best(session.get(db.Run, run_id), reports)
         session.execute(update(db.Run).where(db.Run.id == run_id, db.Run.attempt == attempt)
-                        .values(**position, **best, updated_at=db.now()).execution_options(synchronize_session=False))
+                        .values(**position, **best, updated_at=db.now()))
 
 
 def _best(run: db.Run | None, reports: list[dict[str, Any]]) -> dict[str, float]:
@@ -151,8 +152,8 @@ def _best(run: db.Run | None, reports: list[dict[str, Any]]) -> dict[str, float]
     values = [value for report in reports if run and type(value := report.get(run.monitor_metric)) in (int, float)]
     if not values:
         return {}
-    known = [] if run.best_value is None else [run.best_value]
-    return {"best_value": (max if run.monitor_mode == "max" else min)([*values, *known])}
+    earlier = [] if run.best_value is None else [run.best_value]
+    return {"best_value": (max if run.monitor_mode == "max" else min)([*values, *earlier])}
 
 
 _WRITERS = {"state": _write_states, "log": db.add_logs, "metrics": _write_metrics}

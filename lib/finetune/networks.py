@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lib import paths
-from lib.errors import InputError, one_line
+from lib.errors import InputError, refused
 from lib.finetune import data
 from lib.finetune.config import TrainConfig
 from lib.finetune.transforms import Inputs
@@ -78,12 +78,10 @@ def _torchvision(config: TrainConfig) -> Network:
     inputs = Inputs(3, config.image_size or usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
 
     def build(labels: tuple[str, ...]) -> nn.Module:
-        try:
-            with worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
-                model = get_model(name, weights=weights)
-        except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
-            raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "
-                             f"{torch.hub.get_dir()}/checkpoints, or set load_pretrained to false") from None
+        advice = f"; put {weights.url} into {torch.hub.get_dir()}/checkpoints, or set load_pretrained to false"
+        with refused(f"model_flavour {name!r}: its weights cannot be had (", f"){advice}"), \
+                worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
+            model = get_model(name, weights=weights)
         name_of_head, head = _head(model)
         model.set_submodule(name_of_head, nn.Linear(head.in_features, len(labels)))
         return _headed(model, config)
@@ -130,11 +128,9 @@ def _hugging_face(config: TrainConfig) -> Network:
     name = config.model_flavour
     where = str(_local(name) or name)
     token = config.hf_token.get_secret_value() if config.hf_token else None
-    try:
+    with refused(f"model_flavour {name!r} cannot be read (",
+                 "); name a folder that holds it, or a model of the hub that this machine can reach", 400):
         stated = AutoConfig.from_pretrained(where, token=token)
-    except Exception as error:  # no network, no such model, a damaged file: each raises its own
-        raise InputError(f"model_flavour {name!r} cannot be read ({one_line(error, 400)}); name a folder that holds it, or a "
-                         "model of the hub that this machine can reach") from None
     inputs = _processed(where, stated, token, config)
     return Network(inputs, lambda labels: _built(config, where, token, labels))
 
@@ -160,7 +156,8 @@ def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str
     from transformers import AutoConfig, AutoModelForImageClassification
 
     names = dict(enumerate(labels))
-    try:
+    with refused(f"model_flavour {config.model_flavour!r}: no image classifier can be made of it (",
+                 "); without weights set load_pretrained to false", 400):
         stated = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=names,
                                             label2id={name: index for index, name in names.items()})
         if config.load_pretrained:
@@ -168,9 +165,6 @@ def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str
                 where, config=stated, token=token, ignore_mismatched_sizes=True, use_safetensors=True, output_loading_info=True)
         else:
             model, report = AutoModelForImageClassification.from_config(stated), {}
-    except Exception as error:  # whatever a checkpoint may be
-        raise InputError(f"model_flavour {config.model_flavour!r}: no image classifier can be made of it "
-                         f"({one_line(error, 400)}); without weights set load_pretrained to false") from None
     body = f"{model.base_model_prefix}."
     absent = sorted(name for name in {*report.get("missing_keys", ()), *(key for key, *_ in report.get("mismatched_keys", ()))}
                     if name.startswith(body))

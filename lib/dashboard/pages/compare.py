@@ -1,6 +1,5 @@
 """The page that compares runs: their curves in one chart each, and the values of their configurations that differ."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -35,27 +34,22 @@ def add_compare(pages: APIRouter, operations: Operations) -> None:
 def differences(runs: Sequence[db.Run]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the values of configurations by name: where they differ one for each run, and those that all have."""
     contents = [{**run.config.config_json, **run.config.config_json.get("parameters", {})} for run in runs]
-    names = sorted({name for content in contents for name in content} - {"parameters"})
-    values = {name: [content.get(name) for content in contents] for name in names}
-    alike = {name for name, given in values.items() if len({json.dumps(value, sort_keys=True) for value in given}) == 1}
-    return ({name: given for name, given in values.items() if name not in alike},
-            {name: values[name][0] for name in names if name in alike})
+    table = {name: [content.get(name) for content in contents] for name in sorted(set().union(*contents) - {"parameters"})}
+    same = {name: values[0] for name, values in table.items() if values.count(values[0]) == len(runs)}
+    return {name: values for name, values in table.items() if name not in same}, same
 
 
 def curves(database: Database, runs: Sequence[db.Run]) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of loss, rate and monitored metrics by name: each of a run (its number) and a split, with its points."""
     names = {"loss", "images_per_sec", *(run.monitor_metric.removeprefix("val_") for run in runs if run.monitor_metric)}
     keys = {split + name: name for name in names for split in _SPLITS}
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for number, run in enumerate(runs):
-        metric = db.RunMetric
-        rows = select(metric.key, metric.split, metric.step, metric.value).where(
-            metric.run_id == run.id, metric.key.in_(keys), metric.value.is_not(None)).order_by(metric.step)
-        lines: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
-        with database.reading() as session:
-            for key, split, step, value in session.execute(rows):
-                lines[keys[key], split].append((step, value))
-        for (name, split), points in sorted(lines.items()):
-            stride = -(-len(points) // _MOST_POINTS)
-            found[name].append({"run": number, "split": split, "points": [*points[:-1:stride], points[-1]]})
-    return dict(sorted(found.items()))
+    numbers, metric, lines, charts = {run.id: number for number, run in enumerate(runs)}, db.RunMetric, defaultdict(list), {}
+    rows = select(metric.run_id, metric.key, metric.split, metric.step, metric.value).where(
+        metric.run_id.in_(numbers), metric.key.in_(keys), metric.value.is_not(None)).order_by(metric.step)
+    with database.reading() as session:
+        for run_id, key, split, step, value in session.execute(rows):
+            lines[keys[key], numbers[run_id], split].append((step, value))
+    for (name, number, split), points in sorted(lines.items()):
+        stride = -(-len(points) // _MOST_POINTS)
+        charts.setdefault(name, []).append({"run": number, "split": split, "points": [*points[:-1:stride], points[-1]]})
+    return charts
