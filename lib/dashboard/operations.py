@@ -1,7 +1,6 @@
 """What the API and the pages both do: each change is checked, and made in one transaction."""
 
 import math
-import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +145,7 @@ class Operations:
 
     def describe(self, run_id: RowId, body: schemas.NotesIn):
         """Set the notes and tags of a run."""
-        return self._change(run_id, notes=body.notes, tags=body.tags)
+        return self._change(run_id, **body.model_dump())
 
     def archive(self, archived: bool, run_id: RowId):
         """Leave a run out of the lists, or show it there again."""
@@ -227,10 +226,10 @@ class Operations:
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:
     """Make the folder of a new run; of a fine-tune it is ``data/training/<dataset>/<name>``, with -v1, -v2, ... where taken."""
-    if checked.kind == "notebook":
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.name).strip("._-")[:80] or "run"
-        return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
     from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
+    if checked.kind == "notebook":
+        name = folders.plain_name(config.name)[:80]
+        return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
     return folders.new_folder(TrainConfig(**checked.values))

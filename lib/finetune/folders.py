@@ -41,19 +41,20 @@ def check(config: TrainConfig) -> None:
         networks.network(config, facts)
 
 
-def _plain(text: str) -> str:
+def plain_name(text: str) -> str:
+    """Return a text as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "_", text).strip("._") or "run"
 
 
 def run_name(config: TrainConfig) -> str:
     """Return ``{model}__{loss}__{pretrained|scratch}{suffix}``, or the config's own ``run_name``, as a file name."""
     start = "pretrained" if config.load_pretrained else "scratch"
-    base = f"{_plain(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
-    return _plain(config.run_name or base)[:_LONGEST_NAME]
+    base = f"{plain_name(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
+    return plain_name(config.run_name or base)[:_LONGEST_NAME]
 
 
 def _of_dataset(config: TrainConfig) -> Path:
-    return paths.TRAINING / _plain(config.dataset)
+    return paths.TRAINING / plain_name(config.dataset)
 
 
 def new_folder(config: TrainConfig) -> Path:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -53,9 +52,9 @@ class Wanted(BaseModel):
     @property
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the conditions that are none of a column's value."""
-        texts = [db.Run.name.icontains(self.text, autoescape=True)] if self.text else []
-        tags = [sa.cast(db.Run.tags, sa.Text).contains(json.dumps(self.tag), autoescape=True)] if self.tag else []
-        return [db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None), *texts, *tags]
+        return [db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None),
+                db.Run.name.icontains(self.text, autoescape=True),
+                sa.cast(db.Run.tags, sa.Text).contains(self.tag and json.dumps(self.tag), autoescape=True)]
 
     @property
     def first(self) -> tuple[sa.ColumnElement[Any], ...]:
@@ -101,12 +100,11 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
              ("/web/agents/gpus", adding(db.Gpu, schemas.GpuIn, "/web/agents"), "index"))
     add_page(pages, "/web/schedule", "schedule.html", schedule)
     _add_project(pages, operations)
-    for word, reserved in (("reserve", True), ("release", False)):
-        def allocate(is_reserved: bool, agent_id: RowId, index: Index):
-            operations.allocate(is_reserved, agent_id, index)
-            return RedirectResponse("/web/agents", 303)
 
-        pages.post(f"/web/agents/{{agent_id}}/gpus/{{index}}/{word}")(partial(allocate, reserved))
+    @pages.post("/web/agents/{agent_id}/gpus/{index}/{change}")
+    def allocate(agent_id: RowId, index: Index, change: Literal["reserve", "release"]):
+        operations.allocate(change == "reserve", agent_id, index)
+        return RedirectResponse("/web/agents", 303)
 
 
 def _add_project(pages: APIRouter, operations: Operations) -> None:
@@ -123,20 +121,20 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS])
 
     def new_config(form: dict[str, str], project_id: str) -> str:
-        values = {"project_id": project_id, "name": form.get("name", ""), "group_id": form.get("group_id", ""),
-                  "config": configurations.config_of(form)}
-        operations.save_config(checked(schemas.ConfigIn, values))
+        operations.save_config(checked(schemas.ConfigIn, {
+            "project_id": project_id, "name": form.get("name"), "group_id": form.get("group_id"),
+            "config": configurations.config_of(form)}))
         return f"/web/projects/{project_id}/runs"
 
     def new_group(form: dict[str, str], project_id: str) -> str:
-        group = checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group", "")})
+        group = checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group")})
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
 
     def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> dict[str, Any]:
         rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
                                group_id=wanted.group_id, state=wanted.state)
-        older = wanted.model_copy(update={"offset": wanted.offset + _MOST_ROWS}) if len(rows) == _MOST_ROWS else None
+        older = wanted.offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None
         waits = any(run.job and run.state == db.QUEUED for run in rows)
         starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}
         return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
 from markupsafe import Markup
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from lib import paths
 from lib.dashboard import database as db
@@ -93,18 +93,18 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
         run = operations.get(db.Run, run_id)
         return render(request, "notebook.html", run=run, name=name, body=Markup(_notebook(file_of(run, name))))
 
-    def lines(run_id: str) -> Iterator[str]:
+    def batches(table: type[db.RunLog] | type[db.RunMetric], run_id: str) -> Iterator[list[Row]]:
         last = 0
-        while rows := operations.database.rows_after(db.RunLog, run_id, last, 5000):
+        while rows := operations.database.rows_after(table, run_id, last, 5000):
             last = rows[-1].id
-            yield "".join(f"{row.line}\n" for row in rows)
+            yield rows
 
     def values(run_id: str) -> Iterator[str]:
-        last, head = 0, ("step", "epoch", "key", "split", "value")
-        yield ",".join(head) + "\n"
-        while rows := operations.database.rows_after(db.RunMetric, run_id, last, 5000):
-            last, text = rows[-1].id, io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([getattr(row, name) for name in head] for row in rows)
+        yield "step,epoch,key,split,value\n"
+        for rows in batches(db.RunMetric, run_id):
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows(
+                (row.step, row.epoch, row.key, row.split, row.value) for row in rows)
             yield text.getvalue()
 
     @pages.get(f"{_RUN}/metrics.csv")
@@ -116,7 +116,8 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
     @pages.get(f"{_RUN}/log")
     def whole_log(run_id: RowId):
         operations.get(db.Run, run_id)
-        return StreamingResponse(lines(run_id), media_type="text/plain; charset=utf-8")
+        texts = ("".join(f"{row.line}\n" for row in rows) for rows in batches(db.RunLog, run_id))
+        return StreamingResponse(texts, media_type="text/plain; charset=utf-8")
 
 
 def _notebook(path: Path) -> str:
