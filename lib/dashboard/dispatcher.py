@@ -20,10 +20,10 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents.fleet import AgentSlot, Fleet, note
+from lib.dashboard.agents.fleet import AgentSlot, Fleet
 from lib.dashboard.database_engine import Database, served
 from lib.dashboard.predictions import Predictions
-from lib.dashboard.run_records import RunRecords
+from lib.dashboard.run_records import RunRecords, note
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime.journal import TOGETHER, Spec, UnwritableError

@@ -66,8 +66,7 @@ def _bounded(value: Any) -> Any:
 
 
 PLAIN, BOUNDED = AfterValidator(_plain), AfterValidator(_bounded)
-LISTED = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)  # of a form
-_WORDS = BeforeValidator(lambda value: [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str)
+LISTED = BeforeValidator(lambda value: [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str)
                          else value)  # of a form
 ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
@@ -82,8 +81,7 @@ Priority = Annotated[int, Field(ge=-1000, le=1000), mapped_column(default=0)]
 Object = Annotated[dict[str, JsonValue], BOUNDED, mapped_column(default=dict)]
 Environment = Annotated[dict[str, Line], BOUNDED, mapped_column(default=dict)]
 Indices = Annotated[list[Index], Field(max_length=64), LISTED, mapped_column(default=list)]
-Names = Annotated[list[Name], Field(max_length=32), mapped_column(default=list)]
-Words = Annotated[list[Name], Field(max_length=32), _WORDS]
+Names = Annotated[list[Name], Field(max_length=32), LISTED, mapped_column(default=list)]
 Items = Annotated[list[Any], mapped_column(default=list)]
 Flag = Annotated[bool, mapped_column(default=False)]
 Count = Annotated[int, mapped_column(default=0)]

@@ -14,13 +14,21 @@ from sqlalchemy.orm import Session
 
 from lib.dashboard import database as db
 from lib.dashboard.database_engine import Database
-from lib.errors import one_line
+from lib.errors import InputError, one_line
 from lib.schedule.runtime.engine.slots import attempt_of
 
 _BATCH, _MOST = 1000, 20_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GATHER_S = 0.1, 5.0, 0.05
 _POSITION = ("step", "epoch", "epochs")
 _NO_VALUES = (*_POSITION, "progress")
+
+
+def note(event: str, error: Exception, last: str = "") -> str:
+    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
+    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
+    if line != last:
+        print(line, file=sys.stderr, flush=True)
+    return line
 
 
 class _Event(NamedTuple):
@@ -120,12 +128,12 @@ class RunRecords:
         except Exception as error:  # one event that no database takes shall not keep the others out
             if len(batch) > 1:
                 return all(self._written([event]) for event in batch)
-            print(f"run {batch[0].run_id}: {batch[0].kind} is not kept: {one_line(error)}", file=sys.stderr)
+            note(f"run {batch[0].run_id}: {batch[0].kind} is not kept", error)
         for run_id in unwanted:
             try:
                 self._unwanted(run_id)
             except Exception as error:  # a journal that takes nothing now; the run's end comes here again
-                print(f"run {run_id} cannot be cancelled: {one_line(error)}", file=sys.stderr)
+                note(f"run {run_id} cannot be cancelled", error)
         return True
 
 

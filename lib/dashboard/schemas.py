@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from lib.dashboard import database as db
-from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Seconds, Words
+from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Seconds
 from lib.errors import choices
 
 
@@ -81,7 +81,7 @@ class NotesIn(_In):
     """What people write beside a run."""
 
     notes: Annotated[str, Field(max_length=5000), PLAIN] = ""
-    tags: Words = []
+    tags: Names = []
 
 
 class EndIn(_In):

@@ -121,15 +121,18 @@ class Layer(_Read):
         return self.macs if self.kind == "pooling" else 2 * self.macs
 
     @property
+    def _parts(self) -> tuple[Tensor | Constant, ...]:
+        return *self.inputs, *self.outputs, self.weights, self.bias
+
+    @property
     def bytes(self) -> float:
         """Return the compulsory bytes: inputs and weights read once, outputs written once."""
-        return sum(part.bytes for part in (*self.inputs, *self.outputs, self.weights, self.bias))
+        return sum(part.bytes for part in self._parts)
 
     @property
     def unknown_formats(self) -> tuple[str, ...]:
         """Return the formats of tensors and weights whose bytes are not known, as the engine writes them, each once."""
-        return tuple(dict.fromkeys(part.format or "no format" for part in (*self.inputs, *self.outputs, self.weights, self.bias)
-                                   if isnan(part.bytes)))
+        return tuple(dict.fromkeys(part.format or "no format" for part in self._parts if isnan(part.bytes)))
 
     @property
     def dtype(self) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import random
+import re
 import secrets
 import signal
 import sys
@@ -25,7 +26,7 @@ from lib import paths
 from lib.config.base import parse
 from lib.dashboard.agents.devices import Meter
 from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
-from lib.errors import InputError, one_line
+from lib.errors import InputError, one_line, refused
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
 _API = "/api/v1/agents"
@@ -97,11 +98,9 @@ def read_token(path: Path | None) -> str:
     if path is None and stated:
         return stated
     path = path or paths.DATA / "dashboard" / "token"
-    try:
+    with refused(f"no token for the server in {path} (",
+                 "); --token-file names the file that the dashboard names at its start"):
         return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
-                         "dashboard names at its start") from None
 
 
 def _check_inside(folder: Path, path: Any, name: str) -> None:
@@ -118,17 +117,14 @@ def _check_data(folder: str) -> None:
         _print(f"{folder} here is not the server's: mount that one there, or files of runs stay on this machine")
 
 
-def _check_finetune(arguments: Mapping[str, Any]) -> None:
-    _check_inside(paths.DATA, arguments.get("folder"), "folder")
-
-
 def _check_notebook(arguments: Mapping[str, Any]) -> None:
     _check_inside(paths.DATA, arguments.get("out"), "out")
     _check_inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
 
 
 ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
+    "lib.finetune.task:finetune": lambda arguments: _check_inside(paths.DATA, arguments.get("folder"), "folder"),
+    "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
 
 def _print(text: str) -> None:
@@ -182,7 +178,7 @@ class Agent:
 
     def _serve(self) -> None:
         """Serve until the session is over, and end the workers. Raises what ended it."""
-        unwritten = [report for _, *report in self._mailbox.kept() if report[0] == "report"]  # of earlier sessions
+        unwritten = [report for _, *report in self._mailbox.unfinished() if report[0] == "report"]  # of earlier sessions
         self._mailbox = Mailbox()
         for report in unwritten:
             self._mailbox.post(0, *report)
@@ -199,7 +195,7 @@ class Agent:
 
     def _exchange(self) -> None:
         """Call the server once. Raises SessionOverError or InputError, and NoAnswerError after half of ``silent_s``."""
-        began_s, silent_s, load = time.monotonic(), self._session.silent_s, None
+        began_s, silent_s, load = time.monotonic(), self._session.silent_s, {}
         if began_s - self._load_s > _LOAD_S:
             self._load_s, load = began_s, self._meter.load()
         messages = tuple(self._mailbox.outgoing())
@@ -285,4 +281,4 @@ def end_with_parent(parent: int) -> None:
 
 def default_name() -> str:
     """Return this host's name as an agent's."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in platform.node()).strip("._-") or "agent"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).strip("._-") or "agent"

@@ -2,15 +2,15 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from lib import locks
-from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
-from lib.errors import InputError, choices, one_line
+from lib.dashboard.agents.messages import Device, Gpu
+from lib.errors import InputError, choices, refused
 from lib.measure.gpus.card import management, number_of
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
@@ -33,14 +33,12 @@ def gpu(number: int) -> Gpu | None:
     nvml, name = _nvml(), locks.uuid(locks.card(number))
     if not nvml or not (name.isdecimal() or name.startswith("GPU-")):
         return None
-    try:
+    with refused(f"cuda:{number} is lost: "):
         handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return Gpu(index=nvml.nvmlDeviceGetIndex(handle), uuid=nvml.nvmlDeviceGetUUID(handle),
                    name=nvml.nvmlDeviceGetName(handle), memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
                    compute_capability=f"{major}.{minor}")
-    except nvml.NVMLError as error:
-        raise InputError(f"cuda:{number} is lost: {one_line(error)}") from None
 
 
 def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
@@ -80,15 +78,14 @@ class Meter:
         self._cards, self._nvml = cards, _nvml() if cards else None
         psutil.cpu_percent()  # the first call has nothing to compare with
 
-    def load(self) -> Load:
-        """Return the load since the last call."""
-        memory = psutil.virtual_memory()
-        return Load(cpu_percent=psutil.cpu_percent(), memory_used_mb=(memory.total - memory.available) / _MB,
-                    memory_mb=memory.total / _MB, gpus=tuple(self._gpus()))
-
-    def _gpus(self) -> Iterator[GpuLoad]:
-        for card in self._cards:
-            with contextlib.suppress(self._nvml.NVMLError):  # one that is lost, or does not say: the others are shown
-                handle = self._nvml.nvmlDeviceGetHandleByUUID(card.uuid)
-                yield GpuLoad(uuid=card.uuid, utilisation_percent=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                              memory_used_mb=self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB)
+    def load(self) -> dict[str, float]:
+        """Return the load since the last call: percent and 10^6 bytes; of GPUs by their numbers here."""
+        memory, nvml = psutil.virtual_memory(), self._nvml
+        load = {"cpu_percent": psutil.cpu_percent(), "memory_used_mb": (memory.total - memory.available) / _MB,
+                "memory_mb": memory.total / _MB}
+        for number, card in enumerate(self._cards):
+            with contextlib.suppress(nvml.NVMLError):  # one that is lost, or does not say: the others are shown
+                handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+                load |= {f"gpu_{number}_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                         f"gpu_{number}_memory_used_mb": nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB}
+        return load

@@ -11,7 +11,6 @@ import itertools
 import math
 import queue
 import secrets
-import sys
 import threading
 import time
 from collections import deque
@@ -26,10 +25,9 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Load, Mailbox, Registered, Registration, Reply
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
 from lib.dashboard.database_engine import Database
-from lib.dashboard.run_records import RunRecords
-from lib.errors import InputError, one_line
+from lib.dashboard.run_records import RunRecords, note
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 
 _OLD, _BUSY, _GONE = 409, 503, 410
@@ -53,7 +51,7 @@ class _Session:
     def __init__(self, registration: Registration, agent_id: str, silent_s: float):
         self.registration, self.agent_id, self.silent_s = registration, agent_id, silent_s
         self.key = secrets.token_hex(16)
-        self.mailbox, self.workers, self.load = Mailbox(), {}, None
+        self.mailbox, self.workers, self.load = Mailbox(), {}, {}
         self.seen_s, self.over = time.monotonic(), ""
         self._waiting: set[Callable[[], None]] = set()
         self._written, self._unwritten = 0, deque()  # numbers of messages, and of their reports
@@ -109,11 +107,10 @@ class _Session:
         self.wake()
 
     def slots(self) -> list[AgentSlot]:
-        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``; none once it is over."""
+        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``."""
         name = self.registration.name
-        slots = [(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), device)
-                 for device in self.registration.devices if not self.over]
-        return [AgentSlot(slot, name, self.agent_id, self.key, device) for slot, device in slots]
+        return [AgentSlot(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), name, self.agent_id,
+                          self.key, device) for device in self.registration.devices]
 
 
 class AgentWorker:
@@ -328,22 +325,7 @@ class Fleet:
                 row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
                 if row.id in loads:
                     seen_s, load = loads[row.id]
-                    row.last_heartbeat_at, row.load = db.now() - timedelta(seconds=time.monotonic() - seen_s), _flat(load)
+                    row.last_heartbeat_at, row.load = db.now() - timedelta(seconds=time.monotonic() - seen_s), load
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
-
-def note(event: str, error: Exception, last: str = "") -> str:
-    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
-    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
-    if line != last:
-        print(line, file=sys.stderr, flush=True)
-    return line
-
-
-def _flat(load: Load | None) -> dict[str, float]:
-    if load is None:
-        return {}
-    cards = {f"gpu_{number}_{name}": value for number, card in enumerate(load.gpus)
-             for name, value in card.model_dump(exclude={"uuid"}).items()}
-    return {**load.model_dump(exclude={"gpus"}), **cards}

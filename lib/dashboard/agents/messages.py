@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from lib.config.base import Count, PlainName, Positive, Strict
 
-API_VERSION = 3
+API_VERSION = 4
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
@@ -81,34 +81,17 @@ class Registered(Strict):
     data: str
 
 
-class GpuLoad(Strict):
-    """How busy a GPU is."""
-
-    uuid: Text
-    utilisation_percent: float
-    memory_used_mb: float
-
-
-class Load(Strict):
-    """How busy an agent's host is."""
-
-    cpu_percent: float
-    memory_used_mb: float
-    memory_mb: float
-    gpus: tuple[GpuLoad, ...] = ()
-
-
 class Exchange(Strict):
     """A sign of life with what is new: ``messages`` are ``(number, worker, *message)``, ``alive`` the workers that beat.
 
-    The answer waits up to ``wait_s`` for a message.
+    ``load`` says how busy the host and its GPUs are. The answer waits up to ``wait_s`` for a message.
     """
 
     session: Text
     acknowledged: Count
     messages: tuple[Annotated[tuple[Any, ...], AfterValidator(_well_formed)], ...] = ()
     alive: tuple[int, ...] = ()
-    load: Load | None = None
+    load: dict[Text, float] = {}
     wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0
     leaving: bool = False
 
@@ -164,7 +147,7 @@ class Mailbox:
             while self._outgoing and self._outgoing[0][0] <= done:
                 self._outgoing.popleft()
 
-    def kept(self) -> list[tuple[Any, ...]]:
+    def unfinished(self) -> list[tuple[Any, ...]]:
         """Return the outgoing messages that the other side may not have dealt with."""
         return [message for _, message, _ in self._outgoing]
 

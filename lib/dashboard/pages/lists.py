@@ -20,7 +20,7 @@ from lib.dashboard import configurations, events, schemas, security
 from lib.dashboard import database as db
 from lib.dashboard.fields import Index, RowId, checked
 from lib.dashboard.operations import Offset, Operations
-from lib.dashboard.pages import compare, run
+from lib.dashboard.pages import run
 from lib.dashboard.pages.rendering import Form, add_page, render
 from lib.errors import choices
 
@@ -179,7 +179,7 @@ def router(operations: Operations, token: str) -> APIRouter:
     add_lists(pages, operations)
     run.add_run(pages, operations)
     run.add_files(pages, operations)
-    compare.add_compare(pages, operations)
+    run.add_compare(pages, operations)
     _add_login(pages, token)
 
     @pages.get("/")

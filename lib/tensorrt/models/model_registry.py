@@ -71,19 +71,15 @@ def _facts(content: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dic
     return tags, parameters, metrics
 
 
-def default_uri() -> str:
-    """Return the address of this checkout's own registry, which ``mlflow ui --backend-store-uri`` takes too."""
-    return f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
-
-
 class Registry:
     """A registry by its address (default: an SQLite file in data/); InputError for what cannot be one.
 
+    ``mlflow ui --backend-store-uri`` takes the same addresses.
     Every method raises InputError, in one line, where the registry is locked, gone, damaged, of a newer MLflow, or silent.
     """
 
     def __init__(self, uri: str = ""):
-        self.uri = uri or default_uri()
+        self.uri = uri or f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
         self.shown = re.sub(r"//[^/@]*@", "//***@", self.uri)
         local = re.fullmatch(r"sqlite:///([^?#%]*[^/?#%])", self.uri)
         self.file = Path(local[1]) if local else None
@@ -243,8 +239,10 @@ class Registry:
                 raise locks.HeldError(f"{self.file} is locked by another process; try again when it ends") from None
             raise InputError(f"{self.file} is damaged, or no registry of MLflow ({error}); restore a copy, or move it away") \
                 from None
-        unknown = [revision for revision in revisions if not any(_migrations().glob(f"{revision}_*.py"))]
-        if unknown:
+        from mlflow.store import db_migrations
+
+        versions = Path(db_migrations.__file__).parent / "versions"
+        if unknown := [revision for revision in revisions if not any(versions.glob(f"{revision}_*.py"))]:
             raise InputError(f"{self.file} has the schema {choices(unknown)} of another, newer MLflow; install that one, or "
                              "name another registry")
 
@@ -274,12 +272,6 @@ def _client(uri: str):
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the stack of what it raises, too
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _migrations() -> Path:
-    from mlflow.store import db_migrations
-
-    return Path(db_migrations.__file__).parent / "versions"
 
 
 def _check(pattern: str, text: str, noun: str) -> None:
