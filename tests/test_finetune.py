@@ -29,11 +29,12 @@ from lib.finetune import checkpoints, finetune, folders, networks, optimization,
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
 from lib.finetune.config import TrainConfig
-from lib.finetune.devices import Prefetched, Processes
+from lib.finetune.data import Prefetched
 from lib.finetune.transforms import Inputs, Prepare
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Member, Stopped
 from lib.work import datasets, losses, models, weights
+from lib.work.processes import Processes
 from lib.work.training import Options, Recipe, Trainer
 from tests import called, cut_training, nightly, python, refusal, refused
 from tests.conftest import full_disk, home_paths

@@ -1,8 +1,8 @@
-"""The data of a run: splits, names of classes, a cap of samples per class, and batches in an order that can be resumed."""
+"""The data of a run: splits, names of classes, a cap of samples per class, batches in an order that can be resumed, loaders."""
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,8 +212,38 @@ class Batches(torch.utils.data.Sampler):
         return self.own(index) * self._count / (self._edges[end] - self._edges[start])
 
 
-def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -> torch.utils.data.DataLoader:
-    """Return the loader of a split; torch seeds all generators of its workers by the loader's own.
+class Prefetched:
+    """A loader whose next batch is copied to a GPU while this one is computed on.
+
+    The copies run on their own stream. The computing stream waits for the copy of its batch, and the batch's memory is bound to
+    it: the allocator reuses that memory only after the computing stream has finished with it.
+    """
+
+    def __init__(self, loader: Iterable, device: torch.device):
+        self._loader, self._device, self._copies = loader, device, torch.cuda.Stream(device)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def _copied(self, batch: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with torch.cuda.stream(self._copies):
+            return tuple(part.to(self._device, non_blocking=True) for part in batch)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        copies = map(self._copied, self._loader)
+        following = next(copies, None)
+        while following is not None:
+            consumer = torch.cuda.current_stream(self._device)
+            consumer.wait_stream(self._copies)
+            batch = following
+            for part in batch:
+                part.record_stream(consumer)
+            following = next(copies, None)
+            yield batch
+
+
+def loader(config: TrainConfig, samples: Samples, batches: Batches, device: torch.device) -> Iterable:
+    """Return the loader of a split, its batches on a GPU if that is the device; torch seeds its workers by its own generator.
 
     On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
     """
@@ -222,5 +252,7 @@ def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -
     workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
                "prefetch_factor": config.prefetch_factor,
                "persistent_workers": config.persistent_workers} if config.num_workers else {}
-    return torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=pin,
-                                       generator=torch.Generator().manual_seed(config.seed), **workers)
+    on_gpu = device.type == "cuda"
+    batched = torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=on_gpu,
+                                          generator=torch.Generator().manual_seed(config.seed), **workers)
+    return Prefetched(batched, device) if on_gpu else batched

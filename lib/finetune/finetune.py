@@ -1,15 +1,36 @@
 """Runs one after another, each in its own folder, new or resumed."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import folders, networks, run
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import names_and_facts
-from lib.finetune.devices import processes
+from lib.measure import machine
+from lib.work.processes import ALONE, Processes, joined
 
 _SHOWN = 4  # metrics of a test that an ending names
+
+
+@contextmanager
+def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
+    """Join the processes that torchrun started, if it did; give them, and the device of this process.
+
+    Each takes its own GPU, or a share of the CPU. Raises InputError for a device that is not here.
+    """
+    device, together = machine.device(wanted), ALONE
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
+        together = Processes(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        if device.type == "cuda":
+            device = machine.device(f"cuda:{together.local_rank}")
+        machine.use(device)
+    with joined(together, device):
+        yield together, device
 
 
 def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[str, Any]]:
