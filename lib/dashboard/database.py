@@ -255,14 +255,14 @@ class Augmentation(_Named, Base):
     params: Mapped[Object]
 
 
-class _Output:
+class Output:
     """What a run says; ``id`` grows in the order in which a run's rows became visible."""
 
     id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
 
 
-class RunLog(_Output, Base):
+class RunLog(Output, Base):
     """A line of a run's output."""
 
     __tablename__ = "run_logs"
@@ -273,7 +273,7 @@ class RunLog(_Output, Base):
     at: Mapped[datetime] = mapped_column(default=now)
 
 
-class RunMetric(_Output, Base):
+class RunMetric(Output, Base):
     """A value of a run at a step; NaN is empty."""
 
     __tablename__ = "run_metrics"

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from lib import files, locks, paths
-from lib.dashboard.database import Base, RunLog, RunMetric
+from lib.dashboard.database import Base, Output
 from lib.errors import InputError, choices, one_line
 
 _SERVER = 0x6461_7368  # the advisory lock of the one server
@@ -59,7 +59,7 @@ class Database:
         with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             yield session
 
-    def rows_after(self, table: type[RunLog] | type[RunMetric], run_id: str, after: int, limit: int) -> list[sa.Row]:
+    def rows_after(self, table: type[Output], run_id: str, after: int, limit: int) -> list[sa.Row]:
         """Return the columns of a run's lines or values that follow the one of id ``after``, in their order."""
         rows = sa.select(*table.__table__.c).where(table.run_id == run_id, table.id > after).order_by(table.id).limit(limit)
         with self.reading() as session:

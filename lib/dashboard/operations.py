@@ -59,7 +59,7 @@ class Operations:
         """Return a page of runs."""
         return self.page(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state)
 
-    def outputs(self, table: type[db.RunLog] | type[db.RunMetric], run_id: RowId, after: Offset = 0,
+    def outputs(self, table: type[db.Output], run_id: RowId, after: Offset = 0,
                 limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
         """Return lines or values of a run after the one of an id."""
         self.get(db.Run, run_id)

@@ -25,6 +25,7 @@ from lib.errors import InputError, choices, refused
 
 LOSS, ACCURACY = "loss", "acc@1"
 _CURVE_POINTS = 501
+Score = Callable[..., torch.Tensor]
 
 
 class Scored:
@@ -48,16 +49,16 @@ class Scored:
         return bool(self.truth.any() and not self.truth.all())
 
 
-def _micro(score: Callable[..., torch.Tensor], split: Scored, **options: int) -> torch.Tensor:
+def _micro(score: Score, split: Scored, **options: int) -> torch.Tensor:
     return score(split.scores, split.targets, **split.task, average="micro", **options)
 
 
-def _macro(score: Callable[..., torch.Tensor], split: Scored) -> torch.Tensor:
+def _macro(score: Score, split: Scored) -> torch.Tensor:
     """Return the mean of a score of TorchMetrics over the classes that occur."""
     return score(split.scores, split.targets, **split.task, average="none")[split.occurs].mean()
 
 
-def _one_against_rest(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], split: Scored) -> torch.Tensor:
+def _one_against_rest(score: Score, split: Scored) -> torch.Tensor:
     """Return the mean of a binary score over the classes that it is defined for, each against the rest; NaN where none is."""
     defined = split.occurs & ~split.truth.all(0) if score is tm.binary_auroc else split.occurs
     values = [score(split.scores[:, index], split.truth[:, index]) for index in defined.nonzero().flatten().tolist()]
@@ -70,7 +71,7 @@ def _auroc_micro(split: Scored) -> torch.Tensor:
 
 
 # numbers of a split, the larger the better: a new metric is an entry
-METRICS: dict[str, Callable[[Scored], torch.Tensor]] = {
+METRICS: dict[str, Score] = {
     ACCURACY: partial(_micro, tm.accuracy),  # share of right samples; multi-label: of right decisions at 0.5
     "acc_macro": partial(_macro, tm.accuracy),  # mean share of right samples of a class; multi-label: of decisions
     "f1_macro": partial(_macro, tm.f1_score),

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import HttpUrl, TypeAdapter, ValidationError
 
 import lib
 from lib import paths
 from lib.config.base import parse
 from lib.dashboard.agents.devices import Meter
-from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Message, Registered, Registration, Reply
 from lib.errors import InputError, one_line, refused
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
@@ -50,11 +51,9 @@ class Client:
 
     def __init__(self, server: str, token: str):
         try:
-            url = httpx.URL(server)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
+            TypeAdapter(HttpUrl).validate_python(server)
+        except ValidationError:
+            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000") from None
         self.server = server.rstrip("/")
         self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                                   trust_env=False)  # the token goes to the server, to no proxy
@@ -122,7 +121,8 @@ def _check_notebook(arguments: Mapping[str, Any]) -> None:
     _check_inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
 
 
-ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
+Check = Callable[[Mapping[str, Any]], None]  # of the arguments of a task; raises InputError
+ALLOWED: dict[str, Check] = {
     "lib.finetune.task:finetune": lambda arguments: _check_inside(paths.DATA, arguments.get("folder"), "folder"),
     "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
@@ -138,7 +138,7 @@ class Agent:
     """
 
     def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
-                 allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
+                 allowed: Mapping[str, Check] = ALLOWED):
         self._client, self._slots, self._allowed = client, {device.name: slot for slot, device in slots}, allowed
         self._registration = Registration(
             name=name, host=platform.node()[:200], instance=secrets.token_hex(16), api_version=API_VERSION,
@@ -227,7 +227,7 @@ class Agent:
             for message in self._workers[number].messages():
                 self._post(number, message)
 
-    def _post(self, number: int, message: tuple[Any, ...]) -> None:
+    def _post(self, number: int, message: Message) -> None:
         if message[0] == "heartbeat":
             self._alive.add(number)
             return

@@ -25,7 +25,7 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Message, Registered, Registration, Reply
 from lib.dashboard.database_engine import Database
 from lib.dashboard.run_records import RunRecords, note
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
@@ -118,14 +118,14 @@ class AgentWorker:
 
     def __init__(self, session: _Session, number: int, device: str):
         self._session, self._number = session, number
-        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.pipe, self._bell = Pipe(duplex=False)
         self._rung = threading.Event()
         session.workers[number] = self
         session.post(number, "spawn", device)
 
-    def put(self, message: tuple[Any, ...]) -> None:
+    def put(self, message: Message) -> None:
         """Take a message of the agent."""
         if message[0] == "ended":
             self._ended.set()
@@ -136,7 +136,7 @@ class AgentWorker:
             with contextlib.suppress(OSError):  # it was shut down meanwhile
                 self._bell.send_bytes(b".")
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call."""
         while self.pipe.poll():
             self.pipe.recv_bytes()

@@ -18,12 +18,13 @@ from lib.config.base import Count, PlainName, Positive, Strict
 API_VERSION = 4
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
+Message = tuple[Any, ...]
 Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refused": (str, str), "stopped": (str,),
            "report": (str, dict), "died": (str,), "ended": ()}
 
 
-def _well_formed(message: tuple[Any, ...]) -> tuple[Any, ...]:
+def _well_formed(message: Message) -> Message:
     """Refuse a message that no worker sends, before other code relies on its shape."""
     number, worker, name, *content = message if len(message) > 2 else (None, None, None)
     shape = _SHAPES.get(name) if isinstance(name, str) else None
@@ -89,7 +90,7 @@ class Exchange(Strict):
 
     session: Text
     acknowledged: Count
-    messages: tuple[Annotated[tuple[Any, ...], AfterValidator(_well_formed)], ...] = ()
+    messages: tuple[Annotated[Message, AfterValidator(_well_formed)], ...] = ()
     alive: tuple[int, ...] = ()
     load: dict[Text, float] = {}
     wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -101,7 +102,7 @@ class Reply(Strict):
 
     acknowledged: Count
     written: Count
-    messages: tuple[tuple[Any, ...], ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 class Mailbox:
@@ -128,7 +129,7 @@ class Mailbox:
             self._number += 1
             self._outgoing.append((self._number, message, size))
 
-    def outgoing(self) -> list[tuple[Any, ...]]:
+    def outgoing(self) -> list[Message]:
         """Return the first of the messages that the other side does not have: one, or as many as MOST_BYTES hold."""
         batch, left = [], MOST_BYTES
         with self._lock:
@@ -147,11 +148,11 @@ class Mailbox:
             while self._outgoing and self._outgoing[0][0] <= done:
                 self._outgoing.popleft()
 
-    def unfinished(self) -> list[tuple[Any, ...]]:
+    def unfinished(self) -> list[Message]:
         """Return the outgoing messages that the other side may not have dealt with."""
         return [message for _, message, _ in self._outgoing]
 
-    def take(self, messages: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
+    def take(self, messages: tuple[Message, ...]) -> list[Message]:
         """Return those incoming messages that are new, in order and without their numbers."""
         new = []
         for number, *message in messages:

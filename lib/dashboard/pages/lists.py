@@ -21,7 +21,7 @@ from lib.dashboard import database as db
 from lib.dashboard.fields import Index, RowId, checked
 from lib.dashboard.operations import Offset, Operations
 from lib.dashboard.pages import run
-from lib.dashboard.pages.rendering import Form, add_page, render
+from lib.dashboard.pages.rendering import Facts, Form, add_page, render
 from lib.errors import choices
 
 _MOST_ROWS, _MOST_CHOICES = 100, 500
@@ -73,16 +73,16 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
         """Return the change of a form that brings a new row."""
         return lambda form: target.format(row=operations.add(table, checked(wanted, form).model_dump()))
 
-    def projects() -> dict[str, Any]:
+    def projects() -> Facts:
         with operations.database.reading() as session:
             counts = dict(session.execute(select(db.Run.project_id, func.count()).group_by(db.Run.project_id)).all())
         return {"projects": operations.page(db.Project, _MOST_CHOICES), "counts": counts}
 
-    def agents() -> dict[str, Any]:
+    def agents() -> Facts:
         return {"agents": operations.page(db.Agent, _MOST_CHOICES),
                 "running": operations.page(db.Run, _MOST_CHOICES, state=db.RUNNING)}
 
-    def schedule() -> dict[str, Any]:
+    def schedule() -> Facts:
         planned = operations.schedule()
         past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
         waiting = operations.page(db.Run, _MOST_CHOICES, state=db.QUEUED)
@@ -109,12 +109,12 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
 
 def _add_project(pages: APIRouter, operations: Operations) -> None:
     """Add the pages of a project: its configurations and its runs, with the forms of new ones."""
-    def facts(project_id: str, **rest: Any) -> dict[str, Any]:
+    def facts(project_id: str, **rest: Any) -> Facts:
         return {"project": operations.get(db.Project, project_id), **rest,
                 "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
                 "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id)}
 
-    def configs(project_id: RowId, source_id: RowId | None = None) -> dict[str, Any]:
+    def configs(project_id: RowId, source_id: RowId | None = None) -> Facts:
         source = operations.get(db.TrainConfig, source_id) if source_id else None
         form = {"source": "json", "name": source.name, "config": json.dumps(source.config_json, indent=1)} if source else {}
         return facts(project_id, form=form, fields=configurations.form_fields(), basic=configurations.BASIC,
@@ -131,7 +131,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
 
-    def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> dict[str, Any]:
+    def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> Facts:
         rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
                                group_id=wanted.group_id, state=wanted.state)
         older = wanted.offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None
@@ -149,7 +149,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, f"{_PROJECT}/runs", "runs.html", runs, (f"{_PROJECT}/runs", new_run, "config_id"))
 
 
-def chart(planned: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> dict[str, Any]:
+def chart(planned: list[Facts], attempts: list[Facts]) -> Facts:
     """Return the bars of the attempts that ended, as measured, and of a plan, as predicted; all in seconds from now.
 
     A bar is a row of a plan with its number of a lane, its ``left`` end and its ``width``, in percent of the chart. Beside the

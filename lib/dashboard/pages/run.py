@@ -21,7 +21,7 @@ from lib.dashboard import events, schemas
 from lib.dashboard.database_engine import Database
 from lib.dashboard.fields import RowId, checked
 from lib.dashboard.operations import Operations
-from lib.dashboard.pages.rendering import Form, add_page, render
+from lib.dashboard.pages.rendering import Facts, Form, add_page, render
 from lib.errors import InputError
 
 _RUN, _ADDRESS, _LIST = "/web/runs/{run_id}", "/web/runs/{run.id}", "/web/projects/{run.project_id}/runs"
@@ -34,7 +34,7 @@ _GROUPS = {".pt": "checkpoints", ".png": "figures", ".ipynb": "notebooks"}
 
 def add_run(pages: APIRouter, operations: Operations) -> None:
     """Add the page of a run, the stream that it follows, and its buttons."""
-    def facts(run_id: RowId) -> dict[str, Any]:
+    def facts(run_id: RowId) -> Facts:
         run = operations.get(db.Run, run_id)
         with operations.database.reading() as session:
             before = session.scalar(select(db.RunLog.id).where(db.RunLog.run_id == run_id).order_by(db.RunLog.id.desc())
@@ -97,7 +97,7 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
         run = operations.get(db.Run, run_id)
         return render(request, "notebook.html", run=run, name=name, body=Markup(_notebook(file_of(run, name))))
 
-    def batches(table: type[db.RunLog] | type[db.RunMetric], run_id: str) -> Iterator[list[Row]]:
+    def batches(table: type[db.Output], run_id: str) -> Iterator[list[Row]]:
         last = 0
         while rows := operations.database.rows_after(table, run_id, last, 5000):
             last = rows[-1].id
@@ -136,7 +136,7 @@ def _notebook(path: Path) -> str:
 
 def add_compare(pages: APIRouter, operations: Operations) -> None:
     """Add the page."""
-    def facts(run: Annotated[list[RowId], Query()] = ()) -> dict[str, Any]:
+    def facts(run: Annotated[list[RowId], Query()] = ()) -> Facts:
         chosen = dict.fromkeys(run)
         if not _LEAST_RUNS <= len(chosen) <= _MOST_RUNS:
             raise InputError(f"{_LEAST_RUNS} to {_MOST_RUNS} runs can be compared; chosen: {len(chosen)}. Go back and tick others.")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
-from lib import files, paths
+from lib import paths
 from lib.config.base import PlainName, Strict, load
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import KINDS
@@ -68,7 +68,7 @@ def words(model: LayerModel) -> str:
 
 def save(model: LayerModel, folder: Path = OWN) -> Path:
     """Write a model to its place; an earlier one of the same device, kind and target is replaced."""
-    return model.save(files.folder(folder / model.kind / model.target) / f"{model.device}.json")
+    return model.save(folder / model.kind / model.target / f"{model.device}.json")
 
 
 def _files(folders: tuple[Path, ...]) -> dict[tuple[str, str, str], Path]:

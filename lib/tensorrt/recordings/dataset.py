@@ -112,7 +112,7 @@ def _preprocessed(model: str, source: Source, target: Path) -> Recording:
     with files.writing(target):
         for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
             (target / name).unlink(missing_ok=True)
-    copied = [files.replace(files.folder(target) / name, path.read_bytes())
+    copied = [files.replace(target / name, path.read_bytes())
               for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
     written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
     missing = [] if power else [f"no power: {POWER} missing"]
