@@ -12,7 +12,7 @@ import torch
 from lib import files
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
-from lib.finetune.config import TrainConfig
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, medmnist_files
 from lib.work.processes import ALONE, Processes
@@ -61,7 +61,7 @@ class Data:
 
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
-    labels: tuple[str, ...]
+    labels: Classes
     data_source: str
     note: str
 
@@ -72,7 +72,7 @@ def _workload(config: TrainConfig, size: int) -> Workload:
                     batch_size=config.batch_size)
 
 
-def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Facts]:
+def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
     """Return the dataset's own names of its classes, and its facts; InputError where it is missing or no such folder."""
     if config.medmnist:
         table = medmnist_files.info()[config.medmnist]["label"]
@@ -88,11 +88,11 @@ def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Fact
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def _classes(folder: Path) -> Classes:
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Data:
+def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
     """Open all splits for a model; InputError for what is missing, damaged, or does not fit the labels of the config."""
     labels, order = _labels(config, names)
     jitter = {split: Prepare(inputs, config.cpu_color_jitter and split == "train") for split in medmnist_files.SPLITS}
@@ -114,7 +114,7 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     return Data(splits, indices, labels, source, note)
 
 
-def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
+def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int] | None]:
     """Return the classes in the config's order, and the new index of each class of the dataset; InputError for other counts."""
     wanted = config.labels or names
     if len(wanted) != len(names):
@@ -126,7 +126,7 @@ def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...
     return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
 
 
-def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict[str, Prepare]) -> dict:
+def _image_folders(config: TrainConfig, names: Classes, transforms: dict[str, Prepare]) -> dict:
     from torchvision.datasets import ImageFolder
 
     class Folder(ImageFolder):

@@ -11,7 +11,7 @@ from torch import nn
 from lib import paths
 from lib.errors import InputError, refused
 from lib.finetune import data
-from lib.finetune.config import TrainConfig
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs
 from lib.measure import worker
 from lib.predict.networks import work
@@ -27,7 +27,7 @@ class Network:
     """A model that can be built for classes of given names, and its inputs."""
 
     inputs: Inputs
-    build: Callable[[tuple[str, ...]], nn.Module]
+    build: Callable[[Classes], nn.Module]
 
 
 def network(config: TrainConfig, facts: datasets.Facts) -> Network:
@@ -77,7 +77,7 @@ def _torchvision(config: TrainConfig) -> Network:
     usual = weights.transforms()
     inputs = Inputs(3, config.image_size or usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
 
-    def build(labels: tuple[str, ...]) -> nn.Module:
+    def build(labels: Classes) -> nn.Module:
         advice = f"; put {weights.url} into {torch.hub.get_dir()}/checkpoints, or set load_pretrained to false"
         with refused(f"model_flavour {name!r}: its weights cannot be had (", f"){advice}"), \
                 worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
@@ -151,7 +151,7 @@ def _processed(where: str, stated, token: str | None, config: TrainConfig) -> In
     return Inputs(channels, config.image_size or size, tuple(mean), tuple(std), int(processor.resample))
 
 
-def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str, ...]) -> nn.Module:
+def _built(config: TrainConfig, where: str, token: str | None, labels: Classes) -> nn.Module:
     """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
     from transformers import AutoConfig, AutoModelForImageClassification
 

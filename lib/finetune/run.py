@@ -17,7 +17,7 @@ from lib.errors import InputError, choices
 from lib.finetune import data as run_data
 from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
-from lib.finetune.config import TrainConfig
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.folders import stored_config
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
 from lib.finetune.tensorboard import Log, resumed
@@ -44,7 +44,7 @@ class FinetuneTask(Task):
     """A task whose model and loss are those of a config."""
 
     network: networks.Network
-    labels: tuple[str, ...]
+    labels: Classes
     loss_name: str
 
     def model(self) -> torch.nn.Module:
