@@ -47,11 +47,10 @@ class Database:
                 if column.name not in names[table.name]]
 
     def _add(self, columns: list[sa.Column]) -> None:
-        quoted, dialect = self.engine.dialect.identifier_preparer.quote, self.engine.dialect
         with self.engine.begin() as connection:
             for column in columns:
-                connection.execute(sa.DDL(f"ALTER TABLE {quoted(column.table.name)} ADD COLUMN {quoted(column.name)} "
-                                          f"{column.type.compile(dialect)}"))
+                definition = sa.schema.CreateColumn(column).compile(connection)
+                connection.execute(sa.DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:

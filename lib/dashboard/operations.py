@@ -97,13 +97,12 @@ class Operations:
             db.get(session, db.Project, body.project_id)
             if body.group_id is not None and db.get(session, db.Group, body.group_id).project_id != body.project_id:
                 raise ConflictError("the group is of another project")
-            versions = session.scalars(select(db.TrainConfig).filter_by(project_id=body.project_id, name=body.name)).all()
-            same = [config.version for config in versions if config.config_hash == checked.digest]
-            if same:
-                raise ConflictError(f"{body.name} has this content already: it is version {same[0]}")
+            versions = dict(session.execute(select(db.TrainConfig.config_hash, db.TrainConfig.version).filter_by(
+                project_id=body.project_id, name=body.name)).all())
+            if checked.digest in versions:
+                raise ConflictError(f"{body.name} has this content already: it is version {versions[checked.digest]}")
             config = db.TrainConfig(**body.model_dump(exclude={"config"}), kind=checked.kind, config_json=checked.values,
-                                    config_hash=checked.digest,
-                                    version=1 + max((config.version for config in versions), default=0))
+                                    config_hash=checked.digest, version=1 + max(versions.values(), default=0))
             session.add(config)
         return config
 

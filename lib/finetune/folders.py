@@ -29,9 +29,9 @@ def check(config: TrainConfig) -> None:
 
     Only names that are not known here load torch.
     """
-    model, known = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
+    model, resolvable = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
     if (config.medmnist or ":" not in config.root) and (
-            "/" in model or model in known and not config.medmnist.endswith("3d")):
+            "/" in model or model in resolvable and not config.medmnist.endswith("3d")):
         return
     from lib.finetune import data, networks
     from lib.work.datasets import Facts

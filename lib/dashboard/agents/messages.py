@@ -26,12 +26,11 @@ _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refuse
 
 def _well_formed(message: Message) -> Message:
     """Refuse a message that no worker sends, before other code relies on its shape."""
-    number, worker, name, *content = message if len(message) > 2 else (None, None, None)
-    shape = _SHAPES.get(name) if isinstance(name, str) else None
-    if not isinstance(number, int) or not isinstance(worker, int) or shape is None or len(shape) != len(content) or not all(
-            map(isinstance, content, shape)):
-        raise ValueError("is no message (number, worker, what, ...) of a worker")
-    return message
+    match message:
+        case int(), int(), str(name), *content if (
+                name in _SHAPES and len(content) == len(_SHAPES[name]) and all(map(isinstance, content, _SHAPES[name]))):
+            return message
+    raise ValueError("is no message (number, worker, what, ...) of a worker")
 
 
 class Gpu(Strict):

@@ -159,8 +159,8 @@ def chart(planned: list[Facts], attempts: list[Facts]) -> Facts:
     bars = bars.astype({"start_s": float, "end_s": float}).dropna(subset="start_s")
     bars["end_s"] = bars["end_s"].fillna(bars["start_s"].clip(lower=0.0))
     bars = bars[bars["end_s"] > -_PAST_S].assign(start_s=lambda rows: rows["start_s"].clip(lower=-_PAST_S))
-    first = min(0.0, bars["start_s"].min()) if len(bars) else 0.0
-    last = max(0.0, first + 1.0, bars["end_s"].max()) if len(bars) else 1.0
+    first = min([0.0, *bars["start_s"]])
+    last = max([0.0, first + 1.0, *bars["end_s"]])
 
     def percent(at_s: Any) -> Any:
         return round(100 * (at_s - first) / (last - first), 3)
