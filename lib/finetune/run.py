@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,8 +174,8 @@ class Run:
                                         processes)
         steps = math.ceil(self.batches.batches / config.grad_accum_steps) * config.epochs
         seed_everything(config.seed)
-        recipe = Recipe(lambda model: optimization.optimizer(config, model),
-                        lambda stepped: optimization.schedule(config, stepped, steps), config.max_grad_norm,
+        recipe = Recipe(partial(optimization.optimizer, config), partial(optimization.schedule, config, steps=steps),
+                        config.max_grad_norm,
                         gpu_augmentation() if config.gpu_batch_aug else None, self.batches.weight,
                         processes.parallel if processes.count > 1 else None)
         self.trainer = Trainer(self.task, Options(device, config.precision, config.lr, config.channels_last,
