@@ -191,7 +191,7 @@ def test_batches_are_a_function_of_seed_and_epoch_whatever_the_processes(total, 
         for sampler, of_rank in shares:
             part, weight = of_rank[number], sampler.weight(number)
             assert part, "also where it weighs nothing"
-            assert sampler.own(number) == (len(part) if weight else 0)
+            assert sampler.share(number) == (len(part) if weight else 0)
             taken += part if weight else []
             # the mean over processes of weighted mean losses weighs each sample alike
             assert not weight or math.isclose(weight / count / len(part), 1 / samples)

@@ -16,7 +16,7 @@ from lib.config import notebooks
 from lib.dashboard.fields import FieldsError, Object, fields, validated
 from lib.errors import InputError, choices
 
-_SECRETS = ("hf_token",)
+_SECRET = "hf_token"
 _MADE = ("medmnist", "synthetic")  # roots that are no folder
 _PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy", "folder"}, ("models", "model")  # parameters of notebooks
 _IMAGES = ("root", "folder")  # fields that may lie in ``data_roots``
@@ -54,9 +54,9 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
-    secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
+    secrets = {_SECRET: "is a secret and not kept; set HF_TOKEN where the agent runs"} if values.get(_SECRET) else {}
     try:
-        config = validated(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+        config = validated(TrainConfig, {**values, _SECRET: None})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
     wrong = secrets | _outside({name: value for name in ("root", "model_flavour")
@@ -115,7 +115,9 @@ def form_fields() -> dict[str, dict[str, Any]]:
     """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them."""
     from lib.finetune.config import TrainConfig
 
-    return {name: field for name, field in TrainConfig.model_json_schema()["properties"].items() if name not in _SECRETS}
+    schemas = TrainConfig.model_json_schema()["properties"]
+    del schemas[_SECRET]
+    return schemas
 
 
 def config_of(form: Mapping[str, str]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -197,11 +198,11 @@ class Batches(torch.utils.data.Sampler):
         order = np.arange(len(self._indices))
         if self._seed is not None:
             order = np.random.default_rng([self._seed, self._epoch]).permutation(len(order))
-        for start, end in list(zip(self._edges, self._edges[1:], strict=False))[self._first:]:
+        for start, end in pairwise(self._edges[self._first:]):
             batch = [(self._epoch, self._indices[place]) for place in order[start:end]]
             yield batch[self._rank::self._count] or batch[:1]
 
-    def own(self, index: int) -> int:
+    def share(self, index: int) -> int:
         """Return the number of samples of batch ``index`` in this process; 0 where it has no share."""
         return len(range(self._rank, self._edges[index + 1] - self._edges[index], self._count))
 
@@ -209,7 +210,7 @@ class Batches(torch.utils.data.Sampler):
         """Return the weight of this process's mean loss of batch ``index`` in its optimizer step: samples count the same."""
         start = index // self._accumulate * self._accumulate
         end = min(start + self._accumulate, self.batches)
-        return self.own(index) * self._count / (self._edges[end] - self._edges[start])
+        return self.share(index) * self._count / (self._edges[end] - self._edges[start])
 
 
 class Prefetched:

@@ -1,7 +1,8 @@
 """Runs by name: whether data and model of a config exist, the folder of a run, and the run to resume. Loads no torch."""
 
-import os
 import re
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from lib import files, paths, store
@@ -59,20 +60,15 @@ def _of_dataset(config: TrainConfig) -> Path:
 
 def new_folder(config: TrainConfig) -> Path:
     """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
-    name, version = run_name(config), 0
-    files.folder(_of_dataset(config))
-    while True:
-        folder = _of_dataset(config) / (f"{name}-v{version}" if version else name)
-        version += 1
+    name, parent = run_name(config), files.folder(_of_dataset(config))
+    for version in count():
+        folder = parent / (f"{name}-v{version}" if version else name)
         if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
             continue
-        with files.writing(folder):
-            try:
-                os.mkdir(folder)  # of two runs at the same moment one makes it
-            except FileExistsError:
-                continue
-        stored_config(folder, config)
-        return folder
+        with files.writing(folder), suppress(FileExistsError):
+            folder.mkdir()  # of two runs at the same moment one makes it
+            stored_config(folder, config)
+            return folder
 
 
 def newest(config: TrainConfig) -> Path | None:

@@ -106,17 +106,17 @@ def _headed(model: nn.Module, config: TrainConfig) -> nn.Module:
 
 # ---------------------------------------------------------------------------------------------- Hugging Face
 
-def _local(name: str) -> Path | None:
-    """Return the folder of a local checkpoint, None for a hub id; InputError where it is neither."""
+def _place(name: str) -> str:
+    """Return the folder of a local checkpoint, or the hub id; InputError where it is neither."""
     folder = paths.ROOT / Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"model_flavour {name!r}: {folder} has no config.json, so it is no Hugging Face checkpoint")
-        return folder
+        return str(folder)
     if not _HUB.fullmatch(name) or name.startswith("."):
         raise InputError(f"model_flavour {name!r} is no folder, no torchvision classifier (resnet50, ...), none of ours "
                          f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k")
-    return None
+    return name
 
 
 def _hugging_face(config: TrainConfig) -> Network:
@@ -126,7 +126,7 @@ def _hugging_face(config: TrainConfig) -> Network:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     name = config.model_flavour
-    where = str(_local(name) or name)
+    where = _place(name)
     token = config.hf_token.get_secret_value() if config.hf_token else None
     with refused(f"model_flavour {name!r} cannot be read (",
                  "); name a folder that holds it, or a model of the hub that this machine can reach", 400):
@@ -145,7 +145,7 @@ def _processed(where: str, stated, token: str | None, config: TrainConfig) -> In
         processor = AutoImageProcessor.from_pretrained(where, token=token)
     except (OSError, ValueError):  # it has none
         return Inputs(channels, config.image_size or (size if isinstance(size, int) else size[0]))
-    sizes = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else processor.size
+    sizes = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     size = next((sizes[key] for key in ("height", "shortest_edge", "longest_edge") if sizes.get(key)), size)
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
     return Inputs(channels, config.image_size or size, tuple(mean), tuple(std), int(processor.resample))

@@ -95,7 +95,7 @@ class _Watch:
         """Note a batch; InputError where the loss of a fetched batch is no number, and errors of the run's ``check``."""
         self._rows.end(batch)
         run, position, now = self._run, self._run.position, time.perf_counter()
-        size = run.batches.own(batch.index)
+        size = run.batches.share(batch.index)
         both = torch.stack([value.detach().float() for value in (batch.loss, _right(batch.logits, batch.targets))])
         self._waiting.append(_Step(position.batches, size, batch.lr, time.time(), both))
         position.batch += 1

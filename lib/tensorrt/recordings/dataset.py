@@ -60,7 +60,7 @@ class Source:
     @classmethod
     def beside(cls, path: Path) -> "Source":
         """Return the recording that an engine's file belongs to."""
-        folder = path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+        folder = _model_folder(path)
         latency = path.with_name(LATENCY if path.name == ENGINE else path.name.replace(_GRAPH, _PROFILE))
         powers = [place / name for place in (path.parent, folder) for name in (POWER, f"{folder.resolve().name}_{POWER}")]
         idles = [place / IDLE for place in (path.parent, folder, folder.parent)]
@@ -68,11 +68,15 @@ class Source:
         return cls(folder.resolve().name, path, latency, idle and power, idle)
 
 
+def _model_folder(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+
+
 def models(raw: Path) -> dict[str, Source]:
     """Return the recordings under ``raw`` by their models; InputError where there is none, or a power log that none uses."""
     sources = {}
     for path in _visible(raw, ENGINE, f"*{_GRAPH}"):
-        folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
+        folder = path.parent if path.parent == raw else _model_folder(path)
         suffix = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
         name = "-".join([*folder.relative_to(raw).parts, *suffix]) or raw.resolve().name
         if name in sources:
