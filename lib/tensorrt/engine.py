@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_pascal
 
-from lib import store
-from lib.config.base import build, mapping
+from lib.config.base import build, json_mapping
 from lib.errors import InputError, choices, printable
 from lib.predict.model_file import require
 
@@ -168,7 +167,7 @@ def read(path: Path) -> Engine:
 
     Raises InputError for another file, an engine without details of its layers, and a layer that contradicts itself.
     """
-    content = mapping(store.read_json(path), path)
+    content = json_mapping(path)
     layers = content.get("Layers")
     if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files, store
-from lib.config.base import mapping as checked_mapping
+from lib import csv_files, files
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.measure.energy import power_log
 from lib.tensorrt import engine
@@ -131,7 +131,7 @@ def power_source(folder: Path) -> str:
     path = folder / RECORDING
     if not path.exists():
         return MEASURED
-    source = checked_mapping(store.read_json(path), path).get("power")
+    source = json_mapping(path).get("power")
     if source not in SOURCES:
         raise InputError(f"{path}: power is {str(source)[:60]!r}; it is one of {choices(SOURCES)}")
     return source

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lib import files, store
-from lib.config.base import mapping as checked_mapping
+from lib.config.base import json_mapping
 from lib.errors import InputError
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
@@ -40,7 +40,7 @@ def log(read: Engine, times: pd.DataFrame) -> PowerLog:
 
 def add(folder: Path) -> None:
     """Give a recording without power a synthetic log, marked as such; InputError where it has power already."""
-    facts = checked_mapping(store.read_json(folder / dataset.RECORDING), folder / dataset.RECORDING)
+    facts = json_mapping(folder / dataset.RECORDING)
     if (folder / dataset.POWER).exists():
         raise InputError(f"{folder / dataset.POWER} is there already; synthetic power never takes the place of a log")
     read, times = engine.read(folder / dataset.ENGINE), mapping.read_times(folder / dataset.LATENCY)
