@@ -28,8 +28,9 @@ class Line(BaseModel):
 
 PROTECTED = {"dependencies": [Depends(HTTPBearer(auto_error=False))], "responses": {
     status: {"model": Line, "description": text} for status, text in (
-        (401, "No token, or a wrong one"), (404, "No such row"), (409, "Does not fit what is there"), (413, "Too large"),
-        (422, "Wrong input"), (503, "The database is locked or gone; try again"))}}
+        (401, "No token, or a wrong one"), (404, "No such row"), (409, "Does not fit what is there"),
+        (410, "The session of the agent is over; register again"), (413, "Too large"), (422, "Wrong input"),
+        (503, "The database is locked or gone, or the agent's name is taken; try again"))}}
 
 
 def router(operations: Operations) -> APIRouter:
@@ -70,9 +71,7 @@ def router(operations: Operations) -> APIRouter:
     add("GET /runs", operations.runs, list[run])
     add("GET /runs/{row_id}", partial(operations.get, db.Run), run)
     add("DELETE /runs/{run_id}", operations.delete, run)
-    for word, change in (("cancel", operations.cancel), ("priority", operations.reorder), ("start", operations.start),
-                         ("finish", operations.finish), ("notes", operations.describe),
-                         ("archive", partial(operations.archive, True)), ("restore", partial(operations.archive, False))):
+    for word, change in operations.changes.items():
         add(f"POST /runs/{{run_id}}/{word}", change, run)
     for word, table in (("logs", db.RunLog), ("metrics", db.RunMetric)):
         add(f"GET /runs/{{run_id}}/{word}", partial(operations.outputs, table), list[OUT[table]])

@@ -2,7 +2,8 @@
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,6 +142,12 @@ class Operations:
                 db.Run.project_id == config.project_id, db.TrainConfig.name == config.name))
             numbers = [int(end) for name in names if (end := name.rpartition(" ")[2]).isdecimal()]
         return f"{config.name} {max(numbers, default=0) + 1}"
+
+    @property
+    def changes(self) -> dict[str, Callable[..., Any]]:
+        """Return what the API and the pages do to a run, by the last word of the address."""
+        return {"cancel": self.cancel, "priority": self.reorder, "start": self.start, "finish": self.finish,
+                "notes": self.describe, "archive": partial(self.archive, True), "restore": partial(self.archive, False)}
 
     def describe(self, run_id: RowId, body: schemas.NotesIn):
         """Set the notes and tags of a run."""

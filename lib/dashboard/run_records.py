@@ -48,7 +48,7 @@ class RunRecords:
         self._noted, self._lock = 0, threading.Lock()
         self.written = 0  # events, of those that were noted
         self._progress: dict[str, list[tuple[float, float]]] = {}  # of attempts that run: first and last second and share
-        self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, daemon=True)
 
     def state(self, run_id: str, state: str, reason: str = "", **facts: Any) -> None:
         """Note a new state of a run, and columns of it."""

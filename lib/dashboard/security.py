@@ -64,7 +64,7 @@ def _valid_cookie(token: str, value: str) -> bool:
 
 def set_cookie(response: Response, token: str, secure: bool) -> None:
     """Give a browser the cookie: no script reads it, no other site sends it."""
-    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure, path="/")
+    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure)
 
 
 class Gate(BaseHTTPMiddleware):

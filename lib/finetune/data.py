@@ -24,7 +24,7 @@ Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on
 class Samples(torch.utils.data.Dataset):
     """A split of (tensor, label array); a key is (epoch, index), so that augmentation is a function of seed and key."""
 
-    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None = None):
+    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None):
         self.pictures, self._seed, self._order = pictures, seed, order
         self._random = getattr(pictures.transform, "random", False)
 

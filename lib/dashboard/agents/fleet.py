@@ -189,11 +189,8 @@ class Fleet:
     def router(self) -> APIRouter:
         """Return the endpoints of agents, to be mounted behind the check of tokens."""
         routes = APIRouter(tags=["agents"])
-        routes.post("/agents/register", dependencies=[Depends(_same_version)], responses={
-            _OLD: {"description": "Another version of the protocol"},
-            _BUSY: {"description": "The name is taken; try again"}})(self.register)
-        routes.post("/agents/{agent_id}/exchange", responses={
-            _GONE: {"description": "The session is over; register again"}})(self.exchange)
+        routes.post("/agents/register", dependencies=[Depends(_same_version)])(self.register)
+        routes.post("/agents/{agent_id}/exchange")(self.exchange)
         return routes
 
     def register(self, registration: Registration) -> Registered:

@@ -46,7 +46,7 @@ class Gpu(Strict):
 class Device(Strict):
     """A slot of an agent: some cores of its CPU, or a GPU. ``model`` is that of its processor: by it times are predicted."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s/]+$")]
+    name: Annotated[str, Field(max_length=200, pattern=r"^[^\s/]+$")]
     model: Text
     cores: Count
     threads: Positive

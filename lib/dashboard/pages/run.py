@@ -5,10 +5,9 @@ import csv
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
@@ -50,16 +49,13 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, _RUN, "run.html", facts, (f"{_RUN}/notes", describe, "notes"))
     events.add_stream(pages, f"{_RUN}/events", operations.database)
 
-    def changed(address: str, operation: Callable[..., db.Run], wanted: type | None, run_id: RowId, form: Form):
-        run = operation(run_id, *([checked(wanted, form)] if wanted else []))
-        return RedirectResponse(address.format(run=run), 303)
+    changes = {**operations.changes, "delete": operations.delete}
+    bodies = {"finish": schemas.EndIn, "priority": schemas.PriorityIn}
 
-    for name, *change in (("cancel", _ADDRESS, operations.cancel, None), ("start", _ADDRESS, operations.start, None),
-                          ("finish", _ADDRESS, operations.finish, schemas.EndIn), ("delete", _LIST, operations.delete, None),
-                          ("archive", _ADDRESS, partial(operations.archive, True), None),
-                          ("restore", _ADDRESS, partial(operations.archive, False), None),
-                          ("priority", _LIST, operations.reorder, schemas.PriorityIn)):
-        pages.post(f"{_RUN}/{name}")(partial(changed, *change))
+    @pages.post(f"{_RUN}/{{change}}")
+    def changed(run_id: RowId, change: Literal[*changes], form: Form):
+        run = changes[change](run_id, *([checked(bodies[change], form)] if change in bodies else []))
+        return RedirectResponse((_LIST if change in ("delete", "priority") else _ADDRESS).format(run=run), 303)
 
 
 def _files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
@@ -139,7 +135,8 @@ def add_compare(pages: APIRouter, operations: Operations) -> None:
     def facts(run: Annotated[list[RowId], Query()] = ()) -> Facts:
         chosen = dict.fromkeys(run)
         if not _LEAST_RUNS <= len(chosen) <= _MOST_RUNS:
-            raise InputError(f"{_LEAST_RUNS} to {_MOST_RUNS} runs can be compared; chosen: {len(chosen)}. Go back and tick others.")
+            raise InputError(f"{_LEAST_RUNS} to {_MOST_RUNS} runs can be compared; chosen: {len(chosen)}. Go back and tick "
+                             "others.")
         runs = [operations.get(db.Run, run_id) for run_id in chosen]
         differing, same = differences(runs)
         return {"runs": runs, "differing": differing, "same": same, "curves": curves(operations.database, runs)}

@@ -138,7 +138,7 @@ def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
     return float(np.quantile(of_kind, min(1.0, _COVERAGE * (1 + 1 / len(of_kind)))))
 
 
-def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
+def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting) -> np.ndarray:
     """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
     def predict(test: np.ndarray) -> np.ndarray:
         train = _taught(table[test if test.all() else ~test], kind, setting)

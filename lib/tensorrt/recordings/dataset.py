@@ -163,7 +163,7 @@ def _converted(folder: Path, target: Path, least_samples: int) -> Recording:
     return Recording(folder.name, tuple(written), (*powerless, *read.notes))
 
 
-def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int = LEAST_SAMPLES) -> pd.DataFrame:
+def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int) -> pd.DataFrame:
     """Return a row for each convolutional, pooling and dense layer: the columns of its kind, ``OURS``, and ``kind``."""
     measured = layerwise.groupby("layer_name").agg(
         power=(_EXCLUDING, "mean"), power_n=(_EXCLUDING, "count"), runtime=("layer_run_time", "mean"),

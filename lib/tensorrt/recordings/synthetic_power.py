@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import files, store
+from lib import store
 from lib.config.base import json_mapping
 from lib.errors import InputError
 from lib.measure.energy.power_log import PowerLog
@@ -47,5 +47,5 @@ def add(folder: Path) -> None:
     rule = (f"{PJ_A_FLOP:g} pJ a FLOP, {PJ_A_BYTE:g} pJ a byte, {STATIC_W:g} W while a layer runs, {IDLE_W:g} W idle, "
             f"noise of {_NOISE:.0%}")
     made = {**facts, "power": dataset.SYNTHETIC, "reason": rule}
-    files.replace(folder / dataset.RECORDING, store.encoded_json(made))
+    store.write_json(made, folder / dataset.RECORDING)
     recording.write_power(folder, log(read, times), IDLE_W)
