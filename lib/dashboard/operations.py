@@ -34,7 +34,7 @@ class Operations:
     def __init__(self, database: Database, dispatcher: Dispatcher):
         self.database, self.dispatcher = database, dispatcher
 
-    def page(self, table: type[db.Base], limit: int, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
+    def page(self, table: type[db.Base], limit: int = 500, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
              **values: Any) -> list[Any]:
         """Return a page of rows, by ``first`` and then in the order of their table.
 

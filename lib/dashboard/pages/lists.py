@@ -24,7 +24,7 @@ from lib.dashboard.pages import run
 from lib.dashboard.pages.rendering import Facts, Form, add_page, render
 from lib.errors import choices
 
-_MOST_ROWS, _MOST_CHOICES = 100, 500
+_MOST_ROWS = 100
 _PROJECT = "/web/projects/{project_id}"
 _TICKS, _PAST_S = 5, 3600.0
 _STEPS_S = (0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600, 43200, 86400)  # between two ticks
@@ -76,16 +76,16 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
     def projects() -> Facts:
         with operations.database.reading() as session:
             counts = dict(session.execute(select(db.Run.project_id, func.count()).group_by(db.Run.project_id)).all())
-        return {"projects": operations.page(db.Project, _MOST_CHOICES), "counts": counts}
+        return {"projects": operations.page(db.Project), "counts": counts}
 
     def agents() -> Facts:
-        return {"agents": operations.page(db.Agent, _MOST_CHOICES),
-                "running": operations.page(db.Run, _MOST_CHOICES, state=db.RUNNING)}
+        return {"agents": operations.page(db.Agent),
+                "running": operations.page(db.Run, state=db.RUNNING)}
 
     def schedule() -> Facts:
         planned = operations.schedule()
         past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
-        waiting = operations.page(db.Run, _MOST_CHOICES, state=db.QUEUED)
+        waiting = operations.page(db.Run, state=db.QUEUED)
         with operations.database.reading() as session:
             count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
         attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
@@ -111,8 +111,8 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
     """Add the pages of a project: its configurations and its runs, with the forms of new ones."""
     def facts(project_id: str, **rest: Any) -> Facts:
         return {"project": operations.get(db.Project, project_id), **rest,
-                "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
-                "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id)}
+                "groups": operations.page(db.Group, project_id=project_id),
+                "configs": operations.page(db.TrainConfig, project_id=project_id)}
 
     def configs(project_id: RowId, source_id: RowId | None = None) -> Facts:
         source = operations.get(db.TrainConfig, source_id) if source_id else None
@@ -138,7 +138,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         waits = any(run.job and run.state == db.QUEUED for run in rows)
         starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}
         return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
-                     agents=operations.page(db.Agent, _MOST_CHOICES))
+                     agents=operations.page(db.Agent))
 
     def new_run(form: dict[str, str], project_id: str) -> str:
         wanted = checked(schemas.RunIn, {name: value for name, value in form.items() if name != "config_id"})

@@ -35,14 +35,12 @@ def work(table: pd.DataFrame) -> np.ndarray:
 
     ``table`` has the features of ``lib.tensorrt.recordings.dataset.layer_table``.
     """
-    half = (table["dtype"] != "FP32").to_numpy(float)
-    pooled, grouped = (table["kind"] == "pooling").to_numpy(float), (table["groups"] > 1).to_numpy(float)
-    flops, moved, weights, outputs = table[["flops", "bytes", "weight_bytes", "output_size"]].to_numpy(float).T
-    gemm, gflop, moved, weights = (1 - pooled) * (1 - grouped), flops / 1e9, moved / 1e6, weights / 1e6
-    reduction = gemm * flops / (2 * outputs) / 1e3
-    runtime = table["runtime"].to_numpy(float) if "runtime" in table else np.full(len(table), np.nan)
-    return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped,
-                            gflop * pooled, moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
+    is_half, is_pooling, is_grouped = table["dtype"] != "FP32", table["kind"] == "pooling", table["groups"] > 1
+    is_gemm, gflop, weight_mb = ~is_pooling & ~is_grouped, table["flops"] / 1e9, table["weight_bytes"] / 1e6
+    reduction = is_gemm * table["flops"] / (2 * table["output_size"]) / 1e3
+    return np.column_stack([np.ones(len(table)), gflop * (is_half & is_gemm), gflop * (~is_half & is_gemm), gflop * is_grouped,
+                            gflop * is_pooling, table["bytes"] / 1e6 - weight_mb, weight_mb, reduction * is_half,
+                            reduction * ~is_half, table.get("runtime", np.full(len(table), np.nan))])
 
 
 class Setting(Strict):

@@ -91,7 +91,7 @@ def load_models(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) ->
     name = device or (names[0] if len(names) == 1 else "")
     if name not in names:
         which = f" of {device!r}" if device else ""
-        raise InputError(f"{'no' if device or not names else 'several'} layer models{which} in {choices(map(str, folders))}; "
+        raise InputError(f"{'no' if device or not names else 'several'} layer models{which} in {choices(folders)}; "
                          f"there are those of: {choices(names) or 'no device'}")
     models = []
     for (owner, kind, target), path in _files(folders).items():

@@ -189,7 +189,7 @@ def read_training(folder: Path) -> pd.DataFrame:
 def _check_numbers(table: pd.DataFrame, path: Path) -> None:
     """Refuse text, a size below 1, and work that is negative or endless; what is not known may be empty."""
     names = table.columns.intersection([*ORIGINAL[path.stem], *OURS]).difference(_TEXTS, sort=False)
-    if wrong := [name for name in names if table[name].dtype.kind not in "iuf"]:
+    if wrong := [*table[names].select_dtypes(exclude="number")]:
         raise InputError(f"{path}: {choices(wrong)} hold what is no number")
     for name in names.intersection([*_SPATIAL, "batch_size", "input_size", "output_size", "groups", *_WORK]):
         least = 0 if name in _WORK else 1
