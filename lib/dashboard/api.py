@@ -42,7 +42,7 @@ def router(operations: Operations) -> APIRouter:
         api.add_api_route(path, endpoint, methods=[method], status_code=status, response_model=shown, tags=[path.split("/")[1]],
                           summary=text.partition("\n")[0], description=text)
 
-    def added(table: type[db.Base], wanted: type[BaseModel]) -> Callable[..., Any]:
+    def added(table: db.Table, wanted: type[BaseModel]) -> Callable[..., Any]:
         def new(body: wanted):
             return operations.add(table, body.model_dump())
 

@@ -89,6 +89,9 @@ class Base(DeclarativeBase):
         (dict[str, Any], dict[str, JsonValue], dict[str, Line], list[Any], list[Name], list[fields.Index]), sa.JSON)}
 
 
+Table = type[Base]
+
+
 class _Row:
     """The columns of every row: an id, and when it was made and changed."""
 
@@ -285,7 +288,7 @@ class RunMetric(Output, Base):
     split: Mapped[str]
 
 
-def get(session: Session, table: type[Base], row_id: str) -> Any:
+def get(session: Session, table: Table, row_id: str) -> Any:
     """Return a row with its relations; NotFoundError names the missing one."""
     row = session.get(table, row_id) if re.fullmatch(fields.ROW_ID, row_id) else None
     if row is None:
@@ -335,7 +338,7 @@ def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, f
     _add(session, RunMetric, run_id, [{**position, "key": key, "value": value} for key, value in values.items()])
 
 
-def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:
+def _add(session: Session, table: Table, run_id: str, rows: list[dict[str, Any]]) -> None:
     """Insert rows of a run while its row is locked, so that ids of a run become visible in order."""
     if session.scalar(select(Run.id).where(Run.id == run_id).with_for_update()) is None:
         raise NotFoundError(f"there is no run {run_id}")

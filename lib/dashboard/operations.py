@@ -34,7 +34,7 @@ class Operations:
     def __init__(self, database: Database, dispatcher: Dispatcher):
         self.database, self.dispatcher = database, dispatcher
 
-    def page(self, table: type[db.Base], limit: int = 500, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
+    def page(self, table: db.Table, limit: int = 500, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
              **values: Any) -> list[Any]:
         """Return a page of rows, by ``first`` and then in the order of their table.
 
@@ -46,7 +46,7 @@ class Operations:
         with self.database.reading() as session:
             return list(session.scalars(rows))
 
-    def rows(self, table: type[db.Base], limit: Limit = 100, offset: Offset = 0):
+    def rows(self, table: db.Table, limit: Limit = 100, offset: Offset = 0):
         """Return a page of rows, the newest first."""
         return self.page(table, limit, offset)
 
@@ -70,12 +70,12 @@ class Operations:
         """Return the cards of an agent."""
         return self.get(db.Agent, agent_id).gpus
 
-    def get(self, table: type[db.Base], row_id: RowId):
+    def get(self, table: db.Table, row_id: RowId):
         """Return a row."""
         with self.database.reading() as session:
             return db.get(session, table, row_id)
 
-    def add(self, table: type[db.Base], values: dict[str, Any]) -> Any:
+    def add(self, table: db.Table, values: dict[str, Any]) -> Any:
         """Add a row; NotFoundError for a missing parent, ConflictError where the name is taken."""
         try:
             with self.database.writing() as session:

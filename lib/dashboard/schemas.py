@@ -32,7 +32,7 @@ class _In(BaseModel):
         return values
 
 
-def _in(table: type[db.Base], names: str, original: dict[str, str] | None = None, **more: Any) -> type[_In]:
+def _in(table: db.Table, names: str, original: dict[str, str] | None = None, **more: Any) -> type[_In]:
     """Return the body that brings these columns of a new row, and ``more``; those with a default may be left out."""
     hints, columns = get_type_hints(table, include_extras=True), {}
     for name in names.split():
@@ -91,7 +91,7 @@ class EndIn(_In):
     reason: Line = ""
 
 
-def _out(table: type[db.Base], **more: Any) -> type[BaseModel]:
+def _out(table: db.Table, **more: Any) -> type[BaseModel]:
     """Return the model of a table's rows in answers: its columns, and ``more``."""
     hints = get_type_hints(table)
     columns = {column.name: (get_args(hints[column.name])[0], ...) for column in table.__table__.columns}

@@ -8,7 +8,6 @@ only after its earlier attempt has ended.
 import asyncio
 import contextlib
 import itertools
-import math
 import queue
 import secrets
 import threading
@@ -283,7 +282,7 @@ class Fleet:
 
     def run(self, until: Callable[[], bool], join: Callable[[AgentSlot], Any], leave: Callable[[str], Any]) -> None:
         """Keep the agents' rows up to date, and the slots that ``join`` and ``leave`` the queue, until ``until`` holds."""
-        beat_s, last = -math.inf, ""
+        beat_s, last = 0.0, ""
         while not until():
             try:
                 self.expire()

@@ -69,7 +69,7 @@ class Wanted(BaseModel):
 
 def add_lists(pages: APIRouter, operations: Operations) -> None:
     """Add the lists and their forms."""
-    def adding(table: type[db.Base], wanted: type[schemas.BaseModel], target: str) -> Callable[..., str]:
+    def adding(table: db.Table, wanted: type[schemas.BaseModel], target: str) -> Callable[..., str]:
         """Return the change of a form that brings a new row."""
         return lambda form: target.format(row=operations.add(table, checked(wanted, form).model_dump()))
 
@@ -120,13 +120,13 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         return facts(project_id, form=form, fields=configurations.form_fields(), basic=configurations.BASIC,
                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS])
 
-    def new_config(form: dict[str, str], project_id: str) -> str:
+    def new_config(form: Form, project_id: str) -> str:
         operations.save_config(checked(schemas.ConfigIn, {
             "project_id": project_id, "name": form.get("name"), "group_id": form.get("group_id"),
             "config": configurations.config_of(form)}))
         return f"/web/projects/{project_id}/runs"
 
-    def new_group(form: dict[str, str], project_id: str) -> str:
+    def new_group(form: Form, project_id: str) -> str:
         group = checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group")})
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
@@ -140,7 +140,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
                      agents=operations.page(db.Agent))
 
-    def new_run(form: dict[str, str], project_id: str) -> str:
+    def new_run(form: Form, project_id: str) -> str:
         wanted = checked(schemas.RunIn, {name: value for name, value in form.items() if name != "config_id"})
         return f"/web/runs/{operations.queue_run(form.get('config_id', ''), wanted).id}"
 

@@ -20,6 +20,7 @@ from lib.predict.model_file import Count, Format, NotNegative, Saved, require
 from lib.predict.networks import sums
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import lasso
+from lib.tensorrt.models.lasso import Rates
 from lib.tensorrt.recordings.dataset import FEATURES
 
 TARGETS = ("runtime", "power")
@@ -75,7 +76,7 @@ class LayerModel(Saved):
     kind: Literal[tuple(KINDS.values())]
     target: Literal[TARGETS]
     device: Annotated[str, Field(min_length=1)]
-    rates: dict[str, float]
+    rates: Rates
     half: NotNegative
     setting: Setting
     networks: tuple[str, ...]
@@ -151,7 +152,7 @@ def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
     return table if setting.together or of_kind.empty else of_kind
 
 
-def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: Setting) -> np.ndarray:
+def _value(table: pd.DataFrame, rates: Rates, target: str, setting: Setting) -> np.ndarray:
     if setting.learner == LASSO:
         return lasso.predict(table, rates)
     terms, values = work(table), np.array([rates[name] for name in TERMS])
@@ -160,7 +161,7 @@ def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: S
     return terms @ values / terms[:, -1]
 
 
-def _rates(table: pd.DataFrame, target: str, setting: Setting) -> dict[str, float]:
+def _rates(table: pd.DataFrame, target: str, setting: Setting) -> Rates:
     """Return the non-negative rates of TERMS with the least sum of squared errors, each over its value ** ``relative``."""
     from scipy.optimize import nnls
 
