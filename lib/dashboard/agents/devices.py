@@ -4,7 +4,6 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import psutil
 
@@ -18,20 +17,17 @@ from lib.schedule.runtime.workers import Slot
 _MB = 1e6
 
 
-def _nvml() -> Any:
-    try:
-        return management()
-    except InputError:
-        return None
-
-
 def gpu(number: int) -> Gpu | None:
     """Return the card ``cuda:<number>`` of this process; None where NVML does not list it: without NVML, or a part of a card.
 
     Raises InputError for a lost card.
     """
-    nvml, name = _nvml(), locks.uuid(locks.card(number))
-    if not nvml or not (name.isdecimal() or name.startswith("GPU-")):
+    name = locks.uuid(locks.card(number))
+    try:
+        nvml = management()
+    except InputError:
+        return None
+    if not (name.isdecimal() or name.startswith("GPU-")):
         return None
     with refused(f"cuda:{number} is lost: "):
         handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
@@ -75,7 +71,7 @@ class Meter:
     """How busy the host and its GPUs are."""
 
     def __init__(self, cards: Sequence[Gpu]):
-        self._cards, self._nvml = cards, _nvml() if cards else None
+        self._cards, self._nvml = cards, management() if cards else None
         psutil.cpu_percent()  # the first call has nothing to compare with
 
     def load(self) -> dict[str, float]:

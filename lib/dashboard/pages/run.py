@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,11 +22,10 @@ from lib.dashboard.operations import Operations
 from lib.dashboard.pages.rendering import Facts, Form, add_page, render
 from lib.errors import InputError
 
-_RUN, _ADDRESS, _LIST = "/web/runs/{run_id}", "/web/runs/{run.id}", "/web/projects/{run.project_id}/runs"
+_RUN = "/web/runs/{run_id}"
 _TAIL, _MOST_FILES = 2000, 500
 _LEAST_RUNS, _MOST_RUNS, _MOST_POINTS = 2, 8, 500  # that are compared; points of a line
 _SPLITS = ("", "train_", "val_", "test_")
-_SHOWN_INLINE = {".png": "image/png"}
 _GROUPS = {".pt": "checkpoints", ".png": "figures", ".ipynb": "notebooks"}
 
 
@@ -44,7 +42,8 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
                 "after": f"{before}.0", "ended": run.state in db.ENDS}
 
     def describe(form: Form, run_id: str) -> str:
-        return _ADDRESS.format(run=operations.describe(run_id, checked(schemas.NotesIn, form)))
+        operations.describe(run_id, checked(schemas.NotesIn, form))
+        return f"/web/runs/{run_id}"
 
     add_page(pages, _RUN, "run.html", facts, (f"{_RUN}/notes", describe, "notes"))
     events.add_stream(pages, f"{_RUN}/events", operations.database)
@@ -55,13 +54,14 @@ def add_run(pages: APIRouter, operations: Operations) -> None:
     @pages.post(f"{_RUN}/{{change}}")
     def changed(run_id: RowId, change: Literal[*changes], form: Form):
         run = changes[change](run_id, *([checked(bodies[change], form)] if change in bodies else []))
-        return RedirectResponse((_LIST if change in ("delete", "priority") else _ADDRESS).format(run=run), 303)
+        listed = change in ("delete", "priority")
+        return RedirectResponse(f"/web/projects/{run.project_id}/runs" if listed else f"/web/runs/{run_id}", 303)
 
 
 def _files_of(run: db.Run) -> dict[str, list[tuple[str, int]]]:
     """Return the files of a run by their kind, each as its path within the run's folder and its size."""
     folder, groups = paths.DATA / run.folder, defaultdict(list)
-    for path in itertools.islice(sorted(folder.rglob("*")), _MOST_FILES):
+    for path in sorted(folder.rglob("*"))[:_MOST_FILES]:
         with contextlib.suppress(OSError):  # gone meanwhile
             if path.is_file() and not path.name.startswith("."):
                 groups[_GROUPS.get(path.suffix, "others")].append((str(path.relative_to(folder)), path.stat().st_size))
@@ -83,9 +83,8 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
     @pages.get(f"{_RUN}/files/{{name:path}}")
     def run_file(run_id: RowId, name: str):
         path = file_of(operations.get(db.Run, run_id), name)
-        kind = _SHOWN_INLINE.get(path.suffix)
-        return FileResponse(path, media_type=kind or "application/octet-stream", filename=path.name,
-                            content_disposition_type="inline" if kind else "attachment",
+        media_type, disposition = ("image/png", "inline") if path.suffix == ".png" else ("application/octet-stream", "attachment")
+        return FileResponse(path, media_type=media_type, filename=path.name, content_disposition_type=disposition,
                             headers={"Content-Security-Policy": "default-src 'none'; sandbox"})
 
     @pages.get(f"{_RUN}/notebook/{{name:path}}")
