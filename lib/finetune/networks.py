@@ -131,8 +131,29 @@ def _hugging_face(config: TrainConfig) -> Network:
     with refused(f"model_flavour {name!r} cannot be read (",
                  "); name a folder that holds it, or a model of the hub that this machine can reach", 400):
         stated = AutoConfig.from_pretrained(where, token=token)
-    inputs = _processed(where, stated, token, config)
-    return Network(inputs, lambda labels: _built(config, where, token, labels))
+
+    def build(labels: Classes) -> nn.Module:
+        """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
+        from transformers import AutoModelForImageClassification
+
+        with refused(f"model_flavour {name!r}: no image classifier can be made of it (",
+                     "); without weights set load_pretrained to false", 400):
+            headed = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=dict(enumerate(labels)),
+                                                label2id={label: index for index, label in enumerate(labels)})
+            if not config.load_pretrained:
+                model = AutoModelForImageClassification.from_config(headed)
+            else:
+                model, report = AutoModelForImageClassification.from_pretrained(
+                    where, config=headed, token=token, ignore_mismatched_sizes=True, use_safetensors=True,
+                    output_loading_info=True)
+                keys = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+                if absent := sorted(key for key in keys if key.startswith(f"{model.base_model_prefix}.")):
+                    raise InputError(f"model_flavour {name!r}: its weights do not fit its config: {len(absent)} missing or of "
+                                     f"another shape, such as {absent[0]}")
+        if config.freeze_backbone:
+            model.base_model.requires_grad_(False)
+        return model
+    return Network(_processed(where, stated, token, config), build)
 
 
 def _processed(where: str, stated, token: str | None, config: TrainConfig) -> Inputs:
@@ -149,28 +170,3 @@ def _processed(where: str, stated, token: str | None, config: TrainConfig) -> In
     size = next((sizes[key] for key in ("height", "shortest_edge", "longest_edge") if sizes.get(key)), size)
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
     return Inputs(channels, config.image_size or size, tuple(mean), tuple(std), int(processor.resample))
-
-
-def _built(config: TrainConfig, where: str, token: str | None, labels: Classes) -> nn.Module:
-    """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
-    from transformers import AutoConfig, AutoModelForImageClassification
-
-    names = dict(enumerate(labels))
-    with refused(f"model_flavour {config.model_flavour!r}: no image classifier can be made of it (",
-                 "); without weights set load_pretrained to false", 400):
-        stated = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=names,
-                                            label2id={name: index for index, name in names.items()})
-        if config.load_pretrained:
-            model, report = AutoModelForImageClassification.from_pretrained(
-                where, config=stated, token=token, ignore_mismatched_sizes=True, use_safetensors=True, output_loading_info=True)
-        else:
-            model, report = AutoModelForImageClassification.from_config(stated), {}
-    body = f"{model.base_model_prefix}."
-    absent = sorted(name for name in {*report.get("missing_keys", ()), *(key for key, *_ in report.get("mismatched_keys", ()))}
-                    if name.startswith(body))
-    if absent:
-        raise InputError(f"model_flavour {config.model_flavour!r}: its weights do not fit its config: {len(absent)} missing "
-                         f"or of another shape, such as {absent[0]}")
-    if config.freeze_backbone:
-        model.base_model.requires_grad_(False)
-    return model

@@ -83,8 +83,8 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
     @pages.get(f"{_RUN}/files/{{name:path}}")
     def run_file(run_id: RowId, name: str):
         path = file_of(operations.get(db.Run, run_id), name)
-        media_type, disposition = ("image/png", "inline") if path.suffix == ".png" else ("application/octet-stream", "attachment")
-        return FileResponse(path, media_type=media_type, filename=path.name, content_disposition_type=disposition,
+        kind, shown = ("image/png", "inline") if path.suffix == ".png" else ("application/octet-stream", "attachment")
+        return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type=shown,
                             headers={"Content-Security-Policy": "default-src 'none'; sandbox"})
 
     @pages.get(f"{_RUN}/notebook/{{name:path}}")

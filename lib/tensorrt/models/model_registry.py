@@ -193,16 +193,12 @@ class Registry:
         """Give the client to one writer at a time; a new database appears whole or not at all."""
         with locks.writer(self.file, _WRITER_S) if self.file else contextlib.nullcontext(), self._answering():
             if self.file:
-                self._make()
+                with files.scratch(self.file) as scratch:  # what a death left of one goes first
+                    if not self.file.exists():
+                        _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
+                        files.move(scratch / self.file.name, self.file)
             self._check_file("rw", "BEGIN IMMEDIATE")
             yield self._client
-
-    def _make(self) -> None:
-        """Make the database where there is none; what a death left of one goes first."""
-        with files.scratch(self.file) as scratch:
-            if not self.file.exists():
-                _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
-                files.move(scratch / self.file.name, self.file)
 
     @cached_property
     def _client(self):
