@@ -178,10 +178,10 @@ class Agent:
 
     def _serve(self) -> None:
         """Serve until the session is over, and end the workers. Raises what ended it."""
-        unwritten = [report for _, *report in self._mailbox.unfinished() if report[0] == "report"]  # of earlier sessions
-        self._mailbox = Mailbox()
-        for report in unwritten:
-            self._mailbox.post(0, *report)
+        earlier, self._mailbox = self._mailbox, Mailbox()
+        for _, name, *content in earlier.unfinished():
+            if name == "report":
+                self._mailbox.post(0, name, *content)
         self._dead, self._alive = set(), set()
         self._answered_s, self._load_s, self._pause_s = time.monotonic(), 0.0, _PACE_S
         try:

@@ -91,8 +91,9 @@ class _Session:
                 worker.put((name, *content))
         if report:
             self._unwritten.append((self.mailbox.received, report))
-        for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
-            worker.put(("heartbeat",))
+        for number in exchange.alive:
+            if worker := self.workers.get(number):
+                worker.put(("heartbeat",))
 
     def written(self, reports: int) -> int:
         """Return the number of the last message whose report is among the first ``reports``, as are those before it."""
@@ -230,11 +231,10 @@ class Fleet:
             row.slots = [device.model_dump(mode="json") for device in agent.devices]
             cards = {card.index: card for card in row.gpus}
             for gpu in (device.gpu for device in agent.devices if device.gpu):
-                if gpu.index not in cards:
-                    row.gpus.append(cards.setdefault(gpu.index, db.Gpu(index=gpu.index)))
-                card = cards[gpu.index]
+                card = cards.setdefault(gpu.index, db.Gpu(index=gpu.index))
                 card.uuid, card.name, card.compute_capability = gpu.uuid, gpu.name, gpu.compute_capability
                 card.total_mem_mb, card.last_seen_at = int(gpu.memory_mb), db.now()
+            row.gpus = list(cards.values())
             session.flush()
             return row.id
 
