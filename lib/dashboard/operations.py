@@ -5,13 +5,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-from fastapi import Query
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
 from lib import files, paths
+from lib.config.base import whole
 from lib.dashboard import configurations, fields, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import ConflictError, NotFoundError
@@ -19,8 +19,8 @@ from lib.dashboard.database_engine import Database
 from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.fields import RowId
 
-Limit = Annotated[int, Query(ge=1, le=500)]
-Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
+Limit = whole(1, 500)
+Offset = whole(0, 1_000_000_000)
 _CLASSES = {mapper.local_table: mapper.class_ for mapper in db.Base.registry.mappers}
 
 
@@ -56,12 +56,11 @@ class Operations:
         return self.page(db.TrainConfig, limit, offset, project_id=project_id)
 
     def runs(self, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None, group_id: RowId | None = None,
-             state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
+             state: Literal[db.STATES] | None = None):
         """Return a page of runs."""
         return self.page(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state)
 
-    def outputs(self, table: type[db.Output], run_id: RowId, after: Offset = 0,
-                limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+    def outputs(self, table: type[db.Output], run_id: RowId, after: Offset = 0, limit: whole(1, 10_000) = 1000):
         """Return lines or values of a run after the one of an id."""
         self.get(db.Run, run_id)
         return self.database.rows_after(table, run_id, after, limit)

@@ -1,11 +1,11 @@
 """The bodies of requests and answers, made of the columns of their tables."""
 
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from lib.dashboard import database as db
-from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Seconds
+from lib.dashboard.fields import Line, Long, Names, Object, Priority, RowId, Seconds
 from lib.errors import choices
 
 
@@ -80,14 +80,14 @@ class PriorityIn(_In):
 class NotesIn(_In):
     """What people write beside a run."""
 
-    notes: Annotated[str, Field(max_length=5000), PLAIN] = ""
+    notes: Long = ""
     tags: Names = []
 
 
 class EndIn(_In):
     """How a run that was carried out by hand ended."""
 
-    state: Annotated[str, Field(pattern="^(finished|failed)$")] = "finished"
+    state: Literal["finished", "failed"] = "finished"
     reason: Line = ""
 
 

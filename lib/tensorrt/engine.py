@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_pascal
 
-from lib.config.base import build, json_mapping
+from lib.config.base import Positive, build, json_mapping, some, whole
 from lib.errors import InputError, choices, printable
 from lib.predict.model_file import require
 
@@ -18,7 +18,8 @@ _BYTES = {"FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "FP8": 1.0, "INT32
 _NAMES = {"HALF": "FP16", "FLOAT": "FP32", "BFLOAT16": "BF16", "UINT8": "INT8"}
 _SHOWN, _MOST_SHOWN = 60, 5  # characters of a format that is not known, and how many of them are named
 
-Size = Annotated[int, Field(ge=1, le=1 << 31)]
+Size = whole(1, 1 << 31)
+Name = Annotated[str, Field(min_length=1)]
 Pair = Annotated[tuple[int, ...], Field(max_length=3)]
 
 
@@ -50,7 +51,7 @@ class Constant(_Read):
     """Weights or a bias: element type and count."""
 
     format: Annotated[str, Field(validation_alias="Type")] = ""
-    count: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    count: whole(0, 1 << 40) = 0
 
     @property
     def bytes(self) -> float:
@@ -64,8 +65,8 @@ class Layer(_Read):
     A layer of a known kind that lacks something, or contradicts itself, is refused.
     """
 
-    name: Annotated[str, Field(min_length=1)]
-    layer_type: Annotated[str, Field(min_length=1)]
+    name: Name
+    layer_type: Name
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     kernel: Pair = ()
@@ -74,7 +75,7 @@ class Layer(_Read):
     dilation: Pair = ()
     pre_padding: Pair = ()
     post_padding: Pair = ()
-    groups: Annotated[int, Field(ge=1)] = 1
+    groups: Positive = 1
     weights: Constant = Constant()
     bias: Constant = Constant()
 
@@ -143,7 +144,7 @@ class Engine(_Read):
     """The layers of an engine in the order in which they run, and the file that they were read from."""
 
     path: Path
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    layers: some(Layer)
 
     @model_validator(mode="after")
     def _named_once(self) -> "Engine":

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from lib.config.base import Count, PlainName, Positive, Strict
+from lib.config.base import Count, PlainName, Positive, Strict, number, whole
 
 API_VERSION = 4
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
 Message = tuple[Any, ...]
-Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Megabytes = number(0, 1e12)
 _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refused": (str, str), "stopped": (str,),
            "report": (str, dict), "died": (str,), "ended": ()}
 
@@ -38,7 +38,7 @@ class Gpu(Strict):
 
     uuid: Text
     name: Text
-    index: Annotated[int, Field(ge=0, le=1023)]
+    index: whole(0, 1023)
     memory_mb: Megabytes
     compute_capability: Text
 
@@ -92,7 +92,7 @@ class Exchange(Strict):
     messages: tuple[Annotated[Message, AfterValidator(_well_formed)], ...] = ()
     alive: tuple[int, ...] = ()
     load: dict[Text, float] = {}
-    wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    wait_s: number(0, 1) = 0.0
     leaving: bool = False
 
 

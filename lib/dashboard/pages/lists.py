@@ -31,6 +31,7 @@ _STEPS_S = (0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 
 _BEST = sa.case((db.Run.monitor_mode == "max", -db.Run.best_value), else_=db.Run.best_value)
 _SORTS = {"newest": (), "best": (_BEST.is_(None), _BEST), "name": (db.Run.name,), "state": (db.Run.state,),
           "longest": (db.Run.predicted_s.is_(None), db.Run.predicted_s.desc())}
+_Search = Annotated[str, Field(max_length=120)]
 
 
 class Wanted(BaseModel):
@@ -38,8 +39,8 @@ class Wanted(BaseModel):
 
     group_id: RowId | None = None
     state: Literal[db.STATES] | None = None
-    text: Annotated[str, Field(max_length=120)] = ""  # a part of the run's name
-    tag: Annotated[str, Field(max_length=120)] = ""
+    text: _Search = ""  # a part of the run's name
+    tag: _Search = ""
     archived: bool = False
     sort: Literal[tuple(_SORTS)] | None = None
     offset: Offset = 0

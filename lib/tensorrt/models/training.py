@@ -6,13 +6,12 @@ data. The search is Optuna's, on training networks alone; its study is kept in S
 
 import io
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pandas as pd
-from pydantic import Field
 
 from lib import files, paths
-from lib.config.base import PlainName, Strict, load
+from lib.config.base import PlainName, Strict, load, some
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import layer_model
@@ -31,7 +30,7 @@ _Settings = dict[Literal[tuple(KINDS.values())], Setting]
 class Settings(Strict):
     """``params/layer_power.yaml``: networks that no choice sees, and the settings of each target and kind."""
 
-    test: Annotated[tuple[PlainName, ...], Field(min_length=1)]
+    test: some(PlainName)
     runtime: _Settings = {}
     power: _Settings = {}
 
