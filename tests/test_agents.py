@@ -371,7 +371,7 @@ def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_othe
     monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
     pairs = devices.devices_here(1)[1:]
     assert [(slot.name, slot.card, device.gpu.index) for slot, device in pairs] == listed
-    load = devices.Meter([device.gpu for _, device in pairs]).load()
+    load = devices.load([device.gpu for _, device in pairs])
     assert [load[f"gpu_{number}_utilisation_percent"] for number in range(len(pairs))] == [50 + index for *_, index in listed]
     assert load["memory_mb"] > load["memory_used_mb"] > 0
 

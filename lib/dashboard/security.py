@@ -67,7 +67,7 @@ def set_cookie(response: Response, token: str, secure: bool) -> None:
 
 
 async def gate(token: str, request: Request, call_next: RequestResponseEndpoint) -> Response:
-    """Let a request with the token pass: to the API by Authorization: Bearer, to pages by the cookie, changes by pages of this site.
+    """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
 
     All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site. Answers get headers
     that keep a browser from running, framing or caching them, where they have none of their own.

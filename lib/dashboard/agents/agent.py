@@ -25,7 +25,7 @@ from pydantic import HttpUrl, TypeAdapter, ValidationError
 import lib
 from lib import paths
 from lib.config.base import parse
-from lib.dashboard.agents.devices import Meter
+from lib.dashboard.agents import devices
 from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Message, Registered, Registration, Reply
 from lib.errors import InputError, one_line, refused
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
@@ -144,7 +144,7 @@ class Agent:
             name=name, host=platform.node()[:200], instance=secrets.token_hex(16), api_version=API_VERSION,
             runner_version=lib.__version__, labels={"python": platform.python_version(), "system": platform.system()},
             devices=tuple(device for _, device in slots))
-        self._meter = Meter([device.gpu for _, device in slots if device.gpu])
+        self._cards = [device.gpu for _, device in slots if device.gpu]
         self._session: Registered | None = None
         self._mailbox = Mailbox()
         self._workers: dict[int, ProcessWorker] = {}
@@ -197,7 +197,7 @@ class Agent:
         """Call the server once. Raises SessionOverError or InputError, and NoAnswerError after half of ``silent_s``."""
         began_s, silent_s, load = time.monotonic(), self._session.silent_s, {}
         if began_s - self._load_s > _LOAD_S:
-            self._load_s, load = began_s, self._meter.load()
+            self._load_s, load = began_s, devices.load(self._cards)
         messages = tuple(self._mailbox.outgoing())
         wait_s = 0.0 if messages else min(_LISTEN_S if self._workers else 1.0, silent_s / 8)
         exchange = Exchange(session=self._session.session, acknowledged=self._mailbox.received, alive=tuple(self._alive),

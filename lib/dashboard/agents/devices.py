@@ -67,21 +67,14 @@ def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
     return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""
 
 
-class Meter:
-    """How busy the host and its GPUs are."""
-
-    def __init__(self, cards: Sequence[Gpu]):
-        self._cards, self._nvml = cards, management() if cards else None
-        psutil.cpu_percent()  # the first call has nothing to compare with
-
-    def load(self) -> dict[str, float]:
-        """Return the load since the last call: percent and 10^6 bytes; of GPUs by their numbers here."""
-        memory, nvml = psutil.virtual_memory(), self._nvml
-        load = {"cpu_percent": psutil.cpu_percent(), "memory_used_mb": (memory.total - memory.available) / _MB,
-                "memory_mb": memory.total / _MB}
-        for number, card in enumerate(self._cards):
-            with contextlib.suppress(nvml.NVMLError):  # one that is lost, or does not say: the others are shown
-                handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
-                load |= {f"gpu_{number}_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                         f"gpu_{number}_memory_used_mb": nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB}
-        return load
+def load(cards: Sequence[Gpu]) -> dict[str, float]:
+    """Return the load of the host and its cards since the last call: percent and 10^6 bytes; of cards by their numbers here."""
+    memory, nvml = psutil.virtual_memory(), management() if cards else None
+    facts = {"cpu_percent": psutil.cpu_percent(), "memory_used_mb": (memory.total - memory.available) / _MB,
+             "memory_mb": memory.total / _MB}
+    for number, card in enumerate(cards):
+        with contextlib.suppress(nvml.NVMLError):  # one that is lost, or does not say: the others are shown
+            handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+            facts |= {f"gpu_{number}_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                      f"gpu_{number}_memory_used_mb": nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB}
+    return facts
