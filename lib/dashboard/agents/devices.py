@@ -69,11 +69,12 @@ def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
 
 def load(cards: Sequence[Gpu]) -> dict[str, float]:
     """Return the load of the host and its cards since the last call: percent and 10^6 bytes; of cards by their numbers here."""
-    memory, nvml = psutil.virtual_memory(), management() if cards else None
+    memory = psutil.virtual_memory()
     facts = {"cpu_percent": psutil.cpu_percent(), "memory_used_mb": (memory.total - memory.available) / _MB,
              "memory_mb": memory.total / _MB}
     for number, card in enumerate(cards):
-        with contextlib.suppress(nvml.NVMLError):  # one that is lost, or does not say: the others are shown
+        with contextlib.suppress(Exception):  # one that is lost, or does not say: the others are shown
+            nvml = management()
             handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
             facts |= {f"gpu_{number}_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
                       f"gpu_{number}_memory_used_mb": nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB}
