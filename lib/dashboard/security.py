@@ -56,11 +56,6 @@ def _signed(token: str, until: int | str) -> str:
     return f"{until}.{hmac.digest(token.encode(), f'page {until}'.encode(), 'sha256').hex()}"
 
 
-def _valid_cookie(token: str, value: str) -> bool:
-    until = value.partition(".")[0]
-    return same(value, _signed(token, until)) and int(until) > time.time()
-
-
 def set_cookie(response: Response, token: str, secure: bool) -> None:
     """Give a browser the cookie: no script reads it, no other site sends it."""
     response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure)
@@ -86,7 +81,9 @@ def _refusal(token: str, request: Request) -> Response | None:
             return None
         return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
                             {"WWW-Authenticate": "Bearer"})
-    logged_in = _valid_cookie(token, request.cookies.get(COOKIE, ""))
+    value = request.cookies.get(COOKIE, "")
+    until = value.partition(".")[0]
+    logged_in = same(value, _signed(token, until)) and int(until) > time.time()
     if not logged_in and path != "/login" and not path.startswith("/static/"):
         return RedirectResponse(f"/login?next={quote(path)}", 303)
     # browsers say where a form that changes something comes from

@@ -50,17 +50,14 @@ class Wanted(BaseModel):
     def _empty_is_none(cls, value: Any) -> Any:
         return value or None
 
-    @property
-    def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions that are none of a column's value."""
-        return [db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None),
-                db.Run.name.icontains(self.text, autoescape=True),
-                sa.cast(db.Run.tags, sa.Text).contains(self.tag and json.dumps(self.tag), autoescape=True)]
-
-    @property
-    def first(self) -> tuple[sa.ColumnElement[Any], ...]:
-        """Return what the list is sorted by; runs of a group are compared: the best first."""
-        return _SORTS[self.sort or ("best" if self.group_id else "newest")]
+    def page(self, operations: Operations, project_id: str) -> list[db.Run]:
+        """Return a page of these runs of a project; runs of a group are compared: the best first."""
+        archived = db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None)
+        named = db.Run.name.icontains(self.text, autoescape=True)
+        tagged = sa.cast(db.Run.tags, sa.Text).contains(self.tag and json.dumps(self.tag), autoescape=True)
+        order = _SORTS[self.sort or ("best" if self.group_id else "newest")]
+        return operations.page(db.Run, _MOST_ROWS, self.offset, archived, named, tagged, first=order, project_id=project_id,
+                               group_id=self.group_id, state=self.state)
 
     def address(self, **changes: Any) -> str:
         """Return the query of the list with some fields changed."""
@@ -133,8 +130,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         return f"/web/projects/{project_id}/configs"
 
     def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> Facts:
-        rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
-                               group_id=wanted.group_id, state=wanted.state)
+        rows = wanted.page(operations, project_id)
         older = wanted.offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None
         waits = any(run.job and run.state == db.QUEUED for run in rows)
         starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}

@@ -28,7 +28,7 @@ LEARNERS = PHYSICS, LASSO = ("physics", "lasso")
 TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "pooling_gread", "activation_mb", "weight_mb",
          "half_reduction", "float_reduction", "runtime_ms")
 _COVERAGE = 0.9
-_LEAST_ROWS = 5
+_LEAST_ROWS, _ENOUGH_ROWS = 5, 20  # of a kind: for a model, for an interval of its own
 
 
 def work(table: pd.DataFrame) -> np.ndarray:
@@ -118,9 +118,13 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
         raise InputError(f"{of_kind.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
                          f"a model needs {_LEAST_ROWS}")
     left_out = held_out(good, kind, target, setting)
-    error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
+    every_error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
+    errors = every_error[of_kind]
+    if len(errors) < _ENOUGH_ROWS:
+        errors = np.concatenate([errors, every_error])
+    half = float(np.quantile(errors, min(1.0, _COVERAGE * (1 + 1 / len(errors)))))  # with the finite-sample correction
     rates = _rates(_taught(good, kind, setting), target, setting)
-    return LayerModel(kind, target, device, rates, _conformal(error[of_kind], error), setting,
+    return LayerModel(kind, target, device, rates, half, setting,
                       tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
                       score(good.loc[of_kind, target], left_out[of_kind]), source, licence)
 
@@ -129,12 +133,6 @@ def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
     """Return the rows whose work is known, and whose runtime and target were measured."""
     finite = np.isfinite(table[["flops", "bytes", "weight_bytes", "runtime", target]].to_numpy(float)).all(axis=1)
     return table[finite & (table[target] > 0)]
-
-
-def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
-    """Return the half interval that holds 90 % of held-out rows (with the finite-sample correction), of few rows at least."""
-    of_kind = errors if len(errors) >= 20 else np.concatenate([errors, all_errors])
-    return float(np.quantile(of_kind, min(1.0, _COVERAGE * (1 + 1 / len(of_kind)))))
 
 
 def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting) -> np.ndarray:
