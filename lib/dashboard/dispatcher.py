@@ -213,8 +213,7 @@ class Dispatcher:
 
     def _read(self, run_id: str) -> db.Run | None:
         with self._database.reading() as session:
-            run = session.scalar(_QUEUE.where(db.Run.id == run_id))
-            return run if run and run.state not in db.ENDS else None
+            return session.scalar(_QUEUE.where(db.Run.id == run_id, db.Run.state.not_in(db.ENDS)))
 
     def _join(self, slot: AgentSlot) -> None:
         if self._predictions.place(device_type_of(slot.slot.name), slot):

@@ -79,8 +79,8 @@ class Operations:
         try:
             with self.database.writing() as session:
                 for key in table.__table__.foreign_keys:
-                    if values.get(key.parent.name) is not None:
-                        db.get(session, _CLASSES[key.column.table], values[key.parent.name])
+                    if (row_id := values.get(key.parent.name)) is not None:
+                        db.get(session, _CLASSES[key.column.table], row_id)
                 session.add(row := table(**values))
         except IntegrityError:
             name = values["index"] if table is db.Gpu else repr(values["name"])

@@ -248,11 +248,11 @@ def loader(config: TrainConfig, samples: Samples, batches: Batches, device: torc
 
     On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
     """
+    workers = {}
     if config.num_workers:
         files.shorten_sockets()
-    workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
-               "prefetch_factor": config.prefetch_factor,
-               "persistent_workers": config.persistent_workers} if config.num_workers else {}
+        workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
+                   "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers}
     on_gpu = device.type == "cuda"
     batched = torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=on_gpu,
                                           generator=torch.Generator().manual_seed(config.seed), **workers)

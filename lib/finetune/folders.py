@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from lib import files, paths, store
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
 
@@ -84,7 +85,6 @@ def stored_config(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     if not path.exists():
         store.write_json(config.content(), path)
-    elif (before := store.read_json(path)) != config.content():
-        stored = before if isinstance(before, dict) else {}
+    elif (stored := json_mapping(path)) != config.content():
         differing = [name for name, value in config.content().items() if stored.get(name) != value]
         raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")

@@ -148,8 +148,8 @@ def evaluate(split: str, batches: Iterable[tuple[torch.Tensor, ...]], classes: i
     # begin with no samples: a process without any takes part in gathering
     parts = [(torch.zeros(0, classes, device=device), torch.zeros(0, *shape, dtype=torch.long, device=device),
               torch.zeros(0, device=device))]
-    parts += [(scores.detach().float(), targets.detach().long().reshape(-1, *shape),
-               (loss.detach().float() * len(scores)).reshape(1)) for loss, scores, targets in batches]
+    parts += [(scores.float(), targets.long().reshape(-1, *shape), (loss.float() * len(scores)).reshape(1))
+              for loss, scores, targets in batches]
     scores, targets, losses = (_gathered(torch.cat(part)).cpu() for part in zip(*parts, strict=True))
     values = dict.fromkeys(measured, math.nan)
     confusion, roc = np.zeros((classes, 2, 2) if multi_label else (classes, classes)), ((), ())
