@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
-from http import HTTPMethod, HTTPStatus
+from http import HTTPMethod
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -62,8 +62,8 @@ def _answer(request: Request, error: Exception) -> Response:
         status, line = error.status_code, str(error.detail)
     else:
         status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
-    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
+    headers = {"Retry-After": "1"} if status == 503 else getattr(error, "headers", None)
+    if status == 405:  # the error names the method of one route of the path alone
         routes = [route for route in request.app.routes if not isinstance(route, Mount)]
         allowed = [method for method in HTTPMethod
                    if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]

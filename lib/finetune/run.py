@@ -324,8 +324,8 @@ def _print_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -
     if dropped := [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]:
         print(f"eval_topk {choices(dropped)} left out: there are {len(data.labels)} classes"
               + (", and a sample may have several" if task.multi_label else ""))
-    counts = choices(f"{len(indices):,} of {len(data.splits[split]):,} {split} samples" for split, indices in data.indices.items())
-    print(f"{data.note}\n{counts}; {len(data.labels)} classes", flush=True)
+    counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples" for split, indices in data.indices.items()]
+    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes", flush=True)
 
 
 def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, together: Processes = ALONE,

@@ -73,17 +73,17 @@ class Client:
         except httpx.HTTPError as error:
             raise NoAnswerError(one_line(error)) from None
         status, where = response.status_code, f"what answers at {self.server}"
-        if status == httpx.codes.OK:
+        if status == 200:
             return parse(answer, response.content, where)
         reason = response.text[:300]
-        if status == httpx.codes.GONE:
+        if status == 410:
             raise SessionOverError(reason)
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        if status in (401, 403):
             raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
                              "as --token-file")
-        if status == httpx.codes.CONFLICT:
+        if status == 409:
             raise InputError(f"{self.server}: {reason}")
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+        if status >= 500 or status == 429:
             raise NoAnswerError(f"status {status}: {reason}")
         raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
 

@@ -29,7 +29,6 @@ from lib.dashboard.database_engine import Database
 from lib.dashboard.run_records import RunRecords, note
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 
-_OLD, _BUSY, _GONE = 409, 503, 410
 _SHUT_DOWN_S, _LOOK_S, _BEAT_S = 0.05, 0.5, 2.0
 
 
@@ -167,7 +166,7 @@ async def _same_version(request: Request) -> None:
     with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
         stated = (await request.json()).get("api_version")
         if stated != API_VERSION:
-            raise HTTPException(_OLD, f"this agent speaks version {stated} of the agents' protocol, the server version "
+            raise HTTPException(409, f"this agent speaks version {stated} of the agents' protocol, the server version "
                                 f"{API_VERSION}: install the server's version of this project on its machine")
 
 
@@ -198,7 +197,7 @@ class Fleet:
         with self._lock:
             last = self._sessions.get(registration.name)
             if last and last.registration.instance != registration.instance and not (last.over or last.is_silent()):
-                raise HTTPException(_BUSY, f"an agent named {registration.name} is connected from {last.registration.host}; "
+                raise HTTPException(503, f"an agent named {registration.name} is connected from {last.registration.host}; "
                                     f"another one takes its place when that was silent for {self.limits.silent_s:g} s")
             self._end(last, "the agent began anew")
             session = _Session(registration, self._save(registration), self.limits.silent_s)
@@ -211,7 +210,7 @@ class Fleet:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
         session = next((session for session in list(self._sessions.values()) if session.agent_id == agent_id), None)
         if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
-            raise HTTPException(_GONE, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
+            raise HTTPException(410, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
                                 "end what runs and register again")
         session.take(exchange, self._records)
         if exchange.leaving:
