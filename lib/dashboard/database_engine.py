@@ -31,7 +31,11 @@ class Database:
         try:
             Base.metadata.create_all(self.engine)
             missing = self._missing()
-            self._add([column for column in missing if column.nullable])
+            with self.engine.begin() as connection:
+                for column in missing:
+                    if column.nullable:
+                        definition = sa.schema.CreateColumn(column).compile(connection)
+                        connection.execute(sa.DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"))
         except exc.DatabaseError as error:
             where = self.engine.url.render_as_string(hide_password=True)
             raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
@@ -45,12 +49,6 @@ class Database:
         names = {table: {column["name"] for column in columns} for (_, table), columns in existing.items()}
         return [column for table in Base.metadata.tables.values() for column in table.columns
                 if column.name not in names[table.name]]
-
-    def _add(self, columns: list[sa.Column]) -> None:
-        with self.engine.begin() as connection:
-            for column in columns:
-                definition = sa.schema.CreateColumn(column).compile(connection)
-                connection.execute(sa.DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:

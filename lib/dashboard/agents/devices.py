@@ -46,11 +46,11 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
 
     slots = slots_here(count)
     cpus = [slot for slot in slots if slot.cores]
-    memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
+    memory_mb = psutil.virtual_memory().total / _MB / len(cpus)
     model = " ".join(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]).split())[:200]
     pairs = [(slot, Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads, memory_mb=memory_mb))
              for slot in cpus]
-    for slot in (slot for slot in slots if not slot.cores):
+    for slot in slots[len(cpus):]:
         with contextlib.suppress(InputError):  # a lost card has no slot
             number = number_of(slot.name)
             card = gpu(number)

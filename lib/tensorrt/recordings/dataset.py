@@ -96,8 +96,8 @@ def models(raw: Path) -> dict[str, Source]:
 
 def _visible(raw: Path, *patterns: str) -> list[Path]:
     """Return the files of some names under ``raw``, without those of a recording that was cut short (a hidden folder)."""
-    paths = [path for pattern in patterns for path in raw.rglob(pattern)] if raw.is_dir() else []
-    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(raw).parts))
+    return sorted(path for pattern in patterns for path in raw.rglob(pattern)
+                  if not any(part.startswith(".") for part in path.relative_to(raw).parts))
 
 
 def preprocess(raw: Path, target: Path) -> list[Recording]:
