@@ -152,7 +152,7 @@ def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_ca
     places = [home / f"experiments/{kind}/breastmnist/simple_cnn__cross_entropy__scratch" for kind in ("logs", "weights")]
     config = small(tb_root="experiments/logs", ckpt_dir="experiments/weights", max_datapoints_per_class=(9, 5),
                    capped_splits=["train", "val"])
-    finetune.finetune([config])
+    finetune.finetune(config)
     assert list(places[0].glob("events*")) and (places[1] / "best.pt").is_file()
     assert "14 of 546 train samples, 14 of 78 val samples, 156 of 156 test samples" in capsys.readouterr().out
     shutil.rmtree(paths.TRAINING)
@@ -373,7 +373,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
 
 def test_a_run_from_config_to_folder(home, capsys):
     config = small(save_per_epoch_checkpoint=True, epochs=2)
-    summary, = finetune.finetune([config])
+    summary = finetune.finetune(config)
     folder = paths.TRAINING / "breastmnist" / "simple_cnn__cross_entropy__scratch"
     assert summary == store.read_json(folder / "summary.json")
     kept, values = folder / "checkpoints", [record["val_acc@1"] for record in summary["history"]]
@@ -389,7 +389,7 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
     assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in capsys.readouterr().out
-    assert finetune.finetune([config], resume=True) == [summary], "what has ended is not trained again"
+    assert finetune.finetune(config, resume=True) == summary, "what has ended is not trained again"
 
 
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
@@ -499,7 +499,7 @@ def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeyp
 def test_out_of_memory_is_one_line(home, monkeypatch):
     monkeypatch.setattr(run, "train", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")))
     with refused("scratch: out of memory; a smaller batch_size with more grad_accum_steps takes less"):
-        finetune.finetune([small()])
+        finetune.finetune(small())
 
 
 def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(home, monkeypatch):

@@ -1,7 +1,7 @@
-"""Runs one after another, each in its own folder, new or resumed."""
+"""A run from its config: in its own folder, new or resumed, alone or as one of the processes that torchrun started."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,15 +33,6 @@ def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
         yield together, device
 
 
-def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[str, Any]]:
-    """Train configs one after another, each in its own folder; return their summaries.
-
-    ``resume`` continues the newest run of a config, if there is one; a finished run is not trained again. Raises InputError for
-    the first config that cannot be trained.
-    """
-    return [_one(config, resume) for config in configs]
-
-
 def ending(summary: Mapping[str, Any]) -> str:
     """Say what a finished run reached, how long its epochs took, and where its files lie."""
     tested = [f"{name} {value:.4g}" for name, value in summary["test"].items() if isinstance(value, float)][:_SHOWN]
@@ -50,7 +41,12 @@ def ending(summary: Mapping[str, Any]) -> str:
             f"{on_test}; epochs took {summary['train_s']:,.1f} s; weights, metrics and profile: {summary['folder']}")
 
 
-def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
+def finetune(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
+    """Train a config in its own folder; return its summary.
+
+    ``resume`` continues the newest run of the config, if there is one; a finished run is not trained again. Raises InputError
+    for a config that cannot be trained.
+    """
     with processes(config.device) as (together, device):
         if together.count != config.devices > 1:
             raise InputError(f"devices is {config.devices}, and this is one of {together.count} processes: start it with "

@@ -105,22 +105,21 @@ def preprocess(raw: Path, target: Path) -> list[Recording]:
 
     Power stays empty where none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
     """
-    return [_preprocessed(model, source, target / model) for model, source in models(raw).items()]
-
-
-def _preprocessed(model: str, source: Source, target: Path) -> Recording:
-    read, folder = engine.read(source.engine), source.engine.parent
-    power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
-    table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
-    power_source(folder)  # a recording that says nothing that is known of its power is refused
-    with files.writing(target):
-        for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
-            (target / name).unlink(missing_ok=True)
-    copied = [files.replace(target / name, path.read_bytes())
-              for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
-    written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
-    missing = [] if power else [f"no power: {POWER} missing"]
-    return Recording(model, (written, *copied), (*notes, *read.notes, *missing))
+    recordings = []
+    for model, source in models(raw).items():
+        read, folder, place = engine.read(source.engine), source.engine.parent, target / model
+        power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
+        table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
+        power_source(folder)  # a recording that says nothing that is known of its power is refused
+        with files.writing(place):
+            for name in (LAYERWISE, RECORDING):  # of an earlier recording; what says where the power is from comes before it
+                (place / name).unlink(missing_ok=True)
+        copied = [files.replace(place / name, path.read_bytes())
+                  for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
+        written = files.replace(place / LAYERWISE, table.to_csv(index=False).encode())
+        missing = [] if power else [f"no power: {POWER} missing"]
+        recordings.append(Recording(model, (written, *copied), (*notes, *read.notes, *missing)))
+    return recordings
 
 
 def power_source(folder: Path) -> str:
@@ -145,22 +144,21 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
     folders = [path.parent for path in sorted(preprocessed.glob(f"*/{LAYERWISE}"))]
     if not folders:
         raise InputError(f"{preprocessed} holds no <model>/{LAYERWISE}; make them with: python -m lib layer-power preprocess")
-    return [_converted(folder, target / folder.name, least_samples) for folder in folders]
-
-
-def _converted(folder: Path, target: Path, least_samples: int) -> Recording:
-    read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
-    if tuple(layerwise) != mapping.COLUMNS:
-        raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
-    if source != MEASURED:  # no model is ever trained on it
-        layerwise = layerwise.assign(**{_EXCLUDING: np.nan})
-    table = layer_table(read, layerwise, least_samples)
-    written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
-               for kind, rows in table.groupby("kind", sort=False)]
-    lacking = int(table["power"].isna().sum())
-    why = f": it is {source}" if source != MEASURED else ""
-    powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
-    return Recording(folder.name, tuple(written), (*powerless, *read.notes))
+    recordings = []
+    for folder in folders:
+        read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
+        if tuple(layerwise) != mapping.COLUMNS:
+            raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
+        why = ""
+        if source != MEASURED:  # no model is ever trained on it
+            layerwise[_EXCLUDING], why = np.nan, f": it is {source}"
+        table = layer_table(read, layerwise, least_samples)
+        written = [files.replace(target / folder.name / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
+                   for kind, rows in table.groupby("kind", sort=False)]
+        lacking = table["power"].isna().sum()
+        powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
+        recordings.append(Recording(folder.name, tuple(written), (*powerless, *read.notes)))
+    return recordings
 
 
 def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int) -> pd.DataFrame:
