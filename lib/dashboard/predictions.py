@@ -148,7 +148,7 @@ class Predictions:
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""
         seconds, source, _ = self._predict(run_id, device_type)
-        elsewhere = {name: self._predict(run_id, name)[0] for name in list(self._places) if name != device_type}
+        elsewhere = {name: self._predict(run_id, name)[0] for name in self._places if name != device_type}
         compared = ", ".join([f"{name} {other_s:,.3g} s" for name, other_s in elsewhere.items() if other_s < inf][:5])
         text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {compared}" if compared else "")
         return {"predicted_s": seconds, "placement": text}

@@ -99,8 +99,7 @@ def _out(table: db.Table, **more: Any) -> type[BaseModel]:
                         **columns, **more)
 
 
-OUT = {table: _out(table) for table in (db.Project, db.Group, db.TrainConfig, db.Dataset, db.Model, db.Augmentation, db.Job,
-                                        db.Gpu, db.RunLog, db.RunMetric)}
+OUT = {mapper.class_: _out(mapper.class_) for mapper in db.Base.registry.mappers}
 OUT |= {db.Run: _out(db.Run, job=(OUT[db.Job] | None, None)), db.Agent: _out(db.Agent, gpus=(list[OUT[db.Gpu]], ...))}
 
 

@@ -147,13 +147,13 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
     recordings = []
     for folder in folders:
         read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
+        place, why = target / folder.name, ""
         if tuple(layerwise) != mapping.COLUMNS:
             raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
-        why = ""
         if source != MEASURED:  # no model is ever trained on it
             layerwise[_EXCLUDING], why = np.nan, f": it is {source}"
         table = layer_table(read, layerwise, least_samples)
-        written = [files.replace(target / folder.name / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
+        written = [files.replace(place / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
                    for kind, rows in table.groupby("kind", sort=False)]
         lacking = table["power"].isna().sum()
         powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
