@@ -331,7 +331,7 @@ def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[
     _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line} for n, line in lines])
 
 
-def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
+def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float | None], epoch: int | None = None,
                 split: str = "train") -> None:
     """Add a run's values at a step; existing ones stay. NotFoundError without such a run."""
     position = {"run_id": run_id, "step": step, "epoch": epoch, "split": split}

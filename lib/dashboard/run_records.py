@@ -144,8 +144,8 @@ def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str,
 
 def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
-                  if name not in _NO_VALUES and (value is None or type(value) in (int, float))}
+        values = {name: value for name, value in report.items()  # None is NaN, which JSON has not
+                  if name not in _NO_VALUES and type(value) in (int, float, type(None))}
         step = int(report.get("step") or 0)
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}
