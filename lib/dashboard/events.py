@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
@@ -78,16 +78,16 @@ def add_stream(routes: APIRouter, path: str, database: Database) -> None:
         return EventSourceResponse(_follow(database, run_id, *map(int, (last_event_id or after or "0.0").split("."))))
 
 
-def _mark(database: Database, topic: str) -> str:
-    """Return a text that changes with the table."""
+def _mark(database: Database, topic: str) -> Row:
+    """Return what changes with the table."""
     table = TOPICS[topic]
     with database.reading() as session:
-        return str(session.execute(select(func.max(table.updated_at), func.count(table.id))).one())
+        return session.execute(select(func.max(table.updated_at), func.count(table.id))).one()
 
 
 async def changes(database: Database, topic: str) -> AsyncIterator[ServerSentEvent]:
     """Yield an event when a table has changed, at most once a second, and one at first: it may have changed before."""
-    seen = ""
+    seen = None
     while True:
         with contextlib.suppress(*db.UNAVAILABLE):
             mark = await to_thread.run_sync(_mark, database, topic)

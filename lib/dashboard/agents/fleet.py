@@ -290,27 +290,27 @@ class Fleet:
                     with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
                         self._write_loads()
                 self._rung.clear()
-                self._match_slots(join, leave)
+                usable = self._usable()
+                for name, slot in list(self.slots.items()):
+                    if usable.get(name) != slot:
+                        del self.slots[name]
+                        leave(name)
+                for name, slot in usable.items():
+                    if name not in self.slots:
+                        self.slots[name] = slot
+                        join(slot)
             except Exception as error:  # without this thread no agent would be noticed any more
                 last = note("the agents are looked at again", error, last)
             self._rung.wait(_LOOK_S)
 
-    def _match_slots(self, join: Callable[[AgentSlot], Any], leave: Callable[[str], Any]) -> None:
-        """Add and remove slots of the queue as agents come and go; add none while jobs of an earlier server may run."""
+    def _usable(self) -> dict[str, AgentSlot]:
+        """Return the slots for the queue: none of a reserved card, and none at all while jobs of an earlier server may run."""
         connected = self.connected()
         self._expected -= {slot.agent for slot in connected.values()}
-        wanted = {name: slot for name, slot in connected.items()
-                  if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
         if self._expected and time.monotonic() < self._until_s:
-            wanted = {}
-        for name, slot in list(self.slots.items()):
-            if wanted.get(name) != slot:
-                del self.slots[name]
-                leave(name)
-        for name, slot in wanted.items():
-            if name not in self.slots:
-                self.slots[name] = slot
-                join(slot)
+            return {}
+        return {name: slot for name, slot in connected.items()
+                if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
 
     def _write_loads(self) -> None:
         """Write the load of agents, and which have gone; read which cards are reserved."""
