@@ -75,17 +75,14 @@ def check_config(values: Mapping[str, Any]) -> Checked:
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
     """Return by field why a path may not be read: it lies outside of the folders that runs may use."""
-    folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
-
-    def inside(field: str, value: str) -> bool:
-        path = Path(value)
-        return not value.startswith("~") and ".." not in path.parts and any(
-            (paths.ROOT / path).resolve().is_relative_to(folder)
-            for folder in [*folders, *(data_roots if field in _IMAGES else ())])
-
-    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~"
-            + (", or in a --data-root of the server" if field in _IMAGES else "")
-            for field, value in values.items() if not inside(field, value)}
+    errors = {}
+    for field, value in values.items():
+        path, roots = Path(value), [paths.DATA.resolve(), paths.ROOT.resolve(), *(data_roots if field in _IMAGES else ())]
+        inside = any((paths.ROOT / path).resolve().is_relative_to(root) for root in roots)
+        if value.startswith("~") or ".." in path.parts or not inside:
+            errors[field] = f"must lie in {roots[0]} or in the repository, without .. and ~" + (
+                ", or in a --data-root of the server" if field in _IMAGES else "")
+    return errors
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:
