@@ -84,11 +84,11 @@ METRICS: dict[str, Score] = {
 SINGLE_LABEL = {"cohenkappa"}  # not defined where a sample may have several labels
 
 
-def names(eval_topk: Iterable[int] = (), classes: float = math.inf, multi_label: bool = False) -> list[str]:
+def names(eval_topk: Iterable[int], classes: float, multi_label: bool) -> list[str]:
     """Return the names of metrics, without the split, for so many ``classes`` (inf: any); ``acc@K`` for each K below."""
-    largest, undefined = (0, {ACCURACY, *SINGLE_LABEL}) if multi_label else (classes, {ACCURACY})
-    topk = [f"acc@{k}" for k in sorted(set(eval_topk)) if 1 < k < largest]
-    return [LOSS, ACCURACY, *topk, *[name for name in METRICS if name not in undefined]]
+    topk = [f"acc@{k}" for k in sorted(set(eval_topk)) if 1 < k < classes and not multi_label]
+    defined = METRICS.keys() - SINGLE_LABEL if multi_label else METRICS
+    return [LOSS, ACCURACY, *topk, *[name for name in METRICS if name in defined and name != ACCURACY]]
 
 
 def check_monitor(monitor: str, eval_topk: Iterable[int], classes: float = math.inf, multi_label: bool = False) -> None:

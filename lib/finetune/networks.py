@@ -33,7 +33,7 @@ class Network:
 def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     """Resolve ``model_flavour`` for a dataset; InputError where there is no such model or checkpoint, or it does not fit."""
     name = config.model_flavour
-    if name not in models.OWN and name not in models.names():
+    if name not in models.names():
         resolved = _hugging_face(config)
     elif name in models.OWN or not config.load_pretrained:
         resolved = _scratch(config, facts)
