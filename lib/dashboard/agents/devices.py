@@ -37,7 +37,7 @@ def gpu(number: int) -> Gpu | None:
                    compute_capability=f"{major}.{minor}")
 
 
-def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
+def devices_here(count: int) -> list[tuple[Slot, Device]]:
     """Return this machine's slots (``local_site.slots_here``) with their descriptions for the server.
 
     CPU slots share the host's memory. A lost card has no slot. Raises InputError for more slots than cores.

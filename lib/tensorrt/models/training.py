@@ -84,8 +84,8 @@ def devices(folders: tuple[Path, ...]) -> list[str]:
     return sorted({device for device, _, _ in _files(folders)})
 
 
-def load_models(device: str = "", folders: tuple[Path, ...] = (OWN, SHIPPED)) -> list[LayerModel]:
-    """Read a device's models from the first of ``folders`` that has each; no name: the only device there is.
+def load_models(device: str, folders: tuple[Path, ...]) -> list[LayerModel]:
+    """Read a device's models from the first of ``folders`` that has each; with an empty name: of the only device there is.
 
     Raises InputError, which lists the devices.
     """
