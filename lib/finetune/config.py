@@ -193,9 +193,8 @@ def _names(stated: Classes | dict) -> Classes:
     return tuple(by_index[index] for index in range(len(stated)))
 
 
-def load_configs() -> dict[str, TrainConfig]:
-    """Read the named configs of ``params/training.yaml``; InputError names the file, the entry and each wrong value."""
-    path = paths.PARAMS / "training.yaml"
+def load_configs(path: Path = paths.PARAMS / "training.yaml") -> dict[str, TrainConfig]:
+    """Read named configs, a mapping ``configs:``; InputError names the file, the entry and each wrong value."""
     configs = table(path, "configs", TrainConfig, named="")
     if wrong := [name for name in configs if not re.fullmatch(files.NAME, name)]:
         raise InputError(f"{path}: {wrong[0]!r} is no name: up to a hundred letters, digits, dots, dashes and underscores")
