@@ -2,7 +2,6 @@
 
 import re
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 from lib import files, paths, store
@@ -61,9 +60,10 @@ def _of_dataset(config: TrainConfig) -> Path:
 
 def new_folder(config: TrainConfig) -> Path:
     """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
-    name, parent = run_name(config), files.folder(_of_dataset(config))
-    for version in count():
+    name, parent, version = run_name(config), files.folder(_of_dataset(config)), 0
+    while True:
         folder = parent / (f"{name}-v{version}" if version else name)
+        version += 1
         if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
             continue
         with files.writing(folder), suppress(FileExistsError):

@@ -154,8 +154,8 @@ class Mailbox:
     def take(self, messages: tuple[Message, ...]) -> list[Message]:
         """Return those incoming messages that are new, in order and without their numbers."""
         new = []
-        for number, *message in messages:
-            if number == self.received + 1:
-                self.received = number
+        for sent, *message in messages:
+            if sent == self.received + 1:
+                self.received = sent
                 new.append(tuple(message))
         return new
