@@ -33,10 +33,10 @@ def train(root: str, seed: int, epochs: int) -> tuple[float, float, float]:
     from lib.finetune.finetune import finetune
 
     begin = time.monotonic()
-    summary, = finetune([TrainConfig(
+    summary = finetune(TrainConfig(
         root=root, model_flavour="simple_cnn", loss_name="cross_entropy", load_pretrained=False, image_size=28,
         batch_size=64, num_workers=0, epochs=epochs, weight_decay=0.0, seed=seed, autocast_dtype="fp32", gpu_batch_aug=True,
-        monitor_metric="val_auroc_macro")])
+        monitor_metric="val_auroc_macro"))
     return summary["best_value"], summary["test"]["test_auroc_macro"], time.monotonic() - begin
 
 

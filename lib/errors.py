@@ -35,14 +35,17 @@ def one_line(error: BaseException, most: int = 200) -> str:
 
 
 @contextmanager
-def refused(before: str, after: str = "") -> Iterator[None]:
-    """Turn what this block raises (damaged files fail in many ways) into an InputError: ``before``, the error, ``after``."""
+def refused(before: str, after: str = "", most: int = 200) -> Iterator[None]:
+    """Turn what this block raises (damaged files fail in many ways) into an InputError: ``before``, the error, ``after``.
+
+    ``most``: characters of the error.
+    """
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        raise InputError(f"{before}{one_line(error)}{after}") from None
+        raise InputError(f"{before}{one_line(error, most)}{after}") from None
 
 
 def _text(error: BaseException) -> str:

@@ -301,7 +301,7 @@ def test_messages_arrive_once_and_in_order_whatever_calls_are_lost_or_come_twice
         if not (is_lost or answer_is_lost):
             done = max(done, receiver.received - late)
             sender.acknowledge(receiver.received, done)
-        assert [number for (number,) in sender.kept()] == list(range(done, posted))
+        assert [number for (number,) in sender.unfinished()] == list(range(done, posted))
     assert arrived == [(number,) for number in range(posted)] and not sender
 
 
@@ -371,9 +371,9 @@ def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_othe
     monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
     pairs = devices.devices_here(1)[1:]
     assert [(slot.name, slot.card, device.gpu.index) for slot, device in pairs] == listed
-    load = devices.Meter([device.gpu for _, device in pairs]).load()
-    assert [(gpu.uuid, gpu.utilisation_percent) for gpu in load.gpus] == [(uuid, 50 + index) for _, uuid, index in listed]
-    assert load.memory_mb > load.memory_used_mb > 0
+    load = devices.load([device.gpu for _, device in pairs])
+    assert [load[f"gpu_{number}_utilisation_percent"] for number in range(len(pairs))] == [50 + index for *_, index in listed]
+    assert load["memory_mb"] > load["memory_used_mb"] > 0
 
 
 @pytest.mark.parametrize(("library", "mask", "device", "card", "lock"), [

@@ -29,11 +29,12 @@ from lib.finetune import checkpoints, finetune, folders, networks, optimization,
 from lib.finetune import config as run_config
 from lib.finetune import data as run_data
 from lib.finetune.config import TrainConfig
-from lib.finetune.devices import Prefetched, Processes
+from lib.finetune.data import Prefetched
 from lib.finetune.transforms import Inputs, Prepare
 from lib.measure.worker import call
 from lib.schedule.runtime.worker_process import Member, Stopped
 from lib.work import datasets, losses, models, weights
+from lib.work.processes import Processes
 from lib.work.training import Options, Recipe, Trainer
 from tests import called, cut_training, nightly, python, refusal, refused
 from tests.conftest import full_disk, home_paths
@@ -151,7 +152,7 @@ def test_a_config_chooses_where_logs_and_checkpoints_lie_and_which_splits_are_ca
     places = [home / f"experiments/{kind}/breastmnist/simple_cnn__cross_entropy__scratch" for kind in ("logs", "weights")]
     config = small(tb_root="experiments/logs", ckpt_dir="experiments/weights", max_datapoints_per_class=(9, 5),
                    capped_splits=["train", "val"])
-    finetune.finetune([config])
+    finetune.finetune(config)
     assert list(places[0].glob("events*")) and (places[1] / "best.pt").is_file()
     assert "14 of 546 train samples, 14 of 78 val samples, 156 of 156 test samples" in capsys.readouterr().out
     shutil.rmtree(paths.TRAINING)
@@ -190,7 +191,7 @@ def test_batches_are_a_function_of_seed_and_epoch_whatever_the_processes(total, 
         for sampler, of_rank in shares:
             part, weight = of_rank[number], sampler.weight(number)
             assert part, "also where it weighs nothing"
-            assert sampler.own(number) == (len(part) if weight else 0)
+            assert sampler.share(number) == (len(part) if weight else 0)
             taken += part if weight else []
             # the mean over processes of weighted mean losses weighs each sample alike
             assert not weight or math.isclose(weight / count / len(part), 1 / samples)
@@ -372,7 +373,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
 
 def test_a_run_from_config_to_folder(home, capsys):
     config = small(save_per_epoch_checkpoint=True, epochs=2)
-    summary, = finetune.finetune([config])
+    summary = finetune.finetune(config)
     folder = paths.TRAINING / "breastmnist" / "simple_cnn__cross_entropy__scratch"
     assert summary == store.read_json(folder / "summary.json")
     kept, values = folder / "checkpoints", [record["val_acc@1"] for record in summary["history"]]
@@ -388,7 +389,7 @@ def test_a_run_from_config_to_folder(home, capsys):
     assert rows[rows["split"] == "train"]["global_step"].tolist() == list(range(6))
     assert len(list((folder / "figures").glob("test_*.png"))) == 2
     assert f"best val_acc@1 {max(values):.4g} in epoch {best + 1} of 2; on test " in capsys.readouterr().out
-    assert finetune.finetune([config], resume=True) == [summary], "what has ended is not trained again"
+    assert finetune.finetune(config, resume=True) == summary, "what has ended is not trained again"
 
 
 def test_a_run_that_was_killed_holds_its_folder_until_its_workers_are_gone(home, tmp_path):
@@ -498,7 +499,7 @@ def test_the_energy_of_an_epoch_is_that_of_all_processes(home, tmp_path, monkeyp
 def test_out_of_memory_is_one_line(home, monkeypatch):
     monkeypatch.setattr(run, "train", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmuch")))
     with refused("scratch: out of memory; a smaller batch_size with more grad_accum_steps takes less"):
-        finetune.finetune([small()])
+        finetune.finetune(small())
 
 
 def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(home, monkeypatch):

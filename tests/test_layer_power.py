@@ -17,7 +17,7 @@ from lib.measure.energy import power_log
 from lib.studies.layer_power import study
 from lib.studies.layer_power import tables as layer_tables
 from lib.tensorrt import engine
-from lib.tensorrt.models import layer_model, predictions, training, tuning
+from lib.tensorrt.models import layer_model, predictions, training
 from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
@@ -149,11 +149,11 @@ def test_models_are_found_by_their_device(tmp_path):
 def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch):
     def search(trials=1, test=("c",), power=1.0, target="runtime", storage="optuna"):
         table = layers(200).assign(power=power)
-        return tuning.search(table, "dense", target, "board", training.Settings(test=test), trials, 0,
+        return training.search(table, "dense", target, "board", training.Settings(test=test), trials, 0,
                              tmp_path / f"{storage}.sqlite")
 
-    held_out = Mock(wraps=tuning.layer_model.held_out)
-    monkeypatch.setattr(tuning.layer_model, "held_out", held_out)
+    held_out = Mock(wraps=training.layer_model.held_out)
+    monkeypatch.setattr(training.layer_model, "held_out", held_out)
     first = search(2)
     assert {name for call in held_out.call_args_list for name in call.args[0]["network"]} == {"a", "b"}
     assert len(first.trials) == 2 and first.best_value <= first.trials[0].value
@@ -170,7 +170,7 @@ def test_a_search_sees_training_networks_alone_and_goes_on(tmp_path, monkeypatch
 def test_settings_that_were_found_are_written_beside_the_comments(tmp_path):
     path = tmp_path / "layer_power.yaml"
     shutil.copy(training.SETTINGS, path)
-    tuning.write({("runtime", "dense"): training.Setting(relative=0.25, without=("weight_mb",))}, path)
+    training.write({("runtime", "dense"): training.Setting(relative=0.25, without=("weight_mb",))}, path)
     assert training.load_settings(path).of("runtime", "dense").relative == 0.25
     assert path.read_text().splitlines()[0] == training.SETTINGS.read_text().splitlines()[0]
 

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lib import store
 from lib.config import definitions
-from lib.finetune.devices import Prefetched
+from lib.finetune.data import Prefetched
 from lib.measure.training.profiler import constants, profiler
 from lib.work import workloads
 from lib.work.training import Options, Trainer, seed_everything

@@ -22,7 +22,7 @@ def _finetune(options: argparse.Namespace) -> int:
     for name, config in named.items():
         if options.name in (None, "all", name):
             try:
-                finetune([config], options.resume)
+                finetune(config, options.resume)
             except InputError as error:
                 failed = True
                 note(f"error: {printable(name)}: {error}")

@@ -91,17 +91,17 @@ def _record(options: argparse.Namespace) -> None:
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from lib.tensorrt.models import training, tuning
+    from lib.tensorrt.models import training
     from lib.tensorrt.recordings import dataset
 
     table, settings, chosen = dataset.read_training(options.training), training.load_settings(), {}
     for kind in options.kinds:
-        study = tuning.search(table, kind, options.target, options.device, settings, options.trials, options.seed)
-        chosen[options.target, kind] = tuning.best(study)
+        study = training.search(table, kind, options.target, options.device, settings, options.trials, options.seed)
+        chosen[options.target, kind] = training.best(study)
         print(f"{options.target} of {kind} layers, training networks left out: RMSPE {100 * study.trials[0].value:.1f} % with "
               f"the first setting, {100 * study.best_value:.1f} % with {chosen[options.target, kind].model_dump_json()}")
     if options.write:
-        print(tuning.write(chosen))
+        print(training.write(chosen))
 
 
 def _versions(options: argparse.Namespace) -> None:

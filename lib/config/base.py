@@ -141,6 +141,11 @@ def mapping(content: Any, where: Path | str) -> dict[str, Any]:
     return content
 
 
+def json_mapping(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a mapping of names to values; InputError for any other."""
+    return mapping(store.read_json(path), path)
+
+
 def load_yaml(path: Path) -> Any:
     """Read one YAML 1.2 file (``no`` is text, ``1e-3`` a number, a repeated key an error).
 

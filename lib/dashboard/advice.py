@@ -16,6 +16,7 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     """
     from lib.finetune import data, networks
     from lib.finetune.config import TrainConfig
+    from lib.predict import registry
 
     checked = build(TrainConfig, {**config, "load_pretrained": False}, "config")
     names, facts = data.names_and_facts(checked)
@@ -26,19 +27,13 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
     loops = {kind: networks.captured(checked, device_type=kind) for kind in sorted({kind for kind, _ in processors})}
     advised = {}
     for kind, name in processors:
-        if predictor := _predictor(kind, name, checked.precision):
-            steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
-            ms = {mode: step.predicted_ms for mode, step in steps.items()}
-            words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
-                     f"{ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
-            advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
+        try:
+            predictor = registry.predictor("cpu" if kind == "cpu" else registry.vendor_of(name), checked.precision)
+        except InputError:
+            continue
+        steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
+        ms = {mode: step.predicted_ms for mode, step in steps.items()}
+        words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "
+                 f"{ms['infer']:,.3g} ms, {predictor.source(steps['train'].passes)}")
+        advised[name] = sum(counts[mode] * ms[mode] for mode in counts) / 1e3, words
     return advised
-
-
-def _predictor(kind: str, name: str, dtype: str):
-    from lib.predict import registry
-
-    try:
-        return registry.predictor("cpu" if kind == "cpu" else registry.vendor_of(name), dtype)
-    except InputError:
-        return None

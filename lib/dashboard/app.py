@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from http import HTTPMethod, HTTPStatus
+from functools import partial
+from http import HTTPMethod
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,15 +18,15 @@ from lib.dashboard import api, database
 from lib.dashboard.fields import FieldsError, fields
 from lib.dashboard.operations import Operations
 from lib.dashboard.pages import lists, rendering
-from lib.dashboard.security import Gate
+from lib.dashboard.security import gate
 from lib.errors import InputError
 
-_UNKEEPABLE = HTTPStatus.UNPROCESSABLE_ENTITY, "a number or text is none that the database can keep"
-_UNAVAILABLE = HTTPStatus.SERVICE_UNAVAILABLE, "the database is locked, full or gone; nothing was changed, try again"
+_UNKEEPABLE = 422, "a number or text is none that the database can keep"
+_UNAVAILABLE = 503, "the database is locked, full or gone; nothing was changed, try again"
 # the status of an error and its line, of None that of the error itself; the first type that fits counts
-_ERRORS = {database.NotFoundError: (HTTPStatus.NOT_FOUND, None), database.ConflictError: (HTTPStatus.CONFLICT, None),
-           InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, None), DataError: _UNKEEPABLE, OverflowError: _UNKEEPABLE,
-           IntegrityError: (HTTPStatus.CONFLICT, "somebody else has changed the same meanwhile; look again, and repeat it"),
+_ERRORS = {database.NotFoundError: (404, None), database.ConflictError: (409, None), InputError: (422, None),
+           DataError: _UNKEEPABLE, OverflowError: _UNKEEPABLE,
+           IntegrityError: (409, "somebody else has changed the same meanwhile; look again, and repeat it"),
            **dict.fromkeys(database.UNAVAILABLE, _UNAVAILABLE)}
 
 
@@ -47,7 +48,7 @@ def create_app(operations: Operations, token: str, most_bytes: int = 1_000_000) 
     app.include_router(dispatcher.router, prefix="/api/v1", **api.PROTECTED)
     app.include_router(lists.router(operations, token), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=rendering.FOLDER / "static"))
-    app.add_middleware(Gate, token=token)
+    app.middleware("http")(partial(gate, token))
     for kind in (*_ERRORS, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer)
     return app
@@ -61,8 +62,8 @@ def _answer(request: Request, error: Exception) -> Response:
         status, line = error.status_code, str(error.detail)
     else:
         status, line = next(answer for kind, answer in _ERRORS.items() if isinstance(error, kind))
-    headers = {"Retry-After": "1"} if status == HTTPStatus.SERVICE_UNAVAILABLE else getattr(error, "headers", None)
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:  # the error names the method of one route of the path alone
+    headers = {"Retry-After": "1"} if status == 503 else getattr(error, "headers", None)
+    if status == 405:  # the error names the method of one route of the path alone
         routes = [route for route in request.app.routes if not isinstance(route, Mount)]
         allowed = [method for method in HTTPMethod
                    if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)]

@@ -16,7 +16,7 @@ from lib.config import notebooks
 from lib.dashboard.fields import FieldsError, Object, fields, validated
 from lib.errors import InputError, choices
 
-_SECRETS = ("hf_token",)
+_SECRET = "hf_token"
 _MADE = ("medmnist", "synthetic")  # roots that are no folder
 _PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy", "folder"}, ("models", "model")  # parameters of notebooks
 _IMAGES = ("root", "folder")  # fields that may lie in ``data_roots``
@@ -54,16 +54,17 @@ def check_config(values: Mapping[str, Any]) -> Checked:
     from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
-    secrets = {name: "is a secret and not kept; set HF_TOKEN where the agent runs" for name in _SECRETS if values.get(name)}
+    secrets = {_SECRET: "is a secret and not kept; set HF_TOKEN where the agent runs"} if values.get(_SECRET) else {}
     try:
-        config = validated(TrainConfig, {name: value for name, value in values.items() if name not in _SECRETS})
+        config = validated(TrainConfig, {**values, _SECRET: None})
     except FieldsError as error:
         raise FieldsError(error.errors | secrets) from None
-    outside = _outside({name: getattr(config, name) for name in ("root", "model_flavour")
-                        if getattr(config, name).partition(":")[0] not in _MADE})
-    bounds = {"epochs": f"is more than {_MOST_EPOCHS:,}"} if (config.epochs or 0) > _MOST_EPOCHS else {}
-    if refused := secrets | outside | bounds:
-        raise FieldsError(refused)
+    wrong = secrets | _outside({name: value for name in ("root", "model_flavour")
+                                if (value := getattr(config, name)).partition(":")[0] not in _MADE})
+    if config.epochs > _MOST_EPOCHS:
+        wrong["epochs"] = f"is more than {_MOST_EPOCHS:,}"
+    if wrong:
+        raise FieldsError(wrong)
     try:
         folders.check(config)
     except InputError as error:
@@ -74,17 +75,14 @@ def check_config(values: Mapping[str, Any]) -> Checked:
 
 def _outside(values: Mapping[str, str]) -> dict[str, str]:
     """Return by field why a path may not be read: it lies outside of the folders that runs may use."""
-    folders = [folder.resolve() for folder in (paths.DATA, paths.ROOT)]
-
-    def inside(field: str, value: str) -> bool:
-        path = Path(value)
-        return not value.startswith("~") and ".." not in path.parts and any(
-            (paths.ROOT / path).resolve().is_relative_to(folder)
-            for folder in [*folders, *(data_roots if field in _IMAGES else ())])
-
-    return {field: f"must lie in {folders[0]} or in the repository, without .. and ~"
-            + (", or in a --data-root of the server" if field in _IMAGES else "")
-            for field, value in values.items() if not inside(field, value)}
+    errors = {}
+    for field, value in values.items():
+        path, roots = Path(value), [paths.DATA.resolve(), paths.ROOT.resolve(), *(data_roots if field in _IMAGES else ())]
+        inside = any((paths.ROOT / path).resolve().is_relative_to(root) for root in roots)
+        if value.startswith("~") or ".." in path.parts or not inside:
+            errors[field] = f"must lie in {roots[0]} or in the repository, without .. and ~" + (
+                ", or in a --data-root of the server" if field in _IMAGES else "")
+    return errors
 
 
 def _check_notebook(values: Mapping[str, Any]) -> Checked:
@@ -92,19 +90,19 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
     errors = dict.fromkeys(set(values) - {"notebook", "parameters"}, "is no known field")
     name, parameters = values["notebook"], values.get("parameters", {})
     stems = {f"notebooks/{stem}.ipynb": stem for stem in notebooks.NOTEBOOKS if (paths.NOTEBOOKS / f"{stem}.ipynb").is_file()}
-    if not isinstance(name, str) or name not in stems:
+    if name not in [*stems]:
         errors["notebook"] = f"must be one of {choices(stems)}"
     if not isinstance(parameters, Mapping):
         errors["parameters"] = "must be an object of names and values"
     elif "notebook" not in errors:
         try:
             parameters = validated(notebooks.notebook_model(stems[name]), parameters).model_dump(mode="json")
-            errors |= {f"parameters.{field}": reason for field, reason in _outside(
-                {field: parameters[field] for field in _PATHS & parameters.keys() if parameters[field]}).items()}
-            errors |= {f"parameters.{field}": "names code (module:Class), which a dashboard does not run" for field in _CODE
-                       if ":" in str(parameters.get(field, ""))}
+            wrong = _outside({field: value for field in _PATHS if (value := parameters.get(field))})
+            wrong |= {field: "names code (module:Class), which a dashboard does not run" for field in _CODE
+                      if ":" in str(parameters.get(field))}
         except FieldsError as error:
-            errors |= {f"parameters.{field}": reason for field, reason in error.errors.items()}
+            wrong = error.errors
+        errors |= {f"parameters.{field}": reason for field, reason in wrong.items()}
     if errors:
         raise FieldsError(errors)
     return Checked("notebook", {"notebook": name, "parameters": parameters}, {"seed": parameters.get("seed")})
@@ -114,7 +112,9 @@ def form_fields() -> dict[str, dict[str, Any]]:
     """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them."""
     from lib.finetune.config import TrainConfig
 
-    return {name: field for name, field in TrainConfig.model_json_schema()["properties"].items() if name not in _SECRETS}
+    schemas = TrainConfig.model_json_schema()["properties"]
+    del schemas[_SECRET]
+    return schemas
 
 
 def config_of(form: Mapping[str, str]) -> dict[str, Any]:

@@ -31,8 +31,7 @@ from lib.errors import InputError, choices
 
 QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = STATES = ("queued", "running", "finished", "failed", "cancelled")
 ENDS = (FINISHED, FAILED, CANCELLED)
-TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (FINISHED, FAILED, CANCELLED, QUEUED),
-               FINISHED: (), FAILED: (), CANCELLED: ()}
+TRANSITIONS = {QUEUED: (RUNNING, FAILED, CANCELLED), RUNNING: (*ENDS, QUEUED), **dict.fromkeys(ENDS, ())}
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, exc.DisconnectionError)
 _NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # SQLite numbers rows by itself only in a plain INTEGER
 
@@ -86,9 +85,11 @@ class _Text(TypeDecorator):
 class Base(DeclarativeBase):
     """Base of the tables."""
 
-    type_annotation_map = {float: _Finite, dict[str, Any]: sa.JSON, dict[str, JsonValue]: sa.JSON, dict[str, Line]: sa.JSON,
-                           list[Any]: sa.JSON, list[Name]: sa.JSON, list[fields.Index]: sa.JSON, datetime: _Utc, str: _Text,
-                           int: _NUMBER}
+    type_annotation_map = {float: _Finite, datetime: _Utc, str: _Text, int: _NUMBER, **dict.fromkeys(
+        (dict[str, Any], dict[str, JsonValue], dict[str, Line], list[Any], list[Name], list[fields.Index]), sa.JSON)}
+
+
+Table = type[Base]
 
 
 class _Row:
@@ -257,14 +258,14 @@ class Augmentation(_Named, Base):
     params: Mapped[Object]
 
 
-class _Output:
+class Output:
     """What a run says; ``id`` grows in the order in which a run's rows became visible."""
 
     id: Mapped[int] = mapped_column(_NUMBER, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
 
 
-class RunLog(_Output, Base):
+class RunLog(Output, Base):
     """A line of a run's output."""
 
     __tablename__ = "run_logs"
@@ -275,7 +276,7 @@ class RunLog(_Output, Base):
     at: Mapped[datetime] = mapped_column(default=now)
 
 
-class RunMetric(_Output, Base):
+class RunMetric(Output, Base):
     """A value of a run at a step; NaN is empty."""
 
     __tablename__ = "run_metrics"
@@ -287,7 +288,7 @@ class RunMetric(_Output, Base):
     split: Mapped[str]
 
 
-def get(session: Session, table: type[Base], row_id: str) -> Any:
+def get(session: Session, table: Table, row_id: str) -> Any:
     """Return a row with its relations; NotFoundError names the missing one."""
     row = session.get(table, row_id) if re.fullmatch(fields.ROW_ID, row_id) else None
     if row is None:
@@ -303,15 +304,10 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
     """
     sources = [source for source, targets in TRANSITIONS.items() if state in targets]
     at = now()
-    values = {"state": state, "reason": reason, "updated_at": at, **facts}
-    if state == RUNNING:
-        values.setdefault("started_at", at)  # of this attempt: waiting and lost attempts are no time of a run
-    if state == QUEUED:
-        values["started_at"] = None
-    if state in ENDS:
-        values["finished_at"] = at
-    changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(values)
-                              .execution_options(synchronize_session=False))
+    # started_at is that of this attempt: waiting and lost attempts are no time of a run
+    times = {RUNNING: {"started_at": at}, QUEUED: {"started_at": None}}.get(state, {"finished_at": at})
+    changed = session.execute(update(Run).where(Run.id == run_id, Run.state.in_(sources)).values(
+        state=state, reason=reason, updated_at=at, **times, **facts))
     if not changed.rowcount:
         current = session.scalar(select(Run.state).where(Run.id == run_id))
         if current is None:
@@ -320,7 +316,7 @@ def transition(session: Session, run_id: str, state: str, reason: str = "", **fa
             return False
         raise ConflictError(f"the run is {current}, which leads to {choices(TRANSITIONS[current]) or 'no other state'}; "
                             f"not to {state}")
-    job = update(Job).where(Job.run_id == run_id).execution_options(synchronize_session=False)
+    job = update(Job).where(Job.run_id == run_id)
     if state == RUNNING:
         session.execute(job.values(dequeued_at=at))
     if state == QUEUED:
@@ -335,14 +331,14 @@ def add_logs(session: Session, run_id: str, attempt: int, lines: Iterable[tuple[
     _add(session, RunLog, run_id, [{**attempted, "n": n, "line": line} for n, line in lines])
 
 
-def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float], epoch: int | None = None,
+def add_metrics(session: Session, run_id: str, step: int, values: Mapping[str, float | None], epoch: int | None = None,
                 split: str = "train") -> None:
     """Add a run's values at a step; existing ones stay. NotFoundError without such a run."""
     position = {"run_id": run_id, "step": step, "epoch": epoch, "split": split}
     _add(session, RunMetric, run_id, [{**position, "key": key, "value": value} for key, value in values.items()])
 
 
-def _add(session: Session, table: type[Base], run_id: str, rows: list[dict[str, Any]]) -> None:
+def _add(session: Session, table: Table, run_id: str, rows: list[dict[str, Any]]) -> None:
     """Insert rows of a run while its row is locked, so that ids of a run become visible in order."""
     if session.scalar(select(Run.id).where(Run.id == run_id).with_for_update()) is None:
         raise NotFoundError(f"there is no run {run_id}")

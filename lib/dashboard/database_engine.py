@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from lib import files, locks, paths
-from lib.dashboard.database import Base, RunLog, RunMetric
+from lib.dashboard.database import Base, Output
 from lib.errors import InputError, choices, one_line
 
 _SERVER = 0x6461_7368  # the advisory lock of the one server
@@ -31,7 +31,11 @@ class Database:
         try:
             Base.metadata.create_all(self.engine)
             missing = self._missing()
-            self._add([column for column in missing if column.nullable])
+            with self.engine.begin() as connection:
+                for column in missing:
+                    if column.nullable:
+                        definition = sa.schema.CreateColumn(column).compile(connection)
+                        connection.execute(sa.DDL(f"ALTER TABLE {column.table.name} ADD COLUMN {definition}"))
         except exc.DatabaseError as error:
             where = self.engine.url.render_as_string(hide_password=True)
             raise InputError(f"{where} cannot be used as a database: {one_line(error.orig)}") from None
@@ -46,20 +50,13 @@ class Database:
         return [column for table in Base.metadata.tables.values() for column in table.columns
                 if column.name not in names[table.name]]
 
-    def _add(self, columns: list[sa.Column]) -> None:
-        quoted, dialect = self.engine.dialect.identifier_preparer.quote, self.engine.dialect
-        with self.engine.begin() as connection:
-            for column in columns:
-                connection.execute(sa.DDL(f"ALTER TABLE {quoted(column.table.name)} ADD COLUMN {quoted(column.name)} "
-                                          f"{column.type.compile(dialect)}"))
-
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """Give a session that only reads; its rows can be used afterwards."""
         with Session(self.engine, expire_on_commit=False, autoflush=False) as session:
             yield session
 
-    def rows_after(self, table: type[RunLog] | type[RunMetric], run_id: str, after: int, limit: int) -> list[sa.Row]:
+    def rows_after(self, table: type[Output], run_id: str, after: int, limit: int) -> list[sa.Row]:
         """Return the columns of a run's lines or values that follow the one of id ``after``, in their order."""
         rows = sa.select(*table.__table__.c).where(table.run_id == run_id, table.id > after).order_by(table.id).limit(limit)
         with self.reading() as session:

@@ -20,10 +20,10 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents.fleet import AgentSlot, Fleet, note
+from lib.dashboard.agents.fleet import AgentSlot, Fleet
 from lib.dashboard.database_engine import Database, served
 from lib.dashboard.predictions import Predictions
-from lib.dashboard.run_records import RunRecords
+from lib.dashboard.run_records import RunRecords, note
 from lib.errors import InputError
 from lib.schedule.policies import registry
 from lib.schedule.runtime.journal import TOGETHER, Spec, UnwritableError
@@ -80,9 +80,9 @@ class Dispatcher:
             self._reconcile()
             self._opened = opened.pop_all()
         self._records.start()
-        self._threads = [threading.Thread(target=target, name=name, daemon=True) for target, name in (
-            (self._lead, "queue"), (self._submit_all, "submissions"), (self._advise_all, "advice"),
-            (partial(self._fleet.run, self._over.is_set, self._join, self._service.remove_slot), "agents"))]
+        agents = partial(self._fleet.run, self._over.is_set, self._join, self._service.remove_slot)
+        self._threads = [threading.Thread(target=target, daemon=True)
+                         for target in (self._lead, self._submit_all, self._advise_all, agents)]
         for thread in self._threads:
             thread.start()
 
@@ -120,19 +120,21 @@ class Dispatcher:
 
         What reports its progress ends as that says; what takes longer than predicted has no end.
         """
-        planned = self._service.plan(self._predictions.spread)
-        now_s = self._service.now()  # the later one: what starts at once does so by now
-        planned = planned.assign(start_s=planned["start_s"] - now_s, end_s=planned["end_s"] - now_s)
+        planned = self._from_now(self._service.plan(self._predictions.spread))
         runs = planned["status"] == "running"
         left_s = planned["job_id"].map(self._records.remaining_s).where(runs)
         late = runs & left_s.isna() & (planned["end_s"] <= 0)
-        said = np.select([left_s.notna(), late], ["end by its progress; ", "takes longer than predicted; "], "")
-        return planned.assign(end_s=left_s.fillna(planned["end_s"].mask(late)), reason=said + planned["reason"])
+        notes = np.select([left_s.notna(), late], ["end by its progress; ", "takes longer than predicted; "], "")
+        return planned.assign(end_s=left_s.fillna(planned["end_s"].mask(late)), reason=notes + planned["reason"])
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""
-        table, now_s = self._service.attempts(), self._service.now()
-        table = table[table["end_s"] > now_s - past_s]
+        table = self._from_now(self._service.attempts())
+        return table[table["end_s"] > -past_s]
+
+    def _from_now(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table with its times counted from now, which is later than the table: what starts at once does so by now."""
+        now_s = self._service.now()
         return table.assign(start_s=table["start_s"] - now_s, end_s=table["end_s"] - now_s)
 
     # ------------------------------------------------------------------------------------------ journal and database
@@ -148,7 +150,7 @@ class Dispatcher:
 
     def _reconcile(self) -> None:
         """Make journal and database agree after the last server has ended."""
-        ends = self._service.ends().set_index("job_id")
+        ends = self._service.ends().set_index("job_id").to_dict("index")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
             expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
@@ -156,15 +158,14 @@ class Dispatcher:
         self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:
-                if run.id in ends.index:
-                    end = ends.loc[run.id]
+                if end := ends.get(run.id):
                     if end["attempt"]:
-                        db.transition(session, run.id, db.RUNNING, attempt=int(end["attempt"]))
+                        db.transition(session, run.id, db.RUNNING, attempt=end["attempt"])
                     db.transition(session, run.id, _STATES[end["status"]], end["reason"], **_best(end["result"]))
                 elif run.state == db.RUNNING:
                     db.transition(session, run.id, db.QUEUED, "the server was restarted")
         for run in runs:
-            if run.id not in ends.index:
+            if run.id not in ends:
                 self._predictions.add(run)
                 self._submitted.put(run.id)
 
@@ -212,8 +213,7 @@ class Dispatcher:
 
     def _read(self, run_id: str) -> db.Run | None:
         with self._database.reading() as session:
-            run = session.scalar(_QUEUE.where(db.Run.id == run_id))
-            return run if run and run.state not in db.ENDS else None
+            return session.scalar(_QUEUE.where(db.Run.id == run_id, db.Run.state.not_in(db.ENDS)))
 
     def _join(self, slot: AgentSlot) -> None:
         if self._predictions.place(device_type_of(slot.slot.name), slot):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 from sse_starlette.sse import EventSourceResponse, ServerSentEvent
 
 from lib.dashboard import database as db
@@ -34,8 +34,9 @@ def read(database: Database, run_id: str, log: int, metric: int) -> tuple[dict[s
     with database.reading() as session:
         run = db.get(session, db.Run, run_id)
     place = f"{run.agent.name if run.agent else ''} {run.device}".strip()
-    times = {name: getattr(run, name).timestamp() if getattr(run, name) else None for name in ("started_at", "finished_at")}
-    state = {name: getattr(run, name) for name in _SHOWN} | times | {"place": place}
+    state = {name: getattr(run, name) for name in _SHOWN} | {
+        "place": place, "started_at": run.started_at and run.started_at.timestamp(),
+        "finished_at": run.finished_at and run.finished_at.timestamp()}
     lines = database.rows_after(db.RunLog, run_id, log, _MOST)
     values = database.rows_after(db.RunMetric, run_id, metric, _MOST)
     return (state, [[row.attempt, row.n, row.line] for row in lines],
@@ -77,16 +78,16 @@ def add_stream(routes: APIRouter, path: str, database: Database) -> None:
         return EventSourceResponse(_follow(database, run_id, *map(int, (last_event_id or after or "0.0").split("."))))
 
 
-def _mark(database: Database, topic: str) -> str:
-    """Return a text that changes with the table."""
+def _mark(database: Database, topic: str) -> Row:
+    """Return what changes with the table."""
     table = TOPICS[topic]
     with database.reading() as session:
-        return str(session.execute(select(func.max(table.updated_at), func.count(table.id))).one())
+        return session.execute(select(func.max(table.updated_at), func.count(table.id))).one()
 
 
 async def changes(database: Database, topic: str) -> AsyncIterator[ServerSentEvent]:
     """Yield an event when a table has changed, at most once a second, and one at first: it may have changed before."""
-    seen = ""
+    seen = None
     while True:
         with contextlib.suppress(*db.UNAVAILABLE):
             mark = await to_thread.run_sync(_mark, database, topic)

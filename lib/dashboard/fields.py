@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, JsonValue, ValidationError
 from sqlalchemy.orm import mapped_column
 
+from lib.config.base import number, whole
 from lib.errors import InputError, printable
 
 _DEEPEST, _LONGEST = 16, 100_000
@@ -66,24 +67,22 @@ def _bounded(value: Any) -> Any:
 
 
 PLAIN, BOUNDED = AfterValidator(_plain), AfterValidator(_bounded)
-LISTED = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)  # of a form
-_WORDS = BeforeValidator(lambda value: [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str)
+LISTED = BeforeValidator(lambda value: [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str)
                          else value)  # of a form
 ROW_ID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RowId = Annotated[str, Field(pattern=f"^{ROW_ID}$")]
-Index = Annotated[int, Field(ge=0, le=1023)]
+Index = whole(0, 1023)
 Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^\S(.*\S)?$"), PLAIN]
 Line = Annotated[str, Field(max_length=500), PLAIN, mapped_column(default="")]
 Long = Annotated[str, Field(max_length=5000), PLAIN, mapped_column(default="")]
 Megabytes = Annotated[int, Field(ge=0, le=100_000_000), mapped_column(default=0)]
 Capability = Annotated[str, Field(pattern=r"^(\d{1,2}\.\d{1,2})?$"), mapped_column(default="")]
-Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Seconds = number(above=0, most=1e9)
 Priority = Annotated[int, Field(ge=-1000, le=1000), mapped_column(default=0)]
 Object = Annotated[dict[str, JsonValue], BOUNDED, mapped_column(default=dict)]
 Environment = Annotated[dict[str, Line], BOUNDED, mapped_column(default=dict)]
 Indices = Annotated[list[Index], Field(max_length=64), LISTED, mapped_column(default=list)]
-Names = Annotated[list[Name], Field(max_length=32), mapped_column(default=list)]
-Words = Annotated[list[Name], Field(max_length=32), _WORDS]
+Names = Annotated[list[Name], Field(max_length=32), LISTED, mapped_column(default=list)]
 Items = Annotated[list[Any], mapped_column(default=list)]
 Flag = Annotated[bool, mapped_column(default=False)]
 Count = Annotated[int, mapped_column(default=0)]

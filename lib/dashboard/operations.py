@@ -1,17 +1,17 @@
 """What the API and the pages both do: each change is checked, and made in one transaction."""
 
 import math
-import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-from fastapi import Query
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
 from lib import files, paths
+from lib.config.base import whole
 from lib.dashboard import configurations, fields, schemas
 from lib.dashboard import database as db
 from lib.dashboard.database import ConflictError, NotFoundError
@@ -19,8 +19,8 @@ from lib.dashboard.database_engine import Database
 from lib.dashboard.dispatcher import Dispatcher
 from lib.dashboard.fields import RowId
 
-Limit = Annotated[int, Query(ge=1, le=500)]
-Offset = Annotated[int, Query(ge=0, le=1_000_000_000)]
+Limit = whole(1, 500)
+Offset = whole(0, 1_000_000_000)
 _CLASSES = {mapper.local_table: mapper.class_ for mapper in db.Base.registry.mappers}
 
 
@@ -34,7 +34,7 @@ class Operations:
     def __init__(self, database: Database, dispatcher: Dispatcher):
         self.database, self.dispatcher = database, dispatcher
 
-    def page(self, table: type[db.Base], limit: int, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
+    def page(self, table: db.Table, limit: int = 500, offset: int = 0, *conditions: Any, first: Sequence[Any] = (),
              **values: Any) -> list[Any]:
         """Return a page of rows, by ``first`` and then in the order of their table.
 
@@ -46,7 +46,7 @@ class Operations:
         with self.database.reading() as session:
             return list(session.scalars(rows))
 
-    def rows(self, table: type[db.Base], limit: Limit = 100, offset: Offset = 0):
+    def rows(self, table: db.Table, limit: Limit = 100, offset: Offset = 0):
         """Return a page of rows, the newest first."""
         return self.page(table, limit, offset)
 
@@ -56,12 +56,11 @@ class Operations:
         return self.page(db.TrainConfig, limit, offset, project_id=project_id)
 
     def runs(self, limit: Limit = 100, offset: Offset = 0, project_id: RowId | None = None, group_id: RowId | None = None,
-             state: Annotated[str | None, Query(pattern=f"^({'|'.join(db.STATES)})$")] = None):
+             state: Literal[db.STATES] | None = None):
         """Return a page of runs."""
         return self.page(db.Run, limit, offset, project_id=project_id, group_id=group_id, state=state)
 
-    def outputs(self, table: type[db.RunLog] | type[db.RunMetric], run_id: RowId, after: Offset = 0,
-                limit: Annotated[int, Query(ge=1, le=10_000)] = 1000):
+    def outputs(self, table: type[db.Output], run_id: RowId, after: Offset = 0, limit: whole(1, 10_000) = 1000):
         """Return lines or values of a run after the one of an id."""
         self.get(db.Run, run_id)
         return self.database.rows_after(table, run_id, after, limit)
@@ -70,18 +69,18 @@ class Operations:
         """Return the cards of an agent."""
         return self.get(db.Agent, agent_id).gpus
 
-    def get(self, table: type[db.Base], row_id: RowId):
+    def get(self, table: db.Table, row_id: RowId):
         """Return a row."""
         with self.database.reading() as session:
             return db.get(session, table, row_id)
 
-    def add(self, table: type[db.Base], values: dict[str, Any]) -> Any:
+    def add(self, table: db.Table, values: dict[str, Any]) -> Any:
         """Add a row; NotFoundError for a missing parent, ConflictError where the name is taken."""
         try:
             with self.database.writing() as session:
                 for key in table.__table__.foreign_keys:
-                    if values.get(key.parent.name) is not None:
-                        db.get(session, _CLASSES[key.column.table], values[key.parent.name])
+                    if (row_id := values.get(key.parent.name)) is not None:
+                        db.get(session, _CLASSES[key.column.table], row_id)
                 session.add(row := table(**values))
         except IntegrityError:
             name = values["index"] if table is db.Gpu else repr(values["name"])
@@ -98,13 +97,12 @@ class Operations:
             db.get(session, db.Project, body.project_id)
             if body.group_id is not None and db.get(session, db.Group, body.group_id).project_id != body.project_id:
                 raise ConflictError("the group is of another project")
-            versions = session.scalars(select(db.TrainConfig).filter_by(project_id=body.project_id, name=body.name)).all()
-            same = [config.version for config in versions if config.config_hash == checked.digest]
-            if same:
-                raise ConflictError(f"{body.name} has this content already: it is version {same[0]}")
+            versions = dict(session.execute(select(db.TrainConfig.config_hash, db.TrainConfig.version).filter_by(
+                project_id=body.project_id, name=body.name)).all())
+            if checked.digest in versions:
+                raise ConflictError(f"{body.name} has this content already: it is version {versions[checked.digest]}")
             config = db.TrainConfig(**body.model_dump(exclude={"config"}), kind=checked.kind, config_json=checked.values,
-                                    config_hash=checked.digest,
-                                    version=1 + max((config.version for config in versions), default=0))
+                                    config_hash=checked.digest, version=1 + max(versions.values(), default=0))
             session.add(config)
         return config
 
@@ -144,9 +142,15 @@ class Operations:
             numbers = [int(end) for name in names if (end := name.rpartition(" ")[2]).isdecimal()]
         return f"{config.name} {max(numbers, default=0) + 1}"
 
+    @property
+    def changes(self) -> dict[str, Callable[..., Any]]:
+        """Return what the API and the pages do to a run, by the last word of the address."""
+        return {"cancel": self.cancel, "priority": self.reorder, "start": self.start, "finish": self.finish,
+                "notes": self.describe, "archive": partial(self.archive, True), "restore": partial(self.archive, False)}
+
     def describe(self, run_id: RowId, body: schemas.NotesIn):
         """Set the notes and tags of a run."""
-        return self._change(run_id, notes=body.notes, tags=body.tags)
+        return self._change(run_id, **body.model_dump())
 
     def archive(self, archived: bool, run_id: RowId):
         """Leave a run out of the lists, or show it there again."""
@@ -227,10 +231,10 @@ class Operations:
 
 def _new_folder(config: db.TrainConfig, checked: configurations.Checked) -> Path:
     """Make the folder of a new run; of a fine-tune it is ``data/training/<dataset>/<name>``, with -v1, -v2, ... where taken."""
-    if checked.kind == "notebook":
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", config.name).strip("._-")[:80] or "run"
-        return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
     from lib.finetune import folders
     from lib.finetune.config import TrainConfig
 
+    if checked.kind == "notebook":
+        name = folders.plain_name(config.name)[:80]
+        return files.folder(paths.DATA / "dashboard/notebooks" / f"{name}-{uuid.uuid4().hex[:12]}")
     return folders.new_folder(TrainConfig(**checked.values))

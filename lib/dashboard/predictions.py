@@ -37,7 +37,7 @@ class Predictions:
         self._places: dict[str, AgentSlot] = {}
         self._advised: dict[str, dict[str, tuple[float, str]]] = {}
         # by processor and threads: seconds of runs that are alike; advised and measured seconds of fine-tunes
-        self._latest: dict[tuple[str, tuple[str, str], int], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
+        self._latest: dict[tuple[str, Any], deque[float]] = defaultdict(partial(deque, maxlen=_LAST))
         self._measured: dict[Any, deque[tuple[float, float]]] = defaultdict(partial(deque, maxlen=_LAST))
 
     def add(self, run: db.Run) -> None:
@@ -64,20 +64,17 @@ class Predictions:
         """Take the seconds of a whole run."""
         run, place = self._runs.get(run_id), self._places.get(device_type)
         if run and place:
-            self._keep(run, place.device, seconds)
-            advised_s = self._advised.get(run.config.config_hash, {}).get(place.device.model, (inf, ""))[0]
+            self._add_time(run, place.device, seconds)
+            advised_s, _ = self._advice(run, place.device)
             if advised_s < inf and _devices(run) == 1:
-                self._corrections(place.device).append((advised_s, seconds))
+                self._measured[_hardware(place.device)].append((advised_s, seconds))
 
-    def _of(self, what: str, device: Device) -> deque[float]:
-        return self._latest[what, device.processor, device.threads]
+    def _advice(self, run: db.Run, device: Device) -> tuple[float, str]:
+        return self._advised.get(run.config.config_hash, {}).get(device.model, (inf, "nothing was run like it"))
 
-    def _corrections(self, device: Device) -> deque[tuple[float, float]]:
-        return self._measured[device.processor, device.threads]
-
-    def _keep(self, run: db.Run, device: Device, seconds: float) -> None:
-        for alike in _alike(run):
-            self._of(alike, device).append(seconds)
+    def _add_time(self, run: db.Run, device: Device, seconds: float) -> None:
+        for digest in _alike(run):
+            self._latest[digest, _hardware(device)].append(seconds)
 
     def recall(self, session: Session, attempts: pd.DataFrame) -> None:
         """Take the runs that finished before at their first attempt, the newest last.
@@ -86,12 +83,12 @@ class Predictions:
         """
         first = attempts[(attempts["status"] == "done") & (attempts["attempt"] == 1)].set_index("job_id")
         seconds = (first["end_s"] - first["start_s"]).to_dict()
-        once = db.Run.state == db.FINISHED, db.Run.attempt == 1, db.Run.agent_id.is_not(None)
-        runs = session.scalars(select(db.Run).where(*once).order_by(db.Run.finished_at.desc()).limit(1000))
+        finished = select(db.Run).where(db.Run.state == db.FINISHED, db.Run.attempt == 1, db.Run.agent_id.is_not(None))
+        runs = session.scalars(finished.order_by(db.Run.finished_at.desc()).limit(1000))
         for run in reversed(runs.all()):
             for device in run.agent.slots:
                 if device["name"] == run.device and run.id in seconds:
-                    self._keep(run, Device(**device), seconds[run.id])
+                    self._add_time(run, Device(**device), seconds[run.id])
 
     def advise(self, run_id: str) -> None:
         """Ask the cost models how long a fine-tune takes, once per configuration and set of processors; it takes some seconds.
@@ -126,19 +123,19 @@ class Predictions:
         if not place:
             return inf, "no agent has it", 0.0
         device, config = place.device, run.config.config_json
-        if run.only_agent_id not in (None, place.agent_id) or run.gpu_indices and (
-                not device.gpu or device.gpu.index not in run.gpu_indices):
+        if run.only_agent_id not in (None, place.agent_id) or (
+                run.gpu_indices and getattr(device.gpu, "index", None) not in run.gpu_indices):
             return inf, "it may not run there", 0.0
-        for alike, name in _alike(run).items():
-            if times := self._of(alike, device):
+        for digest, name in _alike(run).items():
+            if times := self._latest.get((digest, _hardware(device))):
                 words = f"by {len(times)} earlier run{'s' * (len(times) > 1)} of this {name}"
                 return max(1e-3, median(times)), words, _spread(times, "runs")
         if run.config.kind == "notebook" and (budget := durations.by_budget(config["notebook"], config["parameters"])):
             return *budget, _SPREADS["budget"]
-        advised_s, source = self._advised.get(run.config.config_hash, {}).get(device.model, (inf, "nothing was run like it"))
+        advised_s, source = self._advice(run, device)
         if advised_s == inf:
             return _GUESS_S, f"a guess: {source}", _SPREADS["guess"]
-        pairs = self._corrections(device)
+        pairs = self._measured[_hardware(device)]
         ratio = median([(s - _START_S) / advised for advised, s in pairs if advised >= _LONG * _START_S] or [1.0])
         start_s = max(0.0, median([s - ratio * advised for advised, s in pairs] or [_START_S]))
         words = f"{source}, {ratio:,.3g} times as long" if ratio != 1 else source
@@ -151,7 +148,7 @@ class Predictions:
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""
         seconds, source, _ = self._predict(run_id, device_type)
-        elsewhere = {name: self._predict(run_id, name)[0] for name in list(self._places) if name != device_type}
+        elsewhere = {name: self._predict(run_id, name)[0] for name in self._places if name != device_type}
         compared = ", ".join([f"{name} {other_s:,.3g} s" for name, other_s in elsewhere.items() if other_s < inf][:5])
         text = f"predicted {seconds:,.3g} s on {device_type} ({source})" + (f"; {compared}" if compared else "")
         return {"predicted_s": seconds, "placement": text}
@@ -160,6 +157,10 @@ class Predictions:
 def _spread(times: Sequence[float], usual: str) -> float:
     """Return the standard deviation of the logs of times, where they are enough to tell."""
     return max(_LEAST_SPREAD, stdev(map(log, times))) if len(times) >= _ENOUGH else _SPREADS[usual]
+
+
+def _hardware(device: Device) -> tuple[tuple[str, str], int]:
+    return device.processor, device.threads
 
 
 def _devices(run: db.Run) -> int:

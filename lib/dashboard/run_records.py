@@ -14,13 +14,21 @@ from sqlalchemy.orm import Session
 
 from lib.dashboard import database as db
 from lib.dashboard.database_engine import Database
-from lib.errors import one_line
+from lib.errors import InputError, one_line
 from lib.schedule.runtime.engine.slots import attempt_of
 
 _BATCH, _MOST = 1000, 20_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GATHER_S = 0.1, 5.0, 0.05
 _POSITION = ("step", "epoch", "epochs")
 _NO_VALUES = (*_POSITION, "progress")
+
+
+def note(event: str, error: Exception, last: str = "") -> str:
+    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
+    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
+    if line != last:
+        print(line, file=sys.stderr, flush=True)
+    return line
 
 
 class _Event(NamedTuple):
@@ -40,7 +48,7 @@ class RunRecords:
         self._noted, self._lock = 0, threading.Lock()
         self.written = 0  # events, of those that were noted
         self._progress: dict[str, list[tuple[float, float]]] = {}  # of attempts that run: first and last second and share
-        self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, name="run records", daemon=True)
+        self._over, self._thread = threading.Event(), threading.Thread(target=self._write_all, daemon=True)
 
     def state(self, run_id: str, state: str, reason: str = "", **facts: Any) -> None:
         """Note a new state of a run, and columns of it."""
@@ -58,7 +66,8 @@ class RunRecords:
 
     def remaining_s(self, run_id: str) -> float:
         """Return the seconds that a run still takes at the rate of this attempt; NaN before it has a rate."""
-        (first_s, first), (last_s, share) = [*self._progress.get(run_id, []), *[(0.0, 0.0)] * 2][:2]
+        reports = self._progress.get(run_id, ())
+        (first_s, first), (last_s, share) = reports if len(reports) == 2 else [(0.0, 0.0)] * 2
         if share <= first:
             return math.nan
         return max(0.0, (1 - share) * (last_s - first_s) / (share - first) - (time.monotonic() - last_s))
@@ -119,12 +128,12 @@ class RunRecords:
         except Exception as error:  # one event that no database takes shall not keep the others out
             if len(batch) > 1:
                 return all(self._written([event]) for event in batch)
-            print(f"run {batch[0].run_id}: {batch[0].kind} is not kept: {one_line(error)}", file=sys.stderr)
+            note(f"run {batch[0].run_id}: {batch[0].kind} is not kept", error)
         for run_id in unwanted:
             try:
                 self._unwanted(run_id)
             except Exception as error:  # a journal that takes nothing now; the run's end comes here again
-                print(f"run {run_id} cannot be cancelled: {one_line(error)}", file=sys.stderr)
+                note(f"run {run_id} cannot be cancelled", error)
         return True
 
 
@@ -135,15 +144,15 @@ def _write_states(session: Session, run_id: str, _: int, states: list[tuple[str,
 
 def _write_metrics(session: Session, run_id: str, attempt: int, reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        values = {name: math.nan if value is None else value for name, value in report.items()  # JSON has no NaN
-                  if name not in _NO_VALUES and (value is None or type(value) in (int, float))}
+        values = {name: value for name, value in report.items()  # None is NaN, which JSON has not
+                  if name not in _NO_VALUES and type(value) in (int, float, type(None))}
         step = int(report.get("step") or 0)
         db.add_metrics(session, run_id, step, values, report.get("epoch"), str(report.get("split", "train")))
     position = {name: report[name] for report in reports for name in _POSITION if type(report.get(name)) is int}
     if position:
         best = _best(session.get(db.Run, run_id), reports)
         session.execute(update(db.Run).where(db.Run.id == run_id, db.Run.attempt == attempt)
-                        .values(**position, **best, updated_at=db.now()).execution_options(synchronize_session=False))
+                        .values(**position, **best, updated_at=db.now()))
 
 
 def _best(run: db.Run | None, reports: list[dict[str, Any]]) -> dict[str, float]:
@@ -151,8 +160,8 @@ def _best(run: db.Run | None, reports: list[dict[str, Any]]) -> dict[str, float]
     values = [value for report in reports if run and type(value := report.get(run.monitor_metric)) in (int, float)]
     if not values:
         return {}
-    known = [] if run.best_value is None else [run.best_value]
-    return {"best_value": (max if run.monitor_mode == "max" else min)([*values, *known])}
+    earlier = [] if run.best_value is None else [run.best_value]
+    return {"best_value": (max if run.monitor_mode == "max" else min)([*values, *earlier])}
 
 
 _WRITERS = {"state": _write_states, "log": db.add_logs, "metrics": _write_metrics}

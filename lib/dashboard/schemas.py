@@ -1,11 +1,11 @@
 """The bodies of requests and answers, made of the columns of their tables."""
 
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from lib.dashboard import database as db
-from lib.dashboard.fields import PLAIN, Line, Names, Object, Priority, RowId, Seconds, Words
+from lib.dashboard.fields import Line, Long, Names, Object, Priority, RowId, Seconds
 from lib.errors import choices
 
 
@@ -32,7 +32,7 @@ class _In(BaseModel):
         return values
 
 
-def _in(table: type[db.Base], names: str, original: dict[str, str] | None = None, **more: Any) -> type[_In]:
+def _in(table: db.Table, names: str, original: dict[str, str] | None = None, **more: Any) -> type[_In]:
     """Return the body that brings these columns of a new row, and ``more``; those with a default may be left out."""
     hints, columns = get_type_hints(table, include_extras=True), {}
     for name in names.split():
@@ -80,18 +80,18 @@ class PriorityIn(_In):
 class NotesIn(_In):
     """What people write beside a run."""
 
-    notes: Annotated[str, Field(max_length=5000), PLAIN] = ""
-    tags: Words = []
+    notes: Long = ""
+    tags: Names = []
 
 
 class EndIn(_In):
     """How a run that was carried out by hand ended."""
 
-    state: Annotated[str, Field(pattern="^(finished|failed)$")] = "finished"
+    state: Literal["finished", "failed"] = "finished"
     reason: Line = ""
 
 
-def _out(table: type[db.Base], **more: Any) -> type[BaseModel]:
+def _out(table: db.Table, **more: Any) -> type[BaseModel]:
     """Return the model of a table's rows in answers: its columns, and ``more``."""
     hints = get_type_hints(table)
     columns = {column.name: (get_args(hints[column.name])[0], ...) for column in table.__table__.columns}
@@ -99,8 +99,7 @@ def _out(table: type[db.Base], **more: Any) -> type[BaseModel]:
                         **columns, **more)
 
 
-OUT = {table: _out(table) for table in (db.Project, db.Group, db.TrainConfig, db.Dataset, db.Model, db.Augmentation, db.Job,
-                                        db.Gpu, db.RunLog, db.RunMetric)}
+OUT = {mapper.class_: _out(mapper.class_) for mapper in db.Base.registry.mappers}
 OUT |= {db.Run: _out(db.Run, job=(OUT[db.Job] | None, None)), db.Agent: _out(db.Agent, gpus=(list[OUT[db.Gpu]], ...))}
 
 

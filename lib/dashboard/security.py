@@ -1,6 +1,5 @@
 """Access to the dashboard: one token, and the gate that every request passes first."""
 
-import hashlib
 import hmac
 import os
 import re
@@ -9,10 +8,9 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.base import RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp
 
 from lib import files
 from lib.errors import InputError
@@ -54,50 +52,41 @@ def cookie(token: str) -> str:
     return _signed(token, int(time.time()) + _AGE_S)
 
 
-def _signed(token: str, until: int) -> str:
-    return f"{until}.{hmac.new(token.encode(), f'page {until}'.encode(), hashlib.sha256).hexdigest()}"
-
-
-def _valid_cookie(token: str, value: str) -> bool:
-    until = value.partition(".")[0]
-    return bool(re.fullmatch("[0-9]{1,11}", until)) and int(until) > time.time() and same(value, _signed(token, int(until)))
+def _signed(token: str, until: int | str) -> str:
+    return f"{until}.{hmac.digest(token.encode(), f'page {until}'.encode(), 'sha256').hex()}"
 
 
 def set_cookie(response: Response, token: str, secure: bool) -> None:
     """Give a browser the cookie: no script reads it, no other site sends it."""
-    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure, path="/")
+    response.set_cookie(COOKIE, cookie(token), max_age=_AGE_S, httponly=True, samesite="strict", secure=secure)
 
 
-class Gate(BaseHTTPMiddleware):
+async def gate(token: str, request: Request, call_next: RequestResponseEndpoint) -> Response:
     """Let requests with the token pass: the API by Authorization: Bearer, pages by the cookie, changes by pages of this site.
 
     All others are refused here: 401, or for a page a redirect to /login; 403 for a form of another site. Answers get headers
     that keep a browser from running, framing or caching them, where they have none of their own.
     """
+    answer = _refusal(token, request) or await call_next(request)
+    for name, value in HEADERS.items():
+        answer.headers.setdefault(name, value)
+    return answer
 
-    def __init__(self, app: ASGIApp, token: str):
-        super().__init__(app)
-        self.token = token
 
-    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        """Answer a request, or hand it on."""
-        answer = self._refusal(request) or await call_next(request)
-        for name, value in HEADERS.items():
-            answer.headers.setdefault(name, value)
-        return answer
-
-    def _refusal(self, request: Request) -> Response | None:
-        path, headers = request.url.path, request.headers
-        if path.startswith("/api/"):
-            kind, _, given = headers.get("authorization", "").partition(" ")
-            if kind.lower() == "bearer" and same(given.strip(), self.token):
-                return None
-            return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
-                                {"WWW-Authenticate": "Bearer"})
-        logged_in = _valid_cookie(self.token, request.cookies.get(COOKIE, ""))
-        if not logged_in and path != "/login" and not path.startswith("/static/"):
-            return RedirectResponse(f"/login?next={quote(path)}", 303)
-        # browsers say where a form that changes something comes from
-        if request.method not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
-            return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
-        return None
+def _refusal(token: str, request: Request) -> Response | None:
+    path, headers = request.url.path, request.headers
+    if path.startswith("/api/"):
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and same(given.strip(), token):
+            return None
+        return JSONResponse({"detail": "the token is missing or wrong; send it as Authorization: Bearer TOKEN"}, 401,
+                            {"WWW-Authenticate": "Bearer"})
+    value = request.cookies.get(COOKIE, "")
+    until = value.partition(".")[0]
+    logged_in = same(value, _signed(token, until)) and int(until) > time.time()
+    if not logged_in and path != "/login" and not path.startswith("/static/"):
+        return RedirectResponse(f"/login?next={quote(path)}", 303)
+    # browsers say where a form that changes something comes from
+    if request.method not in _SAFE and headers.get("origin", "").partition("://")[2] != headers.get("host"):
+        return PlainTextResponse("this form was sent by another site; open the page here and try again\n", 403)
+    return None

@@ -1,6 +1,6 @@
 """Fine-tuning of image classifiers, optional: a run has a config and a folder, and is profiled as any workload.
 
 From the ground up: ``config``; ``metrics``, ``figures``, ``tensorboard`` (reports of a run); ``transforms``, ``networks``,
-``data``, ``optimization``, ``devices`` (several processes, copies to a GPU), ``checkpoints``; ``folders`` (of runs, by name);
-``run`` (a run in its folder), ``finetune`` (runs one after another), ``task`` (a run as a worker's task).
+``data`` (copied to a GPU ahead of time), ``optimization``, ``checkpoints``; ``folders`` (of runs, by name);
+``run`` (a run in its folder), ``finetune`` (a run from its config), ``task`` (a run as a worker's task).
 """

@@ -44,7 +44,9 @@ class Position:
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
-        self.epoch, self.batch, self.loss, self.right, self.samples, self.seconds = self.epoch + 1, 0, 0.0, 0.0, 0, 0.0
+        self.epoch += 1
+        self.batch = self.samples = 0
+        self.loss = self.right = self.seconds = 0.0
 
 
 def random_states(device: torch.device) -> dict[str, Any]:

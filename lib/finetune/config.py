@@ -17,13 +17,10 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "f
 _DTYPE_NAMES = {other: name for name, short in DTYPES.items() for other in (short, name.removeprefix("torch."))}
 _USUAL = {"cross_entropy", "val_acc@1", "val_loss"}  # known without the libraries of losses and metrics
 Amount = number(0, 1e6)
+Classes = tuple[str, ...]  # names in the order of their indices
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
 OUTSIDE = "experiments/"  # of places that are not in the run's folder
 _LOSSES = {"CE": "cross_entropy"}  # the original's names
-
-
-def _dtype(value: Any) -> Any:
-    return _DTYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def _secret(value: Any) -> Any:
@@ -46,7 +43,7 @@ def _loss(value: str) -> str:
     return value
 
 
-def _differing(value: tuple[str, ...]) -> tuple[str, ...]:
+def _differing(value: Classes) -> Classes:
     if len(set(value)) < len(value):
         raise ValueError("names a class twice")
     return value
@@ -80,7 +77,8 @@ class TrainConfig(Strict):
     warmup_ratio: number(0, 1) = 0.05
     grad_accum_steps: Positive = 1
     seed: Seed = 42
-    autocast_dtype: Annotated[Literal[*DTYPES], BeforeValidator(_dtype)] = "torch.bfloat16"
+    autocast_dtype: Annotated[Literal[*DTYPES], BeforeValidator(lambda value: _DTYPE_NAMES.get(str(value), value))] = \
+        "torch.bfloat16"
     load_pretrained: bool = True
     run_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     tb_root: Folder = "runs"
@@ -96,7 +94,7 @@ class TrainConfig(Strict):
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
     gpu_batch_aug: bool = False
     cpu_color_jitter: bool = False
-    class_labels: Annotated[tuple[str, ...], AfterValidator(_differing)] | None = None
+    class_labels: Annotated[Classes, AfterValidator(_differing)] | None = None
     label2id: dict[str, Count] | None = None
     id2label: dict[Count, str] | None = None
 
@@ -139,7 +137,7 @@ class TrainConfig(Strict):
         return value
 
     @property
-    def labels(self) -> tuple[str, ...] | None:
+    def labels(self) -> Classes | None:
         """Return the names of the classes in their order, where the config gives them."""
         stated = self.class_labels or self.id2label or self.label2id
         return _names(stated) if stated else None
@@ -185,7 +183,7 @@ class TrainConfig(Strict):
         return hashlib.sha256(store.encoded_json(self.content())).hexdigest()
 
 
-def _names(stated: tuple[str, ...] | dict) -> tuple[str, ...]:
+def _names(stated: Classes | dict) -> Classes:
     """Return the classes of a list or of either map in the order of their indices; ValueError unless these are 0, 1, ..."""
     if isinstance(stated, tuple):
         return stated

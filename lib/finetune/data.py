@@ -1,9 +1,10 @@
-"""The data of a run: splits, names of classes, a cap of samples per class, and batches in an order that can be resumed."""
+"""The data of a run: splits, names of classes, a cap of samples per class, batches in an order that can be resumed, loaders."""
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from lib import files
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
-from lib.finetune.config import TrainConfig
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs, Prepare
 from lib.work import datasets, medmnist_files
 from lib.work.processes import ALONE, Processes
@@ -23,7 +24,7 @@ Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on
 class Samples(torch.utils.data.Dataset):
     """A split of (tensor, label array); a key is (epoch, index), so that augmentation is a function of seed and key."""
 
-    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None = None):
+    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None):
         self.pictures, self._seed, self._order = pictures, seed, order
         self._random = getattr(pictures.transform, "random", False)
 
@@ -61,7 +62,7 @@ class Data:
 
     splits: dict[str, Samples]
     indices: dict[str, list[int]]
-    labels: tuple[str, ...]
+    labels: Classes
     data_source: str
     note: str
 
@@ -72,7 +73,7 @@ def _workload(config: TrainConfig, size: int) -> Workload:
                     batch_size=config.batch_size)
 
 
-def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Facts]:
+def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
     """Return the dataset's own names of its classes, and its facts; InputError where it is missing or no such folder."""
     if config.medmnist:
         table = medmnist_files.info()[config.medmnist]["label"]
@@ -88,11 +89,11 @@ def names_and_facts(config: TrainConfig) -> tuple[tuple[str, ...], datasets.Fact
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def _classes(folder: Path) -> Classes:
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
-def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Data:
+def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
     """Open all splits for a model; InputError for what is missing, damaged, or does not fit the labels of the config."""
     labels, order = _labels(config, names)
     jitter = {split: Prepare(inputs, config.cpu_color_jitter and split == "train") for split in medmnist_files.SPLITS}
@@ -114,7 +115,7 @@ def open_data(config: TrainConfig, inputs: Inputs, names: tuple[str, ...]) -> Da
     return Data(splits, indices, labels, source, note)
 
 
-def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...], list[int] | None]:
+def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int] | None]:
     """Return the classes in the config's order, and the new index of each class of the dataset; InputError for other counts."""
     wanted = config.labels or names
     if len(wanted) != len(names):
@@ -126,7 +127,7 @@ def _labels(config: TrainConfig, names: tuple[str, ...]) -> tuple[tuple[str, ...
     return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
 
 
-def _image_folders(config: TrainConfig, names: tuple[str, ...], transforms: dict[str, Prepare]) -> dict:
+def _image_folders(config: TrainConfig, names: Classes, transforms: dict[str, Prepare]) -> dict:
     from torchvision.datasets import ImageFolder
 
     class Folder(ImageFolder):
@@ -197,11 +198,11 @@ class Batches(torch.utils.data.Sampler):
         order = np.arange(len(self._indices))
         if self._seed is not None:
             order = np.random.default_rng([self._seed, self._epoch]).permutation(len(order))
-        for start, end in list(zip(self._edges, self._edges[1:], strict=False))[self._first:]:
+        for start, end in pairwise(self._edges[self._first:]):
             batch = [(self._epoch, self._indices[place]) for place in order[start:end]]
             yield batch[self._rank::self._count] or batch[:1]
 
-    def own(self, index: int) -> int:
+    def share(self, index: int) -> int:
         """Return the number of samples of batch ``index`` in this process; 0 where it has no share."""
         return len(range(self._rank, self._edges[index + 1] - self._edges[index], self._count))
 
@@ -209,18 +210,50 @@ class Batches(torch.utils.data.Sampler):
         """Return the weight of this process's mean loss of batch ``index`` in its optimizer step: samples count the same."""
         start = index // self._accumulate * self._accumulate
         end = min(start + self._accumulate, self.batches)
-        return self.own(index) * self._count / (self._edges[end] - self._edges[start])
+        return self.share(index) * self._count / (self._edges[end] - self._edges[start])
 
 
-def loader(config: TrainConfig, samples: Samples, batches: Batches, pin: bool) -> torch.utils.data.DataLoader:
-    """Return the loader of a split; torch seeds all generators of its workers by the loader's own.
+class Prefetched:
+    """A loader whose next batch is copied to a GPU while this one is computed on.
+
+    The copies run on their own stream. The computing stream waits for the copy of its batch, and the batch's memory is bound to
+    it: the allocator reuses that memory only after the computing stream has finished with it.
+    """
+
+    def __init__(self, loader: Iterable, device: torch.device):
+        self._loader, self._device, self._copies = loader, device, torch.cuda.Stream(device)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def _copied(self, batch: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with torch.cuda.stream(self._copies):
+            return tuple(part.to(self._device, non_blocking=True) for part in batch)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        copies = map(self._copied, self._loader)
+        following = next(copies, None)
+        while following is not None:
+            consumer = torch.cuda.current_stream(self._device)
+            consumer.wait_stream(self._copies)
+            batch = following
+            for part in batch:
+                part.record_stream(consumer)
+            following = next(copies, None)
+            yield batch
+
+
+def loader(config: TrainConfig, samples: Samples, batches: Batches, device: torch.device) -> Iterable:
+    """Return the loader of a split, its batches on a GPU if that is the device; torch seeds its workers by its own generator.
 
     On Linux its workers are forks, as is usual, also in a process that was itself started in another way.
     """
+    workers = {}
     if config.num_workers:
         files.shorten_sockets()
-    workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
-               "prefetch_factor": config.prefetch_factor,
-               "persistent_workers": config.persistent_workers} if config.num_workers else {}
-    return torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=pin,
-                                       generator=torch.Generator().manual_seed(config.seed), **workers)
+        workers = {"multiprocessing_context": "fork" if sys.platform == "linux" else None,
+                   "prefetch_factor": config.prefetch_factor, "persistent_workers": config.persistent_workers}
+    on_gpu = device.type == "cuda"
+    batched = torch.utils.data.DataLoader(samples, batch_sampler=batches, num_workers=config.num_workers, pin_memory=on_gpu,
+                                          generator=torch.Generator().manual_seed(config.seed), **workers)
+    return Prefetched(batched, device) if on_gpu else batched

@@ -38,14 +38,12 @@ def confusion(evaluation: Evaluation, class_names: Sequence[str]) -> Figure:
     axis = figure.subplots()
     annotated = matrix if max(matrix.shape) <= _NUMBERED else None
     heatmap(shares, vmin=0, vmax=1, cmap="Blues", cbar=False, annot=annotated, fmt=",", annot_kws={"size": 8}, ax=axis)
-    for ticks, labels in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
+    upright = 90 if max(map(len, columns)) > 2 else 0
+    for ticks, labels, rotation in ((axis.set_xticks, columns, upright), (axis.set_yticks, rows, 0)):
         shown = labels if len(labels) <= _NAMED else []
-        ticks(np.arange(len(shown)) + 0.5, shown, parse_math=False)
-    axis.tick_params(axis="x", rotation=90 if max(map(len, columns)) > 2 else 0)
-    axis.tick_params(axis="y", rotation=0)
-    axis.tick_params(labelsize=9)
-    axis.set(ylabel="truth" if evaluation.confusion.ndim == 2 else "label", title=f"{evaluation.split}: confusion matrix",
-             xlabel="predicted" if evaluation.confusion.ndim == 2 else "decisions")
+        ticks(np.arange(len(shown)) + 0.5, shown, parse_math=False, rotation=rotation, fontsize=9)
+    ylabel, xlabel = ("truth", "predicted") if evaluation.confusion.ndim == 2 else ("label", "decisions")
+    axis.set(ylabel=ylabel, xlabel=xlabel, title=f"{evaluation.split}: confusion matrix")
     return figure
 
 

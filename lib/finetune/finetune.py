@@ -1,24 +1,36 @@
-"""Runs one after another, each in its own folder, new or resumed."""
+"""A run from its config: in its own folder, new or resumed, alone or as one of the processes that torchrun started."""
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from lib.errors import InputError, choices, is_out_of_memory
 from lib.finetune import folders, networks, run
 from lib.finetune.config import TrainConfig
 from lib.finetune.data import names_and_facts
-from lib.finetune.devices import processes
+from lib.measure import machine
+from lib.work.processes import ALONE, Processes, joined
 
 _SHOWN = 4  # metrics of a test that an ending names
 
 
-def finetune(configs: Iterable[TrainConfig], resume: bool = False) -> list[dict[str, Any]]:
-    """Train configs one after another, each in its own folder; return their summaries.
+@contextmanager
+def processes(wanted: str) -> Iterator[tuple[Processes, torch.device]]:
+    """Join the processes that torchrun started, if it did; give them, and the device of this process.
 
-    ``resume`` continues the newest run of a config, if there is one; a finished run is not trained again. Raises InputError for
-    the first config that cannot be trained.
+    Each takes its own GPU, or a share of the CPU. Raises InputError for a device that is not here.
     """
-    return [_one(config, resume) for config in configs]
+    device, together = machine.device(wanted), ALONE
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1":
+        together = Processes(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        if device.type == "cuda":
+            device = machine.device(f"cuda:{together.local_rank}")
+        machine.use(device)
+    with joined(together, device):
+        yield together, device
 
 
 def ending(summary: Mapping[str, Any]) -> str:
@@ -29,7 +41,12 @@ def ending(summary: Mapping[str, Any]) -> str:
             f"{on_test}; epochs took {summary['train_s']:,.1f} s; weights, metrics and profile: {summary['folder']}")
 
 
-def _one(config: TrainConfig, resume: bool) -> dict[str, Any]:
+def finetune(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
+    """Train a config in its own folder; return its summary.
+
+    ``resume`` continues the newest run of the config, if there is one; a finished run is not trained again. Raises InputError
+    for a config that cannot be trained.
+    """
     with processes(config.device) as (together, device):
         if together.count != config.devices > 1:
             raise InputError(f"devices is {config.devices}, and this is one of {together.count} processes: start it with "

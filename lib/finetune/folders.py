@@ -1,10 +1,11 @@
 """Runs by name: whether data and model of a config exist, the folder of a run, and the run to resume. Loads no torch."""
 
-import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from lib import files, paths, store
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
 
@@ -29,9 +30,9 @@ def check(config: TrainConfig) -> None:
 
     Only names that are not known here load torch.
     """
-    model, known = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
+    model, resolvable = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
     if (config.medmnist or ":" not in config.root) and (
-            "/" in model or model in known and not config.medmnist.endswith("3d")):
+            "/" in model or model in resolvable and not config.medmnist.endswith("3d")):
         return
     from lib.finetune import data, networks
     from lib.work.datasets import Facts
@@ -41,37 +42,34 @@ def check(config: TrainConfig) -> None:
         networks.network(config, facts)
 
 
-def _plain(text: str) -> str:
+def plain_name(text: str) -> str:
+    """Return a text as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "_", text).strip("._") or "run"
 
 
 def run_name(config: TrainConfig) -> str:
     """Return ``{model}__{loss}__{pretrained|scratch}{suffix}``, or the config's own ``run_name``, as a file name."""
     start = "pretrained" if config.load_pretrained else "scratch"
-    base = f"{_plain(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
-    return _plain(config.run_name or base)[:_LONGEST_NAME]
+    base = f"{plain_name(config.model_flavour)}__{config.loss_name}__{start}{config.model_suffix}"
+    return plain_name(config.run_name or base)[:_LONGEST_NAME]
 
 
 def _of_dataset(config: TrainConfig) -> Path:
-    return paths.TRAINING / _plain(config.dataset)
+    return paths.TRAINING / plain_name(config.dataset)
 
 
 def new_folder(config: TrainConfig) -> Path:
     """Make the folder of a new run, ``data/training/<dataset>/<name>``, or the first free one of ``-v1``, ``-v2``, ..."""
-    name, version = run_name(config), 0
-    files.folder(_of_dataset(config))
+    name, parent, version = run_name(config), files.folder(_of_dataset(config)), 0
     while True:
-        folder = _of_dataset(config) / (f"{name}-v{version}" if version else name)
+        folder = parent / (f"{name}-v{version}" if version else name)
         version += 1
         if any(place.exists() for place in config.folders(folder)):  # in experiments/, of a run whose folder was removed
             continue
-        with files.writing(folder):
-            try:
-                os.mkdir(folder)  # of two runs at the same moment one makes it
-            except FileExistsError:
-                continue
-        stored_config(folder, config)
-        return folder
+        with files.writing(folder), suppress(FileExistsError):
+            folder.mkdir()  # of two runs at the same moment one makes it
+            stored_config(folder, config)
+            return folder
 
 
 def newest(config: TrainConfig) -> Path | None:
@@ -87,7 +85,6 @@ def stored_config(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     if not path.exists():
         store.write_json(config.content(), path)
-    elif (before := store.read_json(path)) != config.content():
-        stored = before if isinstance(before, dict) else {}
+    elif (stored := json_mapping(path)) != config.content():
         differing = [name for name, value in config.content().items() if stored.get(name) != value]
         raise InputError(f"{folder} holds a run of another config (other: {choices(differing)}); name another folder")

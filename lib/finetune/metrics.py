@@ -9,22 +9,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torchmetrics.functional.classification as tm
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, PlainSerializer, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_json
 from torch import distributed
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lib import store
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, refused
 
 LOSS, ACCURACY = "loss", "acc@1"
 _CURVE_POINTS = 501
+Score = Callable[..., torch.Tensor]
 
 
 class Scored:
@@ -45,26 +46,19 @@ class Scored:
     @property
     def both_ways(self) -> bool:
         """Return whether the split has both labels of 0 and of 1, which a ROC curve needs."""
-        return bool(self.truth.any()) and not bool(self.truth.all())
+        return bool(self.truth.any() and not self.truth.all())
 
 
-class Metric(NamedTuple):
-    """One number of a split, the larger the better; ``multi_label`` says whether it is defined there."""
-
-    value: Callable[[Scored], torch.Tensor]
-    multi_label: bool = True
-
-
-def _micro(score: Callable[..., torch.Tensor], split: Scored, **options: int) -> torch.Tensor:
+def _micro(score: Score, split: Scored, **options: int) -> torch.Tensor:
     return score(split.scores, split.targets, **split.task, average="micro", **options)
 
 
-def _macro(score: Callable[..., torch.Tensor], split: Scored) -> torch.Tensor:
+def _macro(score: Score, split: Scored) -> torch.Tensor:
     """Return the mean of a score of TorchMetrics over the classes that occur."""
     return score(split.scores, split.targets, **split.task, average="none")[split.occurs].mean()
 
 
-def _one_against_rest(score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], split: Scored) -> torch.Tensor:
+def _one_against_rest(score: Score, split: Scored) -> torch.Tensor:
     """Return the mean of a binary score over the classes that it is defined for, each against the rest; NaN where none is."""
     defined = split.occurs & ~split.truth.all(0) if score is tm.binary_auroc else split.occurs
     values = [score(split.scores[:, index], split.truth[:, index]) for index in defined.nonzero().flatten().tolist()]
@@ -76,37 +70,29 @@ def _auroc_micro(split: Scored) -> torch.Tensor:
     return tm.binary_auroc(split.scores.flatten(), split.truth.flatten()) if split.both_ways else torch.tensor(math.nan)
 
 
-METRICS: dict[str, Metric] = {
-    ACCURACY: Metric(partial(_micro, tm.accuracy)),  # share of right samples; multi-label: of right decisions at 0.5
-    "acc_macro": Metric(partial(_macro, tm.accuracy)),  # mean share of right samples of a class; multi-label: of decisions
-    "f1_macro": Metric(partial(_macro, tm.f1_score)),
-    "map": Metric(partial(_one_against_rest, tm.binary_average_precision)),  # mean average precision
-    "auroc_macro": Metric(partial(_one_against_rest, tm.binary_auroc)),
-    "auroc_micro": Metric(_auroc_micro),
-    "cohenkappa": Metric(lambda split: tm.cohen_kappa(split.scores, split.targets, **split.task), multi_label=False),
-    "recall_micro": Metric(partial(_micro, tm.recall)),  # share of all true labels that were given
-    "recall_macro": Metric(partial(_macro, tm.recall))}
+# numbers of a split, the larger the better: a new metric is an entry
+METRICS: dict[str, Score] = {
+    ACCURACY: partial(_micro, tm.accuracy),  # share of right samples; multi-label: of right decisions at 0.5
+    "acc_macro": partial(_macro, tm.accuracy),  # mean share of right samples of a class; multi-label: of decisions
+    "f1_macro": partial(_macro, tm.f1_score),
+    "map": partial(_one_against_rest, tm.binary_average_precision),  # mean average precision
+    "auroc_macro": partial(_one_against_rest, tm.binary_auroc),
+    "auroc_micro": _auroc_micro,
+    "cohenkappa": lambda split: tm.cohen_kappa(split.scores, split.targets, **split.task),
+    "recall_micro": partial(_micro, tm.recall),  # share of all true labels that were given
+    "recall_macro": partial(_macro, tm.recall)}
+SINGLE_LABEL = {"cohenkappa"}  # not defined where a sample may have several labels
 
 
-def metric(name: str, multi_label: bool = True):
-    """Register the function below it, from ``Scored`` to a number, under ``name``: all that a new metric takes."""
-    def register(value: Callable[[Scored], torch.Tensor]) -> Callable[[Scored], torch.Tensor]:
-        METRICS[name] = Metric(value, multi_label)
-        return value
-
-    return register
+def names(eval_topk: Iterable[int], classes: float, multi_label: bool) -> list[str]:
+    """Return the names of metrics, without the split, for so many ``classes`` (inf: any); ``acc@K`` for each K below."""
+    topk = [f"acc@{k}" for k in sorted(set(eval_topk)) if 1 < k < classes and not multi_label]
+    defined = METRICS.keys() - SINGLE_LABEL if multi_label else METRICS
+    return [LOSS, ACCURACY, *topk, *[name for name in METRICS if name in defined and name != ACCURACY]]
 
 
-def names(eval_topk: Iterable[int] = (), classes: int | None = None, multi_label: bool = False) -> list[str]:
-    """Return the names of metrics, without the split, for so many ``classes`` (None: any); ``acc@K`` for each K below."""
-    largest = (0 if multi_label else classes) if classes is not None else max(eval_topk, default=0) + 1
-    topk = [f"acc@{k}" for k in sorted(set(eval_topk)) if 1 < k < largest]
-    return [LOSS, ACCURACY, *topk, *[name for name, metric in METRICS.items()
-                                     if name != ACCURACY and (metric.multi_label or not multi_label)]]
-
-
-def check_monitor(monitor: str, eval_topk: Iterable[int], classes: int | None = None, multi_label: bool = False) -> None:
-    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on so many classes (None: on any number)."""
+def check_monitor(monitor: str, eval_topk: Iterable[int], classes: float = math.inf, multi_label: bool = False) -> None:
+    """Raise InputError where ``monitor``, such as val_acc@1, is not measured on so many classes (inf: on any number)."""
     measured = [f"val_{name}" for name in names(eval_topk, classes, multi_label)]
     if monitor not in measured:
         raise InputError(f"monitor_metric {monitor!r} is not measured; there are: {choices(measured)}")
@@ -139,10 +125,8 @@ class Evaluation:
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
         """Read what ``write`` wrote; InputError for any other file."""
-        try:
+        with refused(f"{path} is no evaluation: "):
             return _FILE.validate_python(store.read_json(path))
-        except (ValidationError, TypeError) as error:
-            raise InputError(f"{path} is no evaluation: {one_line(error)}") from None
 
 
 _FILE = TypeAdapter(Evaluation)
@@ -164,8 +148,8 @@ def evaluate(split: str, batches: Iterable[tuple[torch.Tensor, ...]], classes: i
     # begin with no samples: a process without any takes part in gathering
     parts = [(torch.zeros(0, classes, device=device), torch.zeros(0, *shape, dtype=torch.long, device=device),
               torch.zeros(0, device=device))]
-    parts += [(scores.detach().float(), targets.detach().long().reshape(-1, *shape),
-               (loss.detach().float() * len(scores)).reshape(1)) for loss, scores, targets in batches]
+    parts += [(scores.float(), targets.long().reshape(-1, *shape), (loss.float() * len(scores)).reshape(1))
+              for loss, scores, targets in batches]
     scores, targets, losses = (_gathered(torch.cat(part)).cpu() for part in zip(*parts, strict=True))
     values = dict.fromkeys(measured, math.nan)
     confusion, roc = np.zeros((classes, 2, 2) if multi_label else (classes, classes)), ((), ())
@@ -173,7 +157,7 @@ def evaluate(split: str, batches: Iterable[tuple[torch.Tensor, ...]], classes: i
         values[LOSS] = float(losses.double().sum()) / len(targets)
     if len(targets) and scores.isfinite().all():
         scored = Scored(scores, targets)
-        values |= {name: float(METRICS[name].value(scored) if name in METRICS else
+        values |= {name: float(METRICS[name](scored) if name in METRICS else
                                _micro(tm.accuracy, scored, top_k=int(name.removeprefix("acc@"))))
                    for name in measured if name != LOSS}
         confusion, roc = tm.confusion_matrix(scores, targets, **scored.task), _roc(scored)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lib import paths
-from lib.errors import InputError, one_line
+from lib.errors import InputError, refused
 from lib.finetune import data
-from lib.finetune.config import TrainConfig
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs
 from lib.measure import worker
 from lib.predict.networks import work
@@ -27,13 +27,13 @@ class Network:
     """A model that can be built for classes of given names, and its inputs."""
 
     inputs: Inputs
-    build: Callable[[tuple[str, ...]], nn.Module]
+    build: Callable[[Classes], nn.Module]
 
 
 def network(config: TrainConfig, facts: datasets.Facts) -> Network:
     """Resolve ``model_flavour`` for a dataset; InputError where there is no such model or checkpoint, or it does not fit."""
     name = config.model_flavour
-    if name not in models.OWN and name not in models.names():
+    if name not in models.names():
         resolved = _hugging_face(config)
     elif name in models.OWN or not config.load_pretrained:
         resolved = _scratch(config, facts)
@@ -77,13 +77,11 @@ def _torchvision(config: TrainConfig) -> Network:
     usual = weights.transforms()
     inputs = Inputs(3, config.image_size or usual.crop_size[0], tuple(usual.mean), tuple(usual.std))
 
-    def build(labels: tuple[str, ...]) -> nn.Module:
-        try:
-            with worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
-                model = get_model(name, weights=weights)
-        except Exception as error:  # no network, a damaged download: torch.hub raises what its libraries do
-            raise InputError(f"model_flavour {name!r}: its weights cannot be had ({one_line(error)}); put {weights.url} into "
-                             f"{torch.hub.get_dir()}/checkpoints, or set load_pretrained to false") from None
+    def build(labels: Classes) -> nn.Module:
+        advice = f"; put {weights.url} into {torch.hub.get_dir()}/checkpoints, or set load_pretrained to false"
+        with refused(f"model_flavour {name!r}: its weights cannot be had (", f"){advice}"), \
+                worker.environ({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}):  # torchvision itself would unpickle
+            model = get_model(name, weights=weights)
         name_of_head, head = _head(model)
         model.set_submodule(name_of_head, nn.Linear(head.in_features, len(labels)))
         return _headed(model, config)
@@ -108,17 +106,17 @@ def _headed(model: nn.Module, config: TrainConfig) -> nn.Module:
 
 # ---------------------------------------------------------------------------------------------- Hugging Face
 
-def _local(name: str) -> Path | None:
-    """Return the folder of a local checkpoint, None for a hub id; InputError where it is neither."""
+def _place(name: str) -> str:
+    """Return the folder of a local checkpoint, or the hub id; InputError where it is neither."""
     folder = paths.ROOT / Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"model_flavour {name!r}: {folder} has no config.json, so it is no Hugging Face checkpoint")
-        return folder
+        return str(folder)
     if not _HUB.fullmatch(name) or name.startswith("."):
         raise InputError(f"model_flavour {name!r} is no folder, no torchvision classifier (resnet50, ...), none of ours "
                          f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k")
-    return None
+    return name
 
 
 def _hugging_face(config: TrainConfig) -> Network:
@@ -128,15 +126,34 @@ def _hugging_face(config: TrainConfig) -> Network:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     name = config.model_flavour
-    where = str(_local(name) or name)
+    where = _place(name)
     token = config.hf_token.get_secret_value() if config.hf_token else None
-    try:
+    with refused(f"model_flavour {name!r} cannot be read (",
+                 "); name a folder that holds it, or a model of the hub that this machine can reach", 400):
         stated = AutoConfig.from_pretrained(where, token=token)
-    except Exception as error:  # no network, no such model, a damaged file: each raises its own
-        raise InputError(f"model_flavour {name!r} cannot be read ({one_line(error, 400)}); name a folder that holds it, or a "
-                         "model of the hub that this machine can reach") from None
-    inputs = _processed(where, stated, token, config)
-    return Network(inputs, lambda labels: _built(config, where, token, labels))
+
+    def build(labels: Classes) -> nn.Module:
+        """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
+        from transformers import AutoModelForImageClassification
+
+        with refused(f"model_flavour {name!r}: no image classifier can be made of it (",
+                     "); without weights set load_pretrained to false", 400):
+            headed = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=dict(enumerate(labels)),
+                                                label2id={label: index for index, label in enumerate(labels)})
+            if not config.load_pretrained:
+                model = AutoModelForImageClassification.from_config(headed)
+            else:
+                model, report = AutoModelForImageClassification.from_pretrained(
+                    where, config=headed, token=token, ignore_mismatched_sizes=True, use_safetensors=True,
+                    output_loading_info=True)
+                keys = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+                if absent := sorted(key for key in keys if key.startswith(f"{model.base_model_prefix}.")):
+                    raise InputError(f"model_flavour {name!r}: its weights do not fit its config: {len(absent)} missing or of "
+                                     f"another shape, such as {absent[0]}")
+        if config.freeze_backbone:
+            model.base_model.requires_grad_(False)
+        return model
+    return Network(_processed(where, stated, token, config), build)
 
 
 def _processed(where: str, stated, token: str | None, config: TrainConfig) -> Inputs:
@@ -149,34 +166,7 @@ def _processed(where: str, stated, token: str | None, config: TrainConfig) -> In
         processor = AutoImageProcessor.from_pretrained(where, token=token)
     except (OSError, ValueError):  # it has none
         return Inputs(channels, config.image_size or (size if isinstance(size, int) else size[0]))
-    sizes = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else processor.size
+    sizes = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
     size = next((sizes[key] for key in ("height", "shortest_edge", "longest_edge") if sizes.get(key)), size)
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
     return Inputs(channels, config.image_size or size, tuple(mean), tuple(std), int(processor.resample))
-
-
-def _built(config: TrainConfig, where: str, token: str | None, labels: tuple[str, ...]) -> nn.Module:
-    """Build the classifier: its checkpoint with a head for these classes, or from its config alone."""
-    from transformers import AutoConfig, AutoModelForImageClassification
-
-    names = dict(enumerate(labels))
-    try:
-        stated = AutoConfig.from_pretrained(where, token=token, num_labels=len(labels), id2label=names,
-                                            label2id={name: index for index, name in names.items()})
-        if config.load_pretrained:
-            model, report = AutoModelForImageClassification.from_pretrained(
-                where, config=stated, token=token, ignore_mismatched_sizes=True, use_safetensors=True, output_loading_info=True)
-        else:
-            model, report = AutoModelForImageClassification.from_config(stated), {}
-    except Exception as error:  # whatever a checkpoint may be
-        raise InputError(f"model_flavour {config.model_flavour!r}: no image classifier can be made of it "
-                         f"({one_line(error, 400)}); without weights set load_pretrained to false") from None
-    body = f"{model.base_model_prefix}."
-    absent = sorted(name for name in {*report.get("missing_keys", ()), *(key for key, *_ in report.get("mismatched_keys", ()))}
-                    if name.startswith(body))
-    if absent:
-        raise InputError(f"model_flavour {config.model_flavour!r}: its weights do not fit its config: {len(absent)} missing "
-                         f"or of another shape, such as {absent[0]}")
-    if config.freeze_backbone:
-        model.base_model.requires_grad_(False)
-    return model

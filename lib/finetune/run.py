@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,7 @@ from lib.errors import InputError, choices
 from lib.finetune import data as run_data
 from lib.finetune import networks, optimization
 from lib.finetune.checkpoints import BEST, Checkpoints
-from lib.finetune.config import TrainConfig
-from lib.finetune.devices import Prefetched
+from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.folders import stored_config
 from lib.finetune.metrics import Evaluation, check_monitor, evaluate, names, plain
 from lib.finetune.tensorboard import Log, resumed
@@ -35,7 +35,6 @@ from lib.work.training import Batch, Observer, Options, Recipe, Trainer, seed_ev
 from lib.work.workloads import Task
 
 SUMMARY, PROFILE = "summary.json", "profile.csv"
-_LOSS = "val_loss"
 _FETCH_S = 0.5  # between two fetches of values from the device
 _ORPHANS_S = 20.0  # workers of a loader may outlive a killed run so long; they hold its lock
 _KINDS = {split: kind for kind, split in PASSES.items()}  # what a pass over a split is called in a profile
@@ -46,7 +45,7 @@ class FinetuneTask(Task):
     """A task whose model and loss are those of a config."""
 
     network: networks.Network
-    labels: tuple[str, ...]
+    labels: Classes
     loss_name: str
 
     def model(self) -> torch.nn.Module:
@@ -96,10 +95,12 @@ class _Watch:
         """Note a batch; InputError where the loss of a fetched batch is no number, and errors of the run's ``check``."""
         self._rows.end(batch)
         run, position, now = self._run, self._run.position, time.perf_counter()
-        size = run.batches.own(batch.index)
+        size = run.batches.share(batch.index)
         both = torch.stack([value.detach().float() for value in (batch.loss, _right(batch.logits, batch.targets))])
         self._waiting.append(_Step(position.batches, size, batch.lr, time.time(), both))
-        position.batch, position.batches, position.samples = position.batch + 1, position.batches + 1, position.samples + size
+        position.batch += 1
+        position.batches += 1
+        position.samples += size
         position.rows += isinstance(self._rows, BatchProfiler)
         position.steps += batch.stepped
         self._rate_since_s, self._images = self._rate_since_s or now, self._images + size * bool(self._rate_since_s)
@@ -128,7 +129,8 @@ class _Watch:
         values = torch.stack([step.both for step in steps]).tolist()
         now = self._fetched_s = time.perf_counter()
         for step, (loss, right) in zip(steps, values, strict=True):
-            position.loss, position.right = position.loss + loss * step.samples, position.right + right * min(step.samples, 1)
+            position.loss += loss * step.samples
+            position.right += right * min(step.samples, 1)
             if run.log:
                 shown = {"step_loss": loss, "step_acc@1": right / step.samples, "lr": step.lr}
                 logged = {f"train/{name}": value for name, value in shown.items()}
@@ -172,8 +174,8 @@ class Run:
                                         processes)
         steps = math.ceil(self.batches.batches / config.grad_accum_steps) * config.epochs
         seed_everything(config.seed)
-        recipe = Recipe(lambda model: optimization.optimizer(config, model),
-                        lambda stepped: optimization.schedule(config, stepped, steps), config.max_grad_norm,
+        recipe = Recipe(partial(optimization.optimizer, config), partial(optimization.schedule, config, steps=steps),
+                        config.max_grad_norm,
                         gpu_augmentation() if config.gpu_batch_aug else None, self.batches.weight,
                         processes.parallel if processes.count > 1 else None)
         self.trainer = Trainer(self.task, Options(device, config.precision, config.lr, config.channels_last,
@@ -182,11 +184,9 @@ class Run:
         self.checkpoints = Checkpoints(config.folders(folder)[1], config, processes)
         self.position = self.checkpoints.resume(self.trainer)
 
-    def loader(self, split: str, batches: run_data.Batches):
-        """Return the loader of a split, its batches on the device where that is a GPU."""
-        on_gpu = self.device.type == "cuda"
-        loader = run_data.loader(self.config, self.data.splits[split], batches, pin=on_gpu)
-        return Prefetched(loader, self.device) if on_gpu else loader
+    def loader(self, split: str, batches: run_data.Batches) -> Iterable:
+        """Return the loader of a split."""
+        return run_data.loader(self.config, self.data.splits[split], batches, self.device)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -248,9 +248,8 @@ class Run:
         position.seconds += end - watch.since_s
         metered = self.device.type == "cuda" or self.processes.local_rank == 0  # a meter a card, or one a machine's CPU
         energy_j = (recorder.energy(begin, end).energy_j if metered else 0.0) if whole else math.nan
-        sums = torch.tensor(self.processes.gathered((position.loss, position.right, position.samples, energy_j)),
-                            dtype=torch.double)
-        loss, right, samples, energy_j = sums.sum(0).tolist()
+        gathered = self.processes.gathered((position.loss, position.right, position.samples, energy_j))
+        loss, right, samples, energy_j = map(sum, zip(*gathered, strict=True))
         return {"epoch": position.epoch, "step": position.batches - 1, "train_loss": loss / samples,
                 "train_acc@1": right / samples, "lr": self.trainer.optimizer.param_groups[0]["lr"],
                 "train_s": position.seconds, "images_per_sec": samples / position.seconds,
@@ -298,10 +297,11 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Evaluate the best weights on test, where there is one; write and return the summary."""
         position, tested = self.position, {}
-        if position.best_epoch < 0 or math.isnan(position.history[-1][_LOSS]):
-            name = self.config.monitor_metric if position.best_epoch < 0 else _LOSS
-            raise InputError(f"{name} is no number after {'any' if position.best_epoch < 0 else 'the last'} epoch: a smaller "
-                             "lr, more warm-up, max_grad_norm, fp32 or another monitor_metric may help")
+        for name, when, is_nan in ((self.config.monitor_metric, "any", position.best_epoch < 0),
+                                   ("val_loss", "the last", math.isnan(position.history[-1]["val_loss"]))):
+            if is_nan:
+                raise InputError(f"{name} is no number after {when} epoch: a smaller lr, more warm-up, max_grad_norm, fp32 or "
+                                 "another monitor_metric may help")
         if "test" in self.data.splits:
             weights.load_model(self.trainer.model, self.checkpoints.folder / BEST)
             evaluation = self.evaluate("test")
@@ -324,8 +324,8 @@ def _print_notes(config: TrainConfig, task: FinetuneTask, data: run_data.Data) -
     if dropped := [k for k in config.eval_topk if k > 1 and f"acc@{k}" not in measured]:
         print(f"eval_topk {choices(dropped)} left out: there are {len(data.labels)} classes"
               + (", and a sample may have several" if task.multi_label else ""))
-    kept = choices(f"{len(kept):,} of {len(data.splits[split]):,} {split} samples" for split, kept in data.indices.items())
-    print(f"{data.note}\n{kept}; {len(data.labels)} classes", flush=True)
+    counts = [f"{len(indices):,} of {len(data.splits[split]):,} {split} samples" for split, indices in data.indices.items()]
+    print(f"{data.note}\n{choices(counts)}; {len(data.labels)} classes", flush=True)
 
 
 def train(config: TrainConfig, folder: Path, device: torch.device, threads: int = 0, together: Processes = ALONE,

@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lib import files, locks, store
 from lib.finetune import figures
 from lib.finetune.metrics import LOSS, Evaluation
+from lib.measure.training.matrix import markdown
 
 HISTORY = "history.csv"
 _FLUSH_S, _QUEUE = 5, 1000  # of TensorBoard's writer
@@ -90,10 +91,5 @@ def table(evaluation: Evaluation, class_names: Sequence[str]) -> str:
     matrix, rows, columns = figures.counts(evaluation, class_names)
     if len(rows) > _LARGEST_TABLE:
         return f"{len(rows)} classes: see the figure."
-    cells = [["truth", *columns], ["---"] * (len(columns) + 1),
-             *([name, *row] for name, row in zip(rows, matrix, strict=True))]
-    return "\n".join(f"| {' | '.join(_escaped(str(cell)) for cell in row)} |" for row in cells)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|")
+    return markdown(pd.DataFrame([[name, *counts] for name, counts in zip(rows, matrix, strict=True)],
+                                 columns=["truth", *columns]))

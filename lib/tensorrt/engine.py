@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_pascal
 
-from lib import store
-from lib.config.base import build, mapping
+from lib.config.base import Positive, build, json_mapping, some, whole
 from lib.errors import InputError, choices, printable
 from lib.predict.model_file import require
 
@@ -19,7 +18,8 @@ _BYTES = {"FP32": 4.0, "FP16": 2.0, "BF16": 2.0, "INT8": 1.0, "FP8": 1.0, "INT32
 _NAMES = {"HALF": "FP16", "FLOAT": "FP32", "BFLOAT16": "BF16", "UINT8": "INT8"}
 _SHOWN, _MOST_SHOWN = 60, 5  # characters of a format that is not known, and how many of them are named
 
-Size = Annotated[int, Field(ge=1, le=1 << 31)]
+Size = whole(1, 1 << 31)
+Name = Annotated[str, Field(min_length=1)]
 Pair = Annotated[tuple[int, ...], Field(max_length=3)]
 
 
@@ -51,7 +51,7 @@ class Constant(_Read):
     """Weights or a bias: element type and count."""
 
     format: Annotated[str, Field(validation_alias="Type")] = ""
-    count: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    count: whole(0, 1 << 40) = 0
 
     @property
     def bytes(self) -> float:
@@ -65,8 +65,8 @@ class Layer(_Read):
     A layer of a known kind that lacks something, or contradicts itself, is refused.
     """
 
-    name: Annotated[str, Field(min_length=1)]
-    layer_type: Annotated[str, Field(min_length=1)]
+    name: Name
+    layer_type: Name
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     kernel: Pair = ()
@@ -75,7 +75,7 @@ class Layer(_Read):
     dilation: Pair = ()
     pre_padding: Pair = ()
     post_padding: Pair = ()
-    groups: Annotated[int, Field(ge=1)] = 1
+    groups: Positive = 1
     weights: Constant = Constant()
     bias: Constant = Constant()
 
@@ -121,15 +121,18 @@ class Layer(_Read):
         return self.macs if self.kind == "pooling" else 2 * self.macs
 
     @property
+    def _parts(self) -> tuple[Tensor | Constant, ...]:
+        return *self.inputs, *self.outputs, self.weights, self.bias
+
+    @property
     def bytes(self) -> float:
         """Return the compulsory bytes: inputs and weights read once, outputs written once."""
-        return sum(part.bytes for part in (*self.inputs, *self.outputs, self.weights, self.bias))
+        return sum(part.bytes for part in self._parts)
 
     @property
     def unknown_formats(self) -> tuple[str, ...]:
         """Return the formats of tensors and weights whose bytes are not known, as the engine writes them, each once."""
-        return tuple(dict.fromkeys(part.format or "no format" for part in (*self.inputs, *self.outputs, self.weights, self.bias)
-                                   if isnan(part.bytes)))
+        return tuple(dict.fromkeys(part.format or "no format" for part in self._parts if isnan(part.bytes)))
 
     @property
     def dtype(self) -> str:
@@ -141,7 +144,7 @@ class Engine(_Read):
     """The layers of an engine in the order in which they run, and the file that they were read from."""
 
     path: Path
-    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    layers: some(Layer)
 
     @model_validator(mode="after")
     def _named_once(self) -> "Engine":
@@ -165,7 +168,7 @@ def read(path: Path) -> Engine:
 
     Raises InputError for another file, an engine without details of its layers, and a layer that contradicts itself.
     """
-    content = mapping(store.read_json(path), path)
+    content = json_mapping(path)
     layers = content.get("Layers")
     if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")

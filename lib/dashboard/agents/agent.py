@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import random
+import re
 import secrets
 import signal
 import sys
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic import HttpUrl, TypeAdapter, ValidationError
 
 import lib
 from lib import paths
 from lib.config.base import parse
-from lib.dashboard.agents.devices import Meter
-from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Registered, Registration, Reply
-from lib.errors import InputError, one_line
+from lib.dashboard.agents import devices
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Message, Registered, Registration, Reply
+from lib.errors import InputError, one_line, refused
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, logged
 
 _API = "/api/v1/agents"
@@ -49,11 +51,9 @@ class Client:
 
     def __init__(self, server: str, token: str):
         try:
-            url = httpx.URL(server)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if url.scheme not in ("http", "https") or not url.host:
-            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000")
+            TypeAdapter(HttpUrl).validate_python(server)
+        except ValidationError:
+            raise InputError(f"--server {server!r} is no address; it is such as http://127.0.0.1:8000") from None
         self.server = server.rstrip("/")
         self._http = httpx.Client(headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                                   trust_env=False)  # the token goes to the server, to no proxy
@@ -73,17 +73,17 @@ class Client:
         except httpx.HTTPError as error:
             raise NoAnswerError(one_line(error)) from None
         status, where = response.status_code, f"what answers at {self.server}"
-        if status == httpx.codes.OK:
+        if status == 200:
             return parse(answer, response.content, where)
         reason = response.text[:300]
-        if status == httpx.codes.GONE:
+        if status == 410:
             raise SessionOverError(reason)
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        if status in (401, 403):
             raise InputError(f"{self.server} refuses this agent's token: give the file that the dashboard names at its start "
                              "as --token-file")
-        if status == httpx.codes.CONFLICT:
+        if status == 409:
             raise InputError(f"{self.server}: {reason}")
-        if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+        if status >= 500 or status == 429:
             raise NoAnswerError(f"status {status}: {reason}")
         raise InputError(f"{where} is no dashboard, or one of another version: status {status}, {reason}")
 
@@ -97,11 +97,9 @@ def read_token(path: Path | None) -> str:
     if path is None and stated:
         return stated
     path = path or paths.DATA / "dashboard" / "token"
-    try:
+    with refused(f"no token for the server in {path} (",
+                 "); --token-file names the file that the dashboard names at its start"):
         return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"no token for the server in {path} ({one_line(error)}); --token-file names the file that the "
-                         "dashboard names at its start") from None
 
 
 def _check_inside(folder: Path, path: Any, name: str) -> None:
@@ -118,17 +116,15 @@ def _check_data(folder: str) -> None:
         _print(f"{folder} here is not the server's: mount that one there, or files of runs stay on this machine")
 
 
-def _check_finetune(arguments: Mapping[str, Any]) -> None:
-    _check_inside(paths.DATA, arguments.get("folder"), "folder")
-
-
 def _check_notebook(arguments: Mapping[str, Any]) -> None:
     _check_inside(paths.DATA, arguments.get("out"), "out")
     _check_inside(paths.NOTEBOOKS, str(paths.ROOT / str(arguments.get("path"))), "path")
 
 
-ALLOWED: dict[str, Callable[[Mapping[str, Any]], None]] = {
-    "lib.finetune.task:finetune": _check_finetune, "lib.schedule.runtime.tasks:notebook": _check_notebook}
+Check = Callable[[Mapping[str, Any]], None]  # of the arguments of a task; raises InputError
+ALLOWED: dict[str, Check] = {
+    "lib.finetune.task:finetune": lambda arguments: _check_inside(paths.DATA, arguments.get("folder"), "folder"),
+    "lib.schedule.runtime.tasks:notebook": _check_notebook}
 
 
 def _print(text: str) -> None:
@@ -142,13 +138,13 @@ class Agent:
     """
 
     def __init__(self, client: Client, name: str, slots: Sequence[tuple[Slot, Device]],
-                 allowed: Mapping[str, Callable[[Mapping[str, Any]], None]] = ALLOWED):
+                 allowed: Mapping[str, Check] = ALLOWED):
         self._client, self._slots, self._allowed = client, {device.name: slot for slot, device in slots}, allowed
         self._registration = Registration(
             name=name, host=platform.node()[:200], instance=secrets.token_hex(16), api_version=API_VERSION,
             runner_version=lib.__version__, labels={"python": platform.python_version(), "system": platform.system()},
             devices=tuple(device for _, device in slots))
-        self._meter = Meter([device.gpu for _, device in slots if device.gpu])
+        self._cards = [device.gpu for _, device in slots if device.gpu]
         self._session: Registered | None = None
         self._mailbox = Mailbox()
         self._workers: dict[int, ProcessWorker] = {}
@@ -182,10 +178,10 @@ class Agent:
 
     def _serve(self) -> None:
         """Serve until the session is over, and end the workers. Raises what ended it."""
-        unwritten = [report for _, *report in self._mailbox.kept() if report[0] == "report"]  # of earlier sessions
-        self._mailbox = Mailbox()
-        for report in unwritten:
-            self._mailbox.post(0, *report)
+        earlier, self._mailbox = self._mailbox, Mailbox()
+        for _, name, *content in earlier.unfinished():
+            if name == "report":
+                self._mailbox.post(0, name, *content)
         self._dead, self._alive = set(), set()
         self._answered_s, self._load_s, self._pause_s = time.monotonic(), 0.0, _PACE_S
         try:
@@ -199,9 +195,9 @@ class Agent:
 
     def _exchange(self) -> None:
         """Call the server once. Raises SessionOverError or InputError, and NoAnswerError after half of ``silent_s``."""
-        began_s, silent_s, load = time.monotonic(), self._session.silent_s, None
+        began_s, silent_s, load = time.monotonic(), self._session.silent_s, {}
         if began_s - self._load_s > _LOAD_S:
-            self._load_s, load = began_s, self._meter.load()
+            self._load_s, load = began_s, devices.load(self._cards)
         messages = tuple(self._mailbox.outgoing())
         wait_s = 0.0 if messages else min(_LISTEN_S if self._workers else 1.0, silent_s / 8)
         exchange = Exchange(session=self._session.session, acknowledged=self._mailbox.received, alive=tuple(self._alive),
@@ -231,7 +227,7 @@ class Agent:
             for message in self._workers[number].messages():
                 self._post(number, message)
 
-    def _post(self, number: int, message: tuple[Any, ...]) -> None:
+    def _post(self, number: int, message: Message) -> None:
         if message[0] == "heartbeat":
             self._alive.add(number)
             return
@@ -285,4 +281,4 @@ def end_with_parent(parent: int) -> None:
 
 def default_name() -> str:
     """Return this host's name as an agent's."""
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in platform.node()).strip("._-") or "agent"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).strip("._-") or "agent"

@@ -2,15 +2,14 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import psutil
 
 from lib import locks
-from lib.dashboard.agents.messages import Device, Gpu, GpuLoad, Load
-from lib.errors import InputError, choices, one_line
+from lib.dashboard.agents.messages import Device, Gpu
+from lib.errors import InputError, choices, refused
 from lib.measure.gpus.card import management, number_of
 from lib.schedule.runtime.local_site import slots_here
 from lib.schedule.runtime.workers import Slot
@@ -18,32 +17,27 @@ from lib.schedule.runtime.workers import Slot
 _MB = 1e6
 
 
-def _nvml() -> Any:
-    try:
-        return management()
-    except InputError:
-        return None
-
-
 def gpu(number: int) -> Gpu | None:
     """Return the card ``cuda:<number>`` of this process; None where NVML does not list it: without NVML, or a part of a card.
 
     Raises InputError for a lost card.
     """
-    nvml, name = _nvml(), locks.uuid(locks.card(number))
-    if not nvml or not (name.isdecimal() or name.startswith("GPU-")):
-        return None
+    name = locks.uuid(locks.card(number))
     try:
+        nvml = management()
+    except InputError:
+        return None
+    if not (name.isdecimal() or name.startswith("GPU-")):
+        return None
+    with refused(f"cuda:{number} is lost: "):
         handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
         return Gpu(index=nvml.nvmlDeviceGetIndex(handle), uuid=nvml.nvmlDeviceGetUUID(handle),
                    name=nvml.nvmlDeviceGetName(handle), memory_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total / _MB,
                    compute_capability=f"{major}.{minor}")
-    except nvml.NVMLError as error:
-        raise InputError(f"cuda:{number} is lost: {one_line(error)}") from None
 
 
-def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
+def devices_here(count: int) -> list[tuple[Slot, Device]]:
     """Return this machine's slots (``local_site.slots_here``) with their descriptions for the server.
 
     CPU slots share the host's memory. A lost card has no slot. Raises InputError for more slots than cores.
@@ -52,11 +46,11 @@ def devices_here(count: int = 0) -> list[tuple[Slot, Device]]:
 
     slots = slots_here(count)
     cpus = [slot for slot in slots if slot.cores]
-    memory_mb = psutil.virtual_memory().total / _MB / max(1, len(cpus))
+    memory_mb = psutil.virtual_memory().total / _MB / len(cpus)
     model = " ".join(re.sub(r"\(.*?\)", "", machine.hardware()["cpu"]).split())[:200]
     pairs = [(slot, Device(name=slot.name, model=model, cores=len(slot.cores), threads=slot.threads, memory_mb=memory_mb))
              for slot in cpus]
-    for slot in (slot for slot in slots if not slot.cores):
+    for slot in slots[len(cpus):]:
         with contextlib.suppress(InputError):  # a lost card has no slot
             number = number_of(slot.name)
             card = gpu(number)
@@ -73,22 +67,15 @@ def narrowed(pairs: Sequence[tuple[Slot, Device]]) -> str:
     return f"{choices(fewer)}: others held the other cores; begin anew when they are free" if fewer else ""
 
 
-class Meter:
-    """How busy the host and its GPUs are."""
-
-    def __init__(self, cards: Sequence[Gpu]):
-        self._cards, self._nvml = cards, _nvml() if cards else None
-        psutil.cpu_percent()  # the first call has nothing to compare with
-
-    def load(self) -> Load:
-        """Return the load since the last call."""
-        memory = psutil.virtual_memory()
-        return Load(cpu_percent=psutil.cpu_percent(), memory_used_mb=(memory.total - memory.available) / _MB,
-                    memory_mb=memory.total / _MB, gpus=tuple(self._gpus()))
-
-    def _gpus(self) -> Iterator[GpuLoad]:
-        for card in self._cards:
-            with contextlib.suppress(self._nvml.NVMLError):  # one that is lost, or does not say: the others are shown
-                handle = self._nvml.nvmlDeviceGetHandleByUUID(card.uuid)
-                yield GpuLoad(uuid=card.uuid, utilisation_percent=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                              memory_used_mb=self._nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB)
+def load(cards: Sequence[Gpu]) -> dict[str, float]:
+    """Return the load of the host and its cards since the last call: percent and 10^6 bytes; of cards by their numbers here."""
+    memory = psutil.virtual_memory()
+    facts = {"cpu_percent": psutil.cpu_percent(), "memory_used_mb": (memory.total - memory.available) / _MB,
+             "memory_mb": memory.total / _MB}
+    for number, card in enumerate(cards):
+        with contextlib.suppress(Exception):  # one that is lost, or does not say: the others are shown
+            nvml = management()
+            handle = nvml.nvmlDeviceGetHandleByUUID(card.uuid)
+            facts |= {f"gpu_{number}_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+                      f"gpu_{number}_memory_used_mb": nvml.nvmlDeviceGetMemoryInfo(handle).used / _MB}
+    return facts

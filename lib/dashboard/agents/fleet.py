@@ -8,10 +8,8 @@ only after its earlier attempt has ended.
 import asyncio
 import contextlib
 import itertools
-import math
 import queue
 import secrets
-import sys
 import threading
 import time
 from collections import deque
@@ -26,13 +24,11 @@ from sqlalchemy import select
 
 from lib import paths
 from lib.dashboard import database as db
-from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Load, Mailbox, Registered, Registration, Reply
+from lib.dashboard.agents.messages import API_VERSION, Device, Exchange, Mailbox, Message, Registered, Registration, Reply
 from lib.dashboard.database_engine import Database
-from lib.dashboard.run_records import RunRecords
-from lib.errors import InputError, one_line
+from lib.dashboard.run_records import RunRecords, note
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost
 
-_OLD, _BUSY, _GONE = 409, 503, 410
 _SHUT_DOWN_S, _LOOK_S, _BEAT_S = 0.05, 0.5, 2.0
 
 
@@ -53,7 +49,7 @@ class _Session:
     def __init__(self, registration: Registration, agent_id: str, silent_s: float):
         self.registration, self.agent_id, self.silent_s = registration, agent_id, silent_s
         self.key = secrets.token_hex(16)
-        self.mailbox, self.workers, self.load = Mailbox(), {}, None
+        self.mailbox, self.workers, self.load = Mailbox(), {}, {}
         self.seen_s, self.over = time.monotonic(), ""
         self._waiting: set[Callable[[], None]] = set()
         self._written, self._unwritten = 0, deque()  # numbers of messages, and of their reports
@@ -94,8 +90,9 @@ class _Session:
                 worker.put((name, *content))
         if report:
             self._unwritten.append((self.mailbox.received, report))
-        for worker in filter(None, [self.workers.get(number) for number in exchange.alive]):
-            worker.put(("heartbeat",))
+        for number in exchange.alive:
+            if worker := self.workers.get(number):
+                worker.put(("heartbeat",))
 
     def written(self, reports: int) -> int:
         """Return the number of the last message whose report is among the first ``reports``, as are those before it."""
@@ -109,11 +106,10 @@ class _Session:
         self.wake()
 
     def slots(self) -> list[AgentSlot]:
-        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``; none once it is over."""
+        """Return its slots under their names in the queue, such as ``agent/cpu[0-3]``."""
         name = self.registration.name
-        slots = [(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), device)
-                 for device in self.registration.devices if not self.over]
-        return [AgentSlot(slot, name, self.agent_id, self.key, device) for slot, device in slots]
+        return [AgentSlot(Slot(f"{name}/{device.name}", (), device.threads, memory_mb=device.memory_mb), name, self.agent_id,
+                          self.key, device) for device in self.registration.devices]
 
 
 class AgentWorker:
@@ -121,14 +117,14 @@ class AgentWorker:
 
     def __init__(self, session: _Session, number: int, device: str):
         self._session, self._number = session, number
-        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._ended = threading.Event()
         self.pipe, self._bell = Pipe(duplex=False)
         self._rung = threading.Event()
         session.workers[number] = self
         session.post(number, "spawn", device)
 
-    def put(self, message: tuple[Any, ...]) -> None:
+    def put(self, message: Message) -> None:
         """Take a message of the agent."""
         if message[0] == "ended":
             self._ended.set()
@@ -139,7 +135,7 @@ class AgentWorker:
             with contextlib.suppress(OSError):  # it was shut down meanwhile
                 self._bell.send_bytes(b".")
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call."""
         while self.pipe.poll():
             self.pipe.recv_bytes()
@@ -170,7 +166,7 @@ async def _same_version(request: Request) -> None:
     with contextlib.suppress(ValueError, AttributeError):  # what is no object is refused by its schema
         stated = (await request.json()).get("api_version")
         if stated != API_VERSION:
-            raise HTTPException(_OLD, f"this agent speaks version {stated} of the agents' protocol, the server version "
+            raise HTTPException(409, f"this agent speaks version {stated} of the agents' protocol, the server version "
                                 f"{API_VERSION}: install the server's version of this project on its machine")
 
 
@@ -192,11 +188,8 @@ class Fleet:
     def router(self) -> APIRouter:
         """Return the endpoints of agents, to be mounted behind the check of tokens."""
         routes = APIRouter(tags=["agents"])
-        routes.post("/agents/register", dependencies=[Depends(_same_version)], responses={
-            _OLD: {"description": "Another version of the protocol"},
-            _BUSY: {"description": "The name is taken; try again"}})(self.register)
-        routes.post("/agents/{agent_id}/exchange", responses={
-            _GONE: {"description": "The session is over; register again"}})(self.exchange)
+        routes.post("/agents/register", dependencies=[Depends(_same_version)])(self.register)
+        routes.post("/agents/{agent_id}/exchange")(self.exchange)
         return routes
 
     def register(self, registration: Registration) -> Registered:
@@ -204,7 +197,7 @@ class Fleet:
         with self._lock:
             last = self._sessions.get(registration.name)
             if last and last.registration.instance != registration.instance and not (last.over or last.is_silent()):
-                raise HTTPException(_BUSY, f"an agent named {registration.name} is connected from {last.registration.host}; "
+                raise HTTPException(503, f"an agent named {registration.name} is connected from {last.registration.host}; "
                                     f"another one takes its place when that was silent for {self.limits.silent_s:g} s")
             self._end(last, "the agent began anew")
             session = _Session(registration, self._save(registration), self.limits.silent_s)
@@ -217,7 +210,7 @@ class Fleet:
         """Take an agent's messages, give it those for it. Raises HTTPException where its session is over."""
         session = next((session for session in list(self._sessions.values()) if session.agent_id == agent_id), None)
         if not session or session.over or not secrets.compare_digest(session.key.encode(), exchange.session.encode()):
-            raise HTTPException(_GONE, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
+            raise HTTPException(410, f"the agent's session is over ({session.over if session else 'the server began anew'}); "
                                 "end what runs and register again")
         session.take(exchange, self._records)
         if exchange.leaving:
@@ -237,11 +230,10 @@ class Fleet:
             row.slots = [device.model_dump(mode="json") for device in agent.devices]
             cards = {card.index: card for card in row.gpus}
             for gpu in (device.gpu for device in agent.devices if device.gpu):
-                if gpu.index not in cards:
-                    row.gpus.append(cards.setdefault(gpu.index, db.Gpu(index=gpu.index)))
-                card = cards[gpu.index]
+                card = cards.setdefault(gpu.index, db.Gpu(index=gpu.index))
                 card.uuid, card.name, card.compute_capability = gpu.uuid, gpu.name, gpu.compute_capability
                 card.total_mem_mb, card.last_seen_at = int(gpu.memory_mb), db.now()
+            row.gpus = list(cards.values())
             session.flush()
             return row.id
 
@@ -289,7 +281,7 @@ class Fleet:
 
     def run(self, until: Callable[[], bool], join: Callable[[AgentSlot], Any], leave: Callable[[str], Any]) -> None:
         """Keep the agents' rows up to date, and the slots that ``join`` and ``leave`` the queue, until ``until`` holds."""
-        beat_s, last = -math.inf, ""
+        beat_s, last = 0.0, ""
         while not until():
             try:
                 self.expire()
@@ -298,27 +290,27 @@ class Fleet:
                     with contextlib.suppress(*db.UNAVAILABLE):  # the next time is soon
                         self._write_loads()
                 self._rung.clear()
-                self._match_slots(join, leave)
+                usable = self._usable()
+                for name, slot in list(self.slots.items()):
+                    if usable.get(name) != slot:
+                        del self.slots[name]
+                        leave(name)
+                for name, slot in usable.items():
+                    if name not in self.slots:
+                        self.slots[name] = slot
+                        join(slot)
             except Exception as error:  # without this thread no agent would be noticed any more
                 last = note("the agents are looked at again", error, last)
             self._rung.wait(_LOOK_S)
 
-    def _match_slots(self, join: Callable[[AgentSlot], Any], leave: Callable[[str], Any]) -> None:
-        """Add and remove slots of the queue as agents come and go; add none while jobs of an earlier server may run."""
+    def _usable(self) -> dict[str, AgentSlot]:
+        """Return the slots for the queue: none of a reserved card, and none at all while jobs of an earlier server may run."""
         connected = self.connected()
         self._expected -= {slot.agent for slot in connected.values()}
-        wanted = {name: slot for name, slot in connected.items()
-                  if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
         if self._expected and time.monotonic() < self._until_s:
-            wanted = {}
-        for name, slot in list(self.slots.items()):
-            if wanted.get(name) != slot:
-                del self.slots[name]
-                leave(name)
-        for name, slot in wanted.items():
-            if name not in self.slots:
-                self.slots[name] = slot
-                join(slot)
+            return {}
+        return {name: slot for name, slot in connected.items()
+                if not (slot.device.gpu and (slot.agent_id, slot.device.gpu.index) in self._reserved)}
 
     def _write_loads(self) -> None:
         """Write the load of agents, and which have gone; read which cards are reserved."""
@@ -328,22 +320,7 @@ class Fleet:
                 row.connected = row.id in loads or (row.name in self._expected and time.monotonic() < self._until_s)
                 if row.id in loads:
                     seen_s, load = loads[row.id]
-                    row.last_heartbeat_at, row.load = db.now() - timedelta(seconds=time.monotonic() - seen_s), _flat(load)
+                    row.last_heartbeat_at, row.load = db.now() - timedelta(seconds=time.monotonic() - seen_s), load
             cards = session.scalars(select(db.Gpu).where(db.Gpu.is_allocated))
             self._reserved = {(card.agent_id, card.index) for card in cards}
 
-
-def note(event: str, error: Exception, last: str = "") -> str:
-    """Print an error that does not stop the server, in one line, unless it repeats the ``last`` one; return the line."""
-    line = f"{event}: {error if isinstance(error, InputError) else one_line(error)}"
-    if line != last:
-        print(line, file=sys.stderr, flush=True)
-    return line
-
-
-def _flat(load: Load | None) -> dict[str, float]:
-    if load is None:
-        return {}
-    cards = {f"gpu_{number}_{name}": value for number, card in enumerate(load.gpus)
-             for name, value in card.model_dump(exclude={"uuid"}).items()}
-    return {**load.model_dump(exclude={"gpus"}), **cards}

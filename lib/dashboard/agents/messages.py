@@ -13,24 +13,24 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from lib.config.base import Count, PlainName, Positive, Strict
+from lib.config.base import Count, PlainName, Positive, Strict, number, whole
 
-API_VERSION = 3
+API_VERSION = 4
 MOST_BYTES = 200_000  # of the messages of one exchange, and of each of them
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]
-Megabytes = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Message = tuple[Any, ...]
+Megabytes = number(0, 1e12)
 _SHAPES = {"ready": (int,), "done": (str, object), "failed": (str, str), "refused": (str, str), "stopped": (str,),
            "report": (str, dict), "died": (str,), "ended": ()}
 
 
-def _well_formed(message: tuple[Any, ...]) -> tuple[Any, ...]:
+def _well_formed(message: Message) -> Message:
     """Refuse a message that no worker sends, before other code relies on its shape."""
-    number, worker, name, *content = message if len(message) > 2 else (None, None, None)
-    shape = _SHAPES.get(name) if isinstance(name, str) else None
-    if not isinstance(number, int) or not isinstance(worker, int) or shape is None or len(shape) != len(content) or not all(
-            map(isinstance, content, shape)):
-        raise ValueError("is no message (number, worker, what, ...) of a worker")
-    return message
+    match message:
+        case int(), int(), str(name), *content if (
+                name in _SHAPES and len(content) == len(_SHAPES[name]) and all(map(isinstance, content, _SHAPES[name]))):
+            return message
+    raise ValueError("is no message (number, worker, what, ...) of a worker")
 
 
 class Gpu(Strict):
@@ -38,7 +38,7 @@ class Gpu(Strict):
 
     uuid: Text
     name: Text
-    index: Annotated[int, Field(ge=0, le=1023)]
+    index: whole(0, 1023)
     memory_mb: Megabytes
     compute_capability: Text
 
@@ -46,7 +46,7 @@ class Gpu(Strict):
 class Device(Strict):
     """A slot of an agent: some cores of its CPU, or a GPU. ``model`` is that of its processor: by it times are predicted."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\s/]+$")]
+    name: Annotated[str, Field(max_length=200, pattern=r"^[^\s/]+$")]
     model: Text
     cores: Count
     threads: Positive
@@ -81,35 +81,18 @@ class Registered(Strict):
     data: str
 
 
-class GpuLoad(Strict):
-    """How busy a GPU is."""
-
-    uuid: Text
-    utilisation_percent: float
-    memory_used_mb: float
-
-
-class Load(Strict):
-    """How busy an agent's host is."""
-
-    cpu_percent: float
-    memory_used_mb: float
-    memory_mb: float
-    gpus: tuple[GpuLoad, ...] = ()
-
-
 class Exchange(Strict):
     """A sign of life with what is new: ``messages`` are ``(number, worker, *message)``, ``alive`` the workers that beat.
 
-    The answer waits up to ``wait_s`` for a message.
+    ``load`` says how busy the host and its GPUs are. The answer waits up to ``wait_s`` for a message.
     """
 
     session: Text
     acknowledged: Count
-    messages: tuple[Annotated[tuple[Any, ...], AfterValidator(_well_formed)], ...] = ()
+    messages: tuple[Annotated[Message, AfterValidator(_well_formed)], ...] = ()
     alive: tuple[int, ...] = ()
-    load: Load | None = None
-    wait_s: Annotated[float, Field(ge=0, le=1)] = 0.0
+    load: dict[Text, float] = {}
+    wait_s: number(0, 1) = 0.0
     leaving: bool = False
 
 
@@ -118,7 +101,7 @@ class Reply(Strict):
 
     acknowledged: Count
     written: Count
-    messages: tuple[tuple[Any, ...], ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 class Mailbox:
@@ -145,7 +128,7 @@ class Mailbox:
             self._number += 1
             self._outgoing.append((self._number, message, size))
 
-    def outgoing(self) -> list[tuple[Any, ...]]:
+    def outgoing(self) -> list[Message]:
         """Return the first of the messages that the other side does not have: one, or as many as MOST_BYTES hold."""
         batch, left = [], MOST_BYTES
         with self._lock:
@@ -164,15 +147,15 @@ class Mailbox:
             while self._outgoing and self._outgoing[0][0] <= done:
                 self._outgoing.popleft()
 
-    def kept(self) -> list[tuple[Any, ...]]:
+    def unfinished(self) -> list[Message]:
         """Return the outgoing messages that the other side may not have dealt with."""
         return [message for _, message, _ in self._outgoing]
 
-    def take(self, messages: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
+    def take(self, messages: tuple[Message, ...]) -> list[Message]:
         """Return those incoming messages that are new, in order and without their numbers."""
         new = []
-        for number, *message in messages:
-            if number == self.received + 1:
-                self.received = number
+        for sent, *message in messages:
+            if sent == self.received + 1:
+                self.received = sent
                 new.append(tuple(message))
         return new

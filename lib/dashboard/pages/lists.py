@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -21,17 +20,18 @@ from lib.dashboard import configurations, events, schemas, security
 from lib.dashboard import database as db
 from lib.dashboard.fields import Index, RowId, checked
 from lib.dashboard.operations import Offset, Operations
-from lib.dashboard.pages import compare, run
-from lib.dashboard.pages.rendering import Form, add_page, render
+from lib.dashboard.pages import run
+from lib.dashboard.pages.rendering import Facts, Form, add_page, render
 from lib.errors import choices
 
-_MOST_ROWS, _MOST_CHOICES = 100, 500
+_MOST_ROWS = 100
 _PROJECT = "/web/projects/{project_id}"
 _TICKS, _PAST_S = 5, 3600.0
 _STEPS_S = (0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600, 43200, 86400)  # between two ticks
 _BEST = sa.case((db.Run.monitor_mode == "max", -db.Run.best_value), else_=db.Run.best_value)
 _SORTS = {"newest": (), "best": (_BEST.is_(None), _BEST), "name": (db.Run.name,), "state": (db.Run.state,),
           "longest": (db.Run.predicted_s.is_(None), db.Run.predicted_s.desc())}
+_Search = Annotated[str, Field(max_length=120)]
 
 
 class Wanted(BaseModel):
@@ -39,8 +39,8 @@ class Wanted(BaseModel):
 
     group_id: RowId | None = None
     state: Literal[db.STATES] | None = None
-    text: Annotated[str, Field(max_length=120)] = ""  # a part of the run's name
-    tag: Annotated[str, Field(max_length=120)] = ""
+    text: _Search = ""  # a part of the run's name
+    tag: _Search = ""
     archived: bool = False
     sort: Literal[tuple(_SORTS)] | None = None
     offset: Offset = 0
@@ -50,17 +50,14 @@ class Wanted(BaseModel):
     def _empty_is_none(cls, value: Any) -> Any:
         return value or None
 
-    @property
-    def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions that are none of a column's value."""
-        texts = [db.Run.name.icontains(self.text, autoescape=True)] if self.text else []
-        tags = [sa.cast(db.Run.tags, sa.Text).contains(json.dumps(self.tag), autoescape=True)] if self.tag else []
-        return [db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None), *texts, *tags]
-
-    @property
-    def first(self) -> tuple[sa.ColumnElement[Any], ...]:
-        """Return what the list is sorted by; runs of a group are compared: the best first."""
-        return _SORTS[self.sort or ("best" if self.group_id else "newest")]
+    def page(self, operations: Operations, project_id: str) -> list[db.Run]:
+        """Return a page of these runs of a project; runs of a group are compared: the best first."""
+        archived = db.Run.archived_at.is_not(None) if self.archived else db.Run.archived_at.is_(None)
+        named = db.Run.name.icontains(self.text, autoescape=True)
+        tagged = sa.cast(db.Run.tags, sa.Text).contains(self.tag and json.dumps(self.tag), autoescape=True)
+        order = _SORTS[self.sort or ("best" if self.group_id else "newest")]
+        return operations.page(db.Run, _MOST_ROWS, self.offset, archived, named, tagged, first=order, project_id=project_id,
+                               group_id=self.group_id, state=self.state)
 
     def address(self, **changes: Any) -> str:
         """Return the query of the list with some fields changed."""
@@ -70,23 +67,23 @@ class Wanted(BaseModel):
 
 def add_lists(pages: APIRouter, operations: Operations) -> None:
     """Add the lists and their forms."""
-    def adding(table: type[db.Base], wanted: type[schemas.BaseModel], target: str) -> Callable[..., str]:
+    def adding(table: db.Table, wanted: type[schemas.BaseModel], target: str) -> Callable[..., str]:
         """Return the change of a form that brings a new row."""
         return lambda form: target.format(row=operations.add(table, checked(wanted, form).model_dump()))
 
-    def projects() -> dict[str, Any]:
+    def projects() -> Facts:
         with operations.database.reading() as session:
             counts = dict(session.execute(select(db.Run.project_id, func.count()).group_by(db.Run.project_id)).all())
-        return {"projects": operations.page(db.Project, _MOST_CHOICES), "counts": counts}
+        return {"projects": operations.page(db.Project), "counts": counts}
 
-    def agents() -> dict[str, Any]:
-        return {"agents": operations.page(db.Agent, _MOST_CHOICES),
-                "running": operations.page(db.Run, _MOST_CHOICES, state=db.RUNNING)}
+    def agents() -> Facts:
+        return {"agents": operations.page(db.Agent),
+                "running": operations.page(db.Run, state=db.RUNNING)}
 
-    def schedule() -> dict[str, Any]:
+    def schedule() -> Facts:
         planned = operations.schedule()
         past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
-        waiting = operations.page(db.Run, _MOST_CHOICES, state=db.QUEUED)
+        waiting = operations.page(db.Run, state=db.QUEUED)
         with operations.database.reading() as session:
             count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
         attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
@@ -101,48 +98,46 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
              ("/web/agents/gpus", adding(db.Gpu, schemas.GpuIn, "/web/agents"), "index"))
     add_page(pages, "/web/schedule", "schedule.html", schedule)
     _add_project(pages, operations)
-    for word, reserved in (("reserve", True), ("release", False)):
-        def allocate(is_reserved: bool, agent_id: RowId, index: Index):
-            operations.allocate(is_reserved, agent_id, index)
-            return RedirectResponse("/web/agents", 303)
 
-        pages.post(f"/web/agents/{{agent_id}}/gpus/{{index}}/{word}")(partial(allocate, reserved))
+    @pages.post("/web/agents/{agent_id}/gpus/{index}/{change}")
+    def allocate(agent_id: RowId, index: Index, change: Literal["reserve", "release"]):
+        operations.allocate(change == "reserve", agent_id, index)
+        return RedirectResponse("/web/agents", 303)
 
 
 def _add_project(pages: APIRouter, operations: Operations) -> None:
     """Add the pages of a project: its configurations and its runs, with the forms of new ones."""
-    def facts(project_id: str, **rest: Any) -> dict[str, Any]:
+    def facts(project_id: str, **rest: Any) -> Facts:
         return {"project": operations.get(db.Project, project_id), **rest,
-                "groups": operations.page(db.Group, _MOST_CHOICES, project_id=project_id),
-                "configs": operations.page(db.TrainConfig, _MOST_CHOICES, project_id=project_id)}
+                "groups": operations.page(db.Group, project_id=project_id),
+                "configs": operations.page(db.TrainConfig, project_id=project_id)}
 
-    def configs(project_id: RowId, source_id: RowId | None = None) -> dict[str, Any]:
+    def configs(project_id: RowId, source_id: RowId | None = None) -> Facts:
         source = operations.get(db.TrainConfig, source_id) if source_id else None
         form = {"source": "json", "name": source.name, "config": json.dumps(source.config_json, indent=1)} if source else {}
         return facts(project_id, form=form, fields=configurations.form_fields(), basic=configurations.BASIC,
                      notebooks=[f"notebooks/{name}.ipynb" for name in notebooks.NOTEBOOKS])
 
-    def new_config(form: dict[str, str], project_id: str) -> str:
-        values = {"project_id": project_id, "name": form.get("name", ""), "group_id": form.get("group_id", ""),
-                  "config": configurations.config_of(form)}
-        operations.save_config(checked(schemas.ConfigIn, values))
+    def new_config(form: Form, project_id: str) -> str:
+        operations.save_config(checked(schemas.ConfigIn, {
+            "project_id": project_id, "name": form.get("name"), "group_id": form.get("group_id"),
+            "config": configurations.config_of(form)}))
         return f"/web/projects/{project_id}/runs"
 
-    def new_group(form: dict[str, str], project_id: str) -> str:
-        group = checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group", "")})
+    def new_group(form: Form, project_id: str) -> str:
+        group = checked(schemas.GroupIn, {"project_id": project_id, "name": form.get("group")})
         operations.add(db.Group, group.model_dump())
         return f"/web/projects/{project_id}/configs"
 
-    def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> dict[str, Any]:
-        rows = operations.page(db.Run, _MOST_ROWS, wanted.offset, *wanted.conditions, first=wanted.first, project_id=project_id,
-                               group_id=wanted.group_id, state=wanted.state)
-        older = wanted.model_copy(update={"offset": wanted.offset + _MOST_ROWS}) if len(rows) == _MOST_ROWS else None
+    def runs(project_id: RowId, wanted: Annotated[Wanted, Query()]) -> Facts:
+        rows = wanted.page(operations, project_id)
+        older = wanted.offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None
         waits = any(run.job and run.state == db.QUEUED for run in rows)
         starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}
         return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
-                     agents=operations.page(db.Agent, _MOST_CHOICES))
+                     agents=operations.page(db.Agent))
 
-    def new_run(form: dict[str, str], project_id: str) -> str:
+    def new_run(form: Form, project_id: str) -> str:
         wanted = checked(schemas.RunIn, {name: value for name, value in form.items() if name != "config_id"})
         return f"/web/runs/{operations.queue_run(form.get('config_id', ''), wanted).id}"
 
@@ -151,7 +146,7 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
     add_page(pages, f"{_PROJECT}/runs", "runs.html", runs, (f"{_PROJECT}/runs", new_run, "config_id"))
 
 
-def chart(planned: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> dict[str, Any]:
+def chart(planned: list[Facts], attempts: list[Facts]) -> Facts:
     """Return the bars of the attempts that ended, as measured, and of a plan, as predicted; all in seconds from now.
 
     A bar is a row of a plan with its number of a lane, its ``left`` end and its ``width``, in percent of the chart. Beside the
@@ -161,8 +156,8 @@ def chart(planned: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> dict
     bars = bars.astype({"start_s": float, "end_s": float}).dropna(subset="start_s")
     bars["end_s"] = bars["end_s"].fillna(bars["start_s"].clip(lower=0.0))
     bars = bars[bars["end_s"] > -_PAST_S].assign(start_s=lambda rows: rows["start_s"].clip(lower=-_PAST_S))
-    first = min(0.0, bars["start_s"].min()) if len(bars) else 0.0
-    last = max(0.0, first + 1.0, bars["end_s"].max()) if len(bars) else 1.0
+    first = min([0.0, *bars["start_s"]])
+    last = max([0.0, first + 1.0, *bars["end_s"]])
 
     def percent(at_s: Any) -> Any:
         return round(100 * (at_s - first) / (last - first), 3)
@@ -181,7 +176,7 @@ def router(operations: Operations, token: str) -> APIRouter:
     add_lists(pages, operations)
     run.add_run(pages, operations)
     run.add_files(pages, operations)
-    compare.add_compare(pages, operations)
+    run.add_compare(pages, operations)
     _add_login(pages, token)
 
     @pages.get("/")

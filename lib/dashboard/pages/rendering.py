@@ -16,6 +16,7 @@ from lib.dashboard import database as db
 from lib.dashboard.fields import FieldsError
 from lib.errors import InputError
 
+Facts = dict[str, Any]  # what a page shows, by its name in the template
 FOLDER = Path(__file__).parent.parent
 _LATE = datetime.timedelta(seconds=6)  # an agent says something each second
 
@@ -51,7 +52,7 @@ async def _form(request: Request) -> dict[str, str]:
 Form = Annotated[dict[str, str], Depends(_form)]
 
 
-def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., dict[str, Any]],
+def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., Facts],
              *forms: tuple[str, Callable[..., str], str]) -> None:
     """Add a page at ``path`` that shows ``facts``, a dependency of FastAPI, and the forms on it.
 
@@ -60,11 +61,11 @@ def add_page(pages: APIRouter, path: str, template: str, facts: Callable[..., di
     field in particular stands beside the field named here.
     """
     @pages.get(path)
-    def shown(request: Request, facts: Annotated[dict[str, Any], Depends(facts)]):
+    def shown(request: Request, facts: Annotated[Facts, Depends(facts)]):
         return render(request, template, **{"errors": {}, "form": {}, **facts})
 
     def sent(change: Callable[..., str], field: str, request: Request, form: Form,
-             facts: Annotated[dict[str, Any], Depends(facts)]):
+             facts: Annotated[Facts, Depends(facts)]):
         try:
             return RedirectResponse(change(form, **request.path_params), 303)
         except InputError as error:

@@ -17,21 +17,24 @@ async function refresh() {
       complete = false;
       continue;
     }
-    const open = [...part.querySelectorAll("details")].map(one => one.open);
+    const open = [...part.querySelectorAll("details")].map(details => details.open);
     part.replaceWith(document.importNode(next, true));
-    document.querySelectorAll(`#${part.id} details`).forEach((one, n) => { one.open = open[n] || false; });
+    document.querySelectorAll(`#${part.id} details`).forEach((details, n) => { details.open = open[n] || false; });
   }
   return complete;
 }
 
 const pause = milliseconds => new Promise(over => setTimeout(over, milliseconds));
 
+// A stream that was refused is not tried again by itself.
+function retry(source, follow) {
+  if (source.readyState === EventSource.CLOSED) setTimeout(follow, 2000);
+}
+
 function followTopic(topic) {
   let again = false, busy = false;
   const source = new EventSource(`/web/changes/${topic}`);
-  source.onerror = () => {  // refused: not tried again by itself
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => followTopic(topic), 2000);
-  };
+  source.onerror = () => retry(source, () => followTopic(topic));
   source.addEventListener("changed", async () => {
     again = true;
     if (busy) return;  // what has changed meanwhile is fetched afterwards
@@ -137,8 +140,8 @@ function draw() {
 }
 
 function drawCompared(root) {
-  for (const [key, found] of Object.entries(JSON.parse(root.dataset.curves))) {
-    root.append(chart(key, new Map(found.map(({run, split, points}) => [`${run}|${split}`, points]))));
+  for (const [key, lines] of Object.entries(JSON.parse(root.dataset.curves))) {
+    root.append(chart(key, new Map(lines.map(({run, split, points}) => [`${run}|${split}`, points]))));
   }
 }
 
@@ -191,7 +194,7 @@ function followRun(address, after) {
   source.onopen = () => { note.textContent = ""; };
   source.onerror = () => {
     note.textContent = "The connection is lost; the page comes back by itself and misses nothing.";
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => followRun(address, after), 2000);  // refused: not tried again
+    retry(source, () => followRun(address, after));
   };
 }
 

@@ -202,6 +202,6 @@ def markdown(table: pd.DataFrame) -> str:
             return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
         return str(value).replace("|", "\\|")
 
-    lines = [list(table), ["---"] * len(table.columns)]
+    lines = [list(map(text, table)), ["---"] * len(table.columns)]
     lines += [[text(value) for value in row] for row in table.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -75,7 +75,7 @@ def study(p: FinetuneParams) -> Study:
         return read(paths.TRAINING / p.run, f"Run {p.run}, trained here before.")
     config = named(p)
     with locks.device(str(machine.device(config.device))):
-        folder = Path(finetune.finetune([config])[0]["folder"])
+        folder = Path(finetune.finetune(config)["folder"])
     return read(folder, f"Run {folder.parent.name}/{folder.name}, trained now.")
 
 

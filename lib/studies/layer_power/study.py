@@ -14,7 +14,7 @@ from lib.measure import archive
 from lib.measure.energy import power_log
 from lib.tensorrt import engine
 from lib.tensorrt.engine import KINDS, Engine
-from lib.tensorrt.models import baselines, lasso, layer_model, predictions, training, tuning
+from lib.tensorrt.models import baselines, lasso, layer_model, predictions, training
 from lib.tensorrt.recordings import dataset, mapping, recording, synthetic_power
 from lib.work import networks
 
@@ -171,7 +171,7 @@ def totals(results: Study) -> pd.DataFrame:
 def search(results: Study, trials: int, seed: int) -> pd.DataFrame:
     """Return the trials of the search for each kind's setting of runtime, ``trials`` more than before: kind, trial, value."""
     kinds = [kind for kind in KINDS.values() if (_TARGET, kind) in results.models] if trials else []
-    rows = [(kind, trial.number, trial.value) for kind in kinds for trial in tuning.search(
+    rows = [(kind, trial.number, trial.value) for kind in kinds for trial in training.search(
         results.layers, kind, _TARGET, results.device, results.settings, trials, seed).trials if trial.value is not None]
     return pd.DataFrame(rows, columns=["kind", "trial", "value"])
 

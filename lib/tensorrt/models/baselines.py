@@ -27,8 +27,6 @@ def mean(train: pd.DataFrame, test: pd.DataFrame, target: str) -> np.ndarray:
 
 def roofline(train: pd.DataFrame, test: pd.DataFrame, target: str) -> np.ndarray:
     """Return the larger of FLOPs and bytes at the best rates that training rows attained, and no less than the least."""
-    def work(table: pd.DataFrame) -> np.ndarray:
-        return table[["flops", "bytes"]].to_numpy(float)
-
-    rates = np.quantile(work(train) / train[target].to_numpy(float)[:, None], 0.95, axis=0)
-    return np.maximum((work(test) / rates).max(axis=1), train[target].min())
+    work = ["flops", "bytes"]
+    rates = train[work].div(train[target], axis=0).quantile(0.95)
+    return (test[work] / rates).max(axis=1).clip(lower=train[target].min()).to_numpy()

@@ -17,8 +17,10 @@ _CORRECTED = {"convolutional": ("flops",), "pooling": ("flops",)}
 _SPECIAL = {"convolutional": tuple(f"{_INPUT} kernel_0 kernel_1 output_size_2{batch}" for batch in ("", " batch_size")),
             "pooling": tuple(f"{term} batch_size" for term in (_INPUT, _OUTPUT, f"{_INPUT} kernel_0 kernel_1"))}
 
+Rates = dict[str, float]  # by term
 
-def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> dict[str, float]:
+
+def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> Rates:
     """Return the weights of a kind's terms: polynomial and special ones, scaled, LassoCV. Of fewer than 5 rows, their mean.
 
     A term is a product of columns, their names with blanks between; ``1`` is the intercept. ``corrected`` puts the FLOPs in
@@ -49,7 +51,7 @@ def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> dict[str, f
     return {"1": float(intercept)} | {term: float(weight) for term, weight in zip(terms, weights, strict=True) if weight}
 
 
-def predict(table: pd.DataFrame, weights: dict[str, float]) -> np.ndarray:
+def predict(table: pd.DataFrame, weights: Rates) -> np.ndarray:
     """Return the value of each row (n,), no less than a microsecond, or a milliwatt."""
     return np.maximum(_products(table, weights) @ np.array([*weights.values()]), _LEAST)
 

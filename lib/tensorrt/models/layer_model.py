@@ -20,6 +20,7 @@ from lib.predict.model_file import Count, Format, NotNegative, Saved, require
 from lib.predict.networks import sums
 from lib.tensorrt.engine import KINDS
 from lib.tensorrt.models import lasso
+from lib.tensorrt.models.lasso import Rates
 from lib.tensorrt.recordings.dataset import FEATURES
 
 TARGETS = ("runtime", "power")
@@ -27,7 +28,7 @@ LEARNERS = PHYSICS, LASSO = ("physics", "lasso")
 TERMS = ("launch", "half_gemm_gflop", "float_gemm_gflop", "grouped_gflop", "pooling_gread", "activation_mb", "weight_mb",
          "half_reduction", "float_reduction", "runtime_ms")
 _COVERAGE = 0.9
-_LEAST_ROWS = 5
+_LEAST_ROWS, _ENOUGH_ROWS = 5, 20  # of a kind: for a model, for an interval of its own
 
 
 def work(table: pd.DataFrame) -> np.ndarray:
@@ -35,14 +36,12 @@ def work(table: pd.DataFrame) -> np.ndarray:
 
     ``table`` has the features of ``lib.tensorrt.recordings.dataset.layer_table``.
     """
-    half = (table["dtype"] != "FP32").to_numpy(float)
-    pooled, grouped = (table["kind"] == "pooling").to_numpy(float), (table["groups"] > 1).to_numpy(float)
-    flops, moved, weights, outputs = table[["flops", "bytes", "weight_bytes", "output_size"]].to_numpy(float).T
-    gemm, gflop, moved, weights = (1 - pooled) * (1 - grouped), flops / 1e9, moved / 1e6, weights / 1e6
-    reduction = gemm * flops / (2 * outputs) / 1e3
-    runtime = table["runtime"].to_numpy(float) if "runtime" in table else np.full(len(table), np.nan)
-    return np.column_stack([np.ones(len(table)), gflop * half * gemm, gflop * (1 - half) * gemm, gflop * grouped,
-                            gflop * pooled, moved - weights, weights, reduction * half, reduction * (1 - half), runtime])
+    is_half, is_pooling, is_grouped = table["dtype"] != "FP32", table["kind"] == "pooling", table["groups"] > 1
+    is_gemm, gflop, weight_mb = ~is_pooling & ~is_grouped, table["flops"] / 1e9, table["weight_bytes"] / 1e6
+    reduction = is_gemm * table["flops"] / (2 * table["output_size"]) / 1e3
+    return np.column_stack([np.ones(len(table)), gflop * (is_half & is_gemm), gflop * (~is_half & is_gemm), gflop * is_grouped,
+                            gflop * is_pooling, table["bytes"] / 1e6 - weight_mb, weight_mb, reduction * is_half,
+                            reduction * ~is_half, table.get("runtime", np.full(len(table), np.nan))])
 
 
 class Setting(Strict):
@@ -77,7 +76,7 @@ class LayerModel(Saved):
     kind: Literal[tuple(KINDS.values())]
     target: Literal[TARGETS]
     device: Annotated[str, Field(min_length=1)]
-    rates: dict[str, float]
+    rates: Rates
     half: NotNegative
     setting: Setting
     networks: tuple[str, ...]
@@ -119,9 +118,13 @@ def fit(table: pd.DataFrame, kind: str, target: str, device: str, setting: Setti
         raise InputError(f"{of_kind.sum()} of {(table['kind'] == kind).sum()} {kind} layers have a measured {target}; "
                          f"a model needs {_LEAST_ROWS}")
     left_out = held_out(good, kind, target, setting)
-    error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
+    every_error = np.abs(np.log(left_out) - np.log(good[target].to_numpy(float)))
+    errors = every_error[of_kind]
+    if len(errors) < _ENOUGH_ROWS:
+        errors = np.concatenate([errors, every_error])
+    half = float(np.quantile(errors, min(1.0, _COVERAGE * (1 + 1 / len(errors)))))  # with the finite-sample correction
     rates = _rates(_taught(good, kind, setting), target, setting)
-    return LayerModel(kind, target, device, rates, _conformal(error[of_kind], error), setting,
+    return LayerModel(kind, target, device, rates, half, setting,
                       tuple(sorted(set(good["network"]))), good["kind"].value_counts().to_dict(),
                       score(good.loc[of_kind, target], left_out[of_kind]), source, licence)
 
@@ -132,13 +135,7 @@ def measured(table: pd.DataFrame, target: str) -> pd.DataFrame:
     return table[finite & (table[target] > 0)]
 
 
-def _conformal(errors: np.ndarray, all_errors: np.ndarray) -> float:
-    """Return the half interval that holds 90 % of held-out rows (with the finite-sample correction), of few rows at least."""
-    of_kind = errors if len(errors) >= 20 else np.concatenate([errors, all_errors])
-    return float(np.quantile(of_kind, min(1.0, _COVERAGE * (1 + 1 / len(of_kind)))))
-
-
-def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting = PLAIN) -> np.ndarray:
+def held_out(table: pd.DataFrame, kind: str, target: str, setting: Setting) -> np.ndarray:
     """Return the prediction of each row (n,) by a model that did not see its network; of one network alone, by its own."""
     def predict(test: np.ndarray) -> np.ndarray:
         train = _taught(table[test if test.all() else ~test], kind, setting)
@@ -153,7 +150,7 @@ def _taught(table: pd.DataFrame, kind: str, setting: Setting) -> pd.DataFrame:
     return table if setting.together or of_kind.empty else of_kind
 
 
-def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: Setting) -> np.ndarray:
+def _value(table: pd.DataFrame, rates: Rates, target: str, setting: Setting) -> np.ndarray:
     if setting.learner == LASSO:
         return lasso.predict(table, rates)
     terms, values = work(table), np.array([rates[name] for name in TERMS])
@@ -162,7 +159,7 @@ def _value(table: pd.DataFrame, rates: dict[str, float], target: str, setting: S
     return terms @ values / terms[:, -1]
 
 
-def _rates(table: pd.DataFrame, target: str, setting: Setting) -> dict[str, float]:
+def _rates(table: pd.DataFrame, target: str, setting: Setting) -> Rates:
     """Return the non-negative rates of TERMS with the least sum of squared errors, each over its value ** ``relative``."""
     from scipy.optimize import nnls
 

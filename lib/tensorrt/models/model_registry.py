@@ -71,19 +71,15 @@ def _facts(content: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], dic
     return tags, parameters, metrics
 
 
-def default_uri() -> str:
-    """Return the address of this checkout's own registry, which ``mlflow ui --backend-store-uri`` takes too."""
-    return f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
-
-
 class Registry:
     """A registry by its address (default: an SQLite file in data/); InputError for what cannot be one.
 
+    ``mlflow ui --backend-store-uri`` takes the same addresses.
     Every method raises InputError, in one line, where the registry is locked, gone, damaged, of a newer MLflow, or silent.
     """
 
     def __init__(self, uri: str = ""):
-        self.uri = uri or default_uri()
+        self.uri = uri or f"sqlite:///{paths.DATA / 'mlflow' / 'mlflow.db'}"
         self.shown = re.sub(r"//[^/@]*@", "//***@", self.uri)
         local = re.fullmatch(r"sqlite:///([^?#%]*[^/?#%])", self.uri)
         self.file = Path(local[1]) if local else None
@@ -197,16 +193,12 @@ class Registry:
         """Give the client to one writer at a time; a new database appears whole or not at all."""
         with locks.writer(self.file, _WRITER_S) if self.file else contextlib.nullcontext(), self._answering():
             if self.file:
-                self._make()
+                with files.scratch(self.file) as scratch:  # what a death left of one goes first
+                    if not self.file.exists():
+                        _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
+                        files.move(scratch / self.file.name, self.file)
             self._check_file("rw", "BEGIN IMMEDIATE")
             yield self._client
-
-    def _make(self) -> None:
-        """Make the database where there is none; what a death left of one goes first."""
-        with files.scratch(self.file) as scratch:
-            if not self.file.exists():
-                _client(f"sqlite:///{scratch}/{self.file.name}").search_registered_models()
-                files.move(scratch / self.file.name, self.file)
 
     @cached_property
     def _client(self):
@@ -243,8 +235,10 @@ class Registry:
                 raise locks.HeldError(f"{self.file} is locked by another process; try again when it ends") from None
             raise InputError(f"{self.file} is damaged, or no registry of MLflow ({error}); restore a copy, or move it away") \
                 from None
-        unknown = [revision for revision in revisions if not any(_migrations().glob(f"{revision}_*.py"))]
-        if unknown:
+        from mlflow.store import db_migrations
+
+        versions = Path(db_migrations.__file__).parent / "versions"
+        if unknown := [revision for revision in revisions if not any(versions.glob(f"{revision}_*.py"))]:
             raise InputError(f"{self.file} has the schema {choices(unknown)} of another, newer MLflow; install that one, or "
                              "name another registry")
 
@@ -274,12 +268,6 @@ def _client(uri: str):
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the stack of what it raises, too
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def _migrations() -> Path:
-    from mlflow.store import db_migrations
-
-    return Path(db_migrations.__file__).parent / "versions"
 
 
 def _check(pattern: str, text: str, noun: str) -> None:

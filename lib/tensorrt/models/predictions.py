@@ -20,7 +20,7 @@ def of_engine(engine: Engine, models: Collection[LayerModel], device: str = "", 
     ``device`` is what the engine runs on; where that is another than the models', or not stated, every row says so, or,
     ``strict``, InputError is raised; as it is for models of several devices.
     """
-    owners, known = sorted({model.device for model in models}), {(model.kind, model.target) for model in models}
+    owners, modelled = sorted({model.device for model in models}), {(model.kind, model.target) for model in models}
     if len(owners) > 1:
         raise InputError(f"models of several devices cannot predict one engine: {choices(owners)}")
     stranger = "" if [device] == owners else f"trained on {owners[0]}, " + (
@@ -29,10 +29,10 @@ def of_engine(engine: Engine, models: Collection[LayerModel], device: str = "", 
         raise InputError(f"{engine.path}: {stranger}")
     table = pd.DataFrame([{"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
                            **(dataset.features(layer) if layer.kind != OTHER else {}), "model_device": owners[0],
-                           "note": "; ".join(filter(None, [*_missing(layer, known, owners[0]), stranger]))}
+                           "note": "; ".join(filter(None, [*_missing(layer, modelled, owners[0]), stranger]))}
                           for layer in engine.layers])
     for target in TARGETS:  # power needs the runtime
-        parts = [model.predict(rows) for model in models if model.target == target and (model.kind, "runtime") in known
+        parts = [model.predict(rows) for model in models if model.target == target and (model.kind, "runtime") in modelled
                  and len(rows := table[table["kind"] == model.kind])]
         if parts:
             table = table.join(pd.concat(parts).add_prefix(f"{target}_"))
@@ -40,13 +40,13 @@ def of_engine(engine: Engine, models: Collection[LayerModel], device: str = "", 
     return table.reindex(columns=COLUMNS)
 
 
-def _missing(layer: Layer, known: Collection[tuple[str, str]], owner: str) -> list[str]:
+def _missing(layer: Layer, modelled: Collection[tuple[str, str]], owner: str) -> list[str]:
     if layer.kind == OTHER:
         return [f"no model of {layer.layer_type} layers"]
     formats = printable(", ".join(layer.unknown_formats))[:100]
     unknown = [f"bytes are not known: a tensor is {formats!r}"] if formats else []
     return unknown + [f"no {target} of {layer.kind} layers was measured on {owner}" for target in TARGETS
-                      if (layer.kind, target) not in known]
+                      if (layer.kind, target) not in modelled]
 
 
 def total(rows: pd.DataFrame) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from lib.work.graph.family import Params
 from lib.work.graph.ops import Graph, Op, TensorSpec
 
 _DTYPES = {"float32": ("FP32", "Float"), "float16": ("FP16", "Half"), "bfloat16": ("BF16", "BFloat16")}
+_POINTWISE = {"groups": 1, **{f"{name}_{axis}": 1 for name in ("kernel", "stride", "dilation") for axis in "hw"}}
 _FAMILIES = {"conv2d": "CaskConvolution", "pool2d": "CaskPooling", "linear": "CaskGemmConvolution"}
 
 
@@ -45,22 +46,22 @@ def _constant(spec: TensorSpec | None) -> dict[str, Any]:
     return {"Type": _DTYPES[spec.dtype][1], "Count": spec.elements} if spec else {"Type": "Float", "Count": 0}
 
 
-def _pair(params: Params, what: str, default: int = 0) -> list[int]:
-    return [params.get(f"{what}_{axis}", default) for axis in "hw"]
+def _pair(params: Params, name: str) -> list[int]:
+    return [params.get(f"{name}_{axis}", 0) for axis in "hw"]
 
 
-def _convolution(op: Op, params: Params) -> dict[str, Any]:
+def _convolution(params: Params, weight: TensorSpec, bias: TensorSpec | None) -> dict[str, Any]:
     padding = _pair(params, "padding")
     return {"ParameterType": "Convolution", "Kernel": _pair(params, "kernel"), "Stride": _pair(params, "stride"),
             "PrePadding": padding, "PostPadding": padding, "Dilation": _pair(params, "dilation"),
-            "OutMaps": params["out_channels"], "Groups": params["groups"], "Weights": _constant(op.args[1]),
-            "Bias": _constant(op.args[2])}
+            "OutMaps": params["out_channels"], "Groups": params["groups"], "Weights": _constant(weight),
+            "Bias": _constant(bias)}
 
 
 def _pooling(op: Op, params: Params) -> dict[str, Any]:
     """Return a pooling's details; an adaptive one has the window and stride that its sizes make."""
     if params["kind"] != "adaptive_avg":
-        window, stride, padding = (_pair(params, what) for what in ("kernel", "stride", "padding"))
+        window, stride, padding = (_pair(params, name) for name in ("kernel", "stride", "padding"))
     else:
         sizes = list(zip(op.args[0].shape[2:], op.outputs[0].shape[2:], strict=True))
         window, stride, padding = [-(-into // out) for into, out in sizes], [max(1, into // out) for into, out in sizes], [0, 0]
@@ -72,9 +73,8 @@ def _linear(op: Op, params: Params) -> dict[str, Any]:
     """Return a linear layer as TensorRT has it: a 1x1 convolution of one pixel."""
     rows, inner, outer = (params[f"gemm_{size}"] for size in "mkn")
     bias, data, weight = op.args[:3]
-    return {"ParameterType": "Convolution", "Kernel": [1, 1], "Stride": [1, 1], "PrePadding": [0, 0], "PostPadding": [0, 0],
-            "Dilation": [1, 1], "OutMaps": outer, "Groups": 1, "Weights": _constant(weight), "Bias": _constant(bias),
+    return {**_convolution({**_POINTWISE, "out_channels": outer}, weight, bias),
             "Inputs": [_tensor(data, (rows, inner, 1, 1))], "Outputs": [_tensor(op.outputs[0], (rows, outer, 1, 1))]}
 
 
-_DETAILS = {"conv2d": _convolution, "pool2d": _pooling, "linear": _linear}
+_DETAILS = {"conv2d": lambda op, params: _convolution(params, *op.args[1:3]), "pool2d": _pooling, "linear": _linear}

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files, store
-from lib.config.base import mapping as checked_mapping
+from lib import csv_files, files
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.measure.energy import power_log
 from lib.tensorrt import engine
@@ -60,7 +60,7 @@ class Source:
     @classmethod
     def beside(cls, path: Path) -> "Source":
         """Return the recording that an engine's file belongs to."""
-        folder = path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+        folder = _model_folder(path)
         latency = path.with_name(LATENCY if path.name == ENGINE else path.name.replace(_GRAPH, _PROFILE))
         powers = [place / name for place in (path.parent, folder) for name in (POWER, f"{folder.resolve().name}_{POWER}")]
         idles = [place / IDLE for place in (path.parent, folder, folder.parent)]
@@ -68,11 +68,15 @@ class Source:
         return cls(folder.resolve().name, path, latency, idle and power, idle)
 
 
+def _model_folder(path: Path) -> Path:
+    return path.parent.parent if path.parent.name == "trt_profiling" else path.parent
+
+
 def models(raw: Path) -> dict[str, Source]:
     """Return the recordings under ``raw`` by their models; InputError where there is none, or a power log that none uses."""
     sources = {}
     for path in _visible(raw, ENGINE, f"*{_GRAPH}"):
-        folder = path.parent.parent if path.parent.name == "trt_profiling" and path.parent != raw else path.parent
+        folder = path.parent if path.parent == raw else _model_folder(path)
         suffix = [path.name.removesuffix(_GRAPH)] if len([*path.parent.glob(f"*{_GRAPH}")]) > 1 else []
         name = "-".join([*folder.relative_to(raw).parts, *suffix]) or raw.resolve().name
         if name in sources:
@@ -92,8 +96,8 @@ def models(raw: Path) -> dict[str, Source]:
 
 def _visible(raw: Path, *patterns: str) -> list[Path]:
     """Return the files of some names under ``raw``, without those of a recording that was cut short (a hidden folder)."""
-    paths = [path for pattern in patterns for path in raw.rglob(pattern)] if raw.is_dir() else []
-    return sorted(path for path in paths if not any(part.startswith(".") for part in path.relative_to(raw).parts))
+    return sorted(path for pattern in patterns for path in raw.rglob(pattern)
+                  if not any(part.startswith(".") for part in path.relative_to(raw).parts))
 
 
 def preprocess(raw: Path, target: Path) -> list[Recording]:
@@ -101,22 +105,21 @@ def preprocess(raw: Path, target: Path) -> list[Recording]:
 
     Power stays empty where none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
     """
-    return [_preprocessed(model, source, target / model) for model, source in models(raw).items()]
-
-
-def _preprocessed(model: str, source: Source, target: Path) -> Recording:
-    read, folder = engine.read(source.engine), source.engine.parent
-    power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
-    table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
-    power_source(folder)  # a recording that says nothing that is known of its power is refused
-    with files.writing(target):
-        for name in (LAYERWISE, RECORDING):  # of an earlier recording; and what says where the power is from comes before it
-            (target / name).unlink(missing_ok=True)
-    copied = [files.replace(files.folder(target) / name, path.read_bytes())
-              for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
-    written = files.replace(target / LAYERWISE, table.to_csv(index=False).encode())
-    missing = [] if power else [f"no power: {POWER} missing"]
-    return Recording(model, (written, *copied), (*notes, *read.notes, *missing))
+    recordings = []
+    for model, source in models(raw).items():
+        read, folder, place = engine.read(source.engine), source.engine.parent, target / model
+        power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
+        table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
+        power_source(folder)  # a recording that says nothing that is known of its power is refused
+        with files.writing(place):
+            for name in (LAYERWISE, RECORDING):  # of an earlier recording; what says where the power is from comes before it
+                (place / name).unlink(missing_ok=True)
+        copied = [files.replace(place / name, path.read_bytes())
+                  for name, path in ((RECORDING, folder / RECORDING), (ENGINE, source.engine)) if path.is_file()]
+        written = files.replace(place / LAYERWISE, table.to_csv(index=False).encode())
+        missing = [] if power else [f"no power: {POWER} missing"]
+        recordings.append(Recording(model, (written, *copied), (*notes, *read.notes, *missing)))
+    return recordings
 
 
 def power_source(folder: Path) -> str:
@@ -127,7 +130,7 @@ def power_source(folder: Path) -> str:
     path = folder / RECORDING
     if not path.exists():
         return MEASURED
-    source = checked_mapping(store.read_json(path), path).get("power")
+    source = json_mapping(path).get("power")
     if source not in SOURCES:
         raise InputError(f"{path}: power is {str(source)[:60]!r}; it is one of {choices(SOURCES)}")
     return source
@@ -141,25 +144,24 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
     folders = [path.parent for path in sorted(preprocessed.glob(f"*/{LAYERWISE}"))]
     if not folders:
         raise InputError(f"{preprocessed} holds no <model>/{LAYERWISE}; make them with: python -m lib layer-power preprocess")
-    return [_converted(folder, target / folder.name, least_samples) for folder in folders]
+    recordings = []
+    for folder in folders:
+        read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
+        place, why = target / folder.name, ""
+        if tuple(layerwise) != mapping.COLUMNS:
+            raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
+        if source != MEASURED:  # no model is ever trained on it
+            layerwise[_EXCLUDING], why = np.nan, f": it is {source}"
+        table = layer_table(read, layerwise, least_samples)
+        written = [files.replace(place / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
+                   for kind, rows in table.groupby("kind", sort=False)]
+        lacking = table["power"].isna().sum()
+        powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
+        recordings.append(Recording(folder.name, tuple(written), (*powerless, *read.notes)))
+    return recordings
 
 
-def _converted(folder: Path, target: Path, least_samples: int) -> Recording:
-    read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
-    if tuple(layerwise) != mapping.COLUMNS:
-        raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
-    if source != MEASURED:  # no model is ever trained on it
-        layerwise = layerwise.assign(**{_EXCLUDING: np.nan})
-    table = layer_table(read, layerwise, least_samples)
-    written = [files.replace(target / f"{kind}.csv", rows[[*ORIGINAL[kind], *OURS]].to_csv(index=False).encode())
-               for kind, rows in table.groupby("kind", sort=False)]
-    lacking = int(table["power"].isna().sum())
-    why = f": it is {source}" if source != MEASURED else ""
-    powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
-    return Recording(folder.name, tuple(written), (*powerless, *read.notes))
-
-
-def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int = LEAST_SAMPLES) -> pd.DataFrame:
+def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int) -> pd.DataFrame:
     """Return a row for each convolutional, pooling and dense layer: the columns of its kind, ``OURS``, and ``kind``."""
     measured = layerwise.groupby("layer_name").agg(
         power=(_EXCLUDING, "mean"), power_n=(_EXCLUDING, "count"), runtime=("layer_run_time", "mean"),
@@ -185,7 +187,7 @@ def read_training(folder: Path) -> pd.DataFrame:
 def _check_numbers(table: pd.DataFrame, path: Path) -> None:
     """Refuse text, a size below 1, and work that is negative or endless; what is not known may be empty."""
     names = table.columns.intersection([*ORIGINAL[path.stem], *OURS]).difference(_TEXTS, sort=False)
-    if wrong := [name for name in names if table[name].dtype.kind not in "iuf"]:
+    if wrong := [*table[names].select_dtypes(exclude="number")]:
         raise InputError(f"{path}: {choices(wrong)} hold what is no number")
     for name in names.intersection([*_SPATIAL, "batch_size", "input_size", "output_size", "groups", *_WORK]):
         least = 0 if name in _WORK else 1

@@ -66,8 +66,8 @@ def layerwise(engine: Engine, times: pd.DataFrame, log: PowerLog | None = None,
     table = layers.merge(times, on="layer_name").sort_values(["cycle", "start_s"], ignore_index=True)
     if table.empty:
         raise InputError(f"{engine.path}: none of its layers has latencies; the two are not of one engine")
-    known = set(layers["layer_name"])
-    unknown, silent = set(times["layer_name"]) - known, known - set(table["layer_name"])
+    named, timed = set(layers["layer_name"]), set(times["layer_name"])
+    unknown, silent = timed - named, named - timed
     notes = [f"{len(unknown)} latencies are of no layer of the engine"] * bool(unknown)
     notes += [f"{len(silent)} of {len(layers)} layers have no latency"] * bool(silent)
     mean_w = np.nan
@@ -82,5 +82,5 @@ def layerwise(engine: Engine, times: pd.DataFrame, log: PowerLog | None = None,
         notes += [*log.notes, f"{(samples > 0).sum()} of {len(table)} windows hold a power sample, {outside} lie outside of "
                               f"the "
                   "log"]
-    power = dict(zip(COLUMNS[3:5], (mean_w * _MICRO, (mean_w - idle_w) * _MICRO), strict=True))
-    return table.assign(**power)[list(COLUMNS)], notes
+    table[COLUMNS[3]], table[COLUMNS[4]] = mean_w * _MICRO, (mean_w - idle_w) * _MICRO
+    return table[list(COLUMNS)], notes

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib import files, locks, store
-from lib.config.base import mapping
+from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.measure import machine
 from lib.measure.energy import meters, power_log
@@ -71,7 +71,7 @@ def is_recorded(network: Network, target: Path, runs: int, device: str, syntheti
     if not target.exists():
         return False
     wanted = {**_settings(network, runs, device), dataset.SYNTHETIC: synthetic}
-    facts = mapping(store.read_json(target / dataset.RECORDING), target / dataset.RECORDING)
+    facts = json_mapping(target / dataset.RECORDING)
     there = {**facts, dataset.SYNTHETIC: facts.get("power") == dataset.SYNTHETIC}
     other = [f"{name} is {there.get(name)!r}, not {value!r}" for name, value in wanted.items() if there.get(name) != value]
     if other:

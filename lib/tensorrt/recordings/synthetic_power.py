@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import files, store
-from lib.config.base import mapping as checked_mapping
+from lib import store
+from lib.config.base import json_mapping
 from lib.errors import InputError
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
@@ -40,12 +40,12 @@ def log(read: Engine, times: pd.DataFrame) -> PowerLog:
 
 def add(folder: Path) -> None:
     """Give a recording without power a synthetic log, marked as such; InputError where it has power already."""
-    facts = checked_mapping(store.read_json(folder / dataset.RECORDING), folder / dataset.RECORDING)
+    facts = json_mapping(folder / dataset.RECORDING)
     if (folder / dataset.POWER).exists():
         raise InputError(f"{folder / dataset.POWER} is there already; synthetic power never takes the place of a log")
     read, times = engine.read(folder / dataset.ENGINE), mapping.read_times(folder / dataset.LATENCY)
     rule = (f"{PJ_A_FLOP:g} pJ a FLOP, {PJ_A_BYTE:g} pJ a byte, {STATIC_W:g} W while a layer runs, {IDLE_W:g} W idle, "
             f"noise of {_NOISE:.0%}")
     made = {**facts, "power": dataset.SYNTHETIC, "reason": rule}
-    files.replace(folder / dataset.RECORDING, store.encoded_json(made))
+    store.write_json(made, folder / dataset.RECORDING)
     recording.write_power(folder, log(read, times), IDLE_W)
