@@ -61,7 +61,7 @@ def test_every_device_with_a_model_answers(answer):
     assert answer.reason in advise_text.text(answer)
 
 
-@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("simple_cnn", "train")])
+@pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
 def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode):
     """One sample has convolutions of other memory: it is not on the line of the others."""
     asked = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
@@ -154,7 +154,7 @@ def _row(low, high, **changes):
             "not_modelled": "", "scaling_efficiency": 1.0, **changes}
 
 
-@pytest.mark.parametrize(("row", "grade"), [
+@pytest.mark.parametrize("row, grade", [
     (_row(9, 12), "A"), (_row(7, 12), "B"), (_row(9, 14), "B"), (_row(9, 20), "C"), (_row(9, math.inf), "D"),
     (_row(9, 12, out_of_range=True), "C"), (_row(9, 12, source="zero-shot from any-gpu"), "C"),
     (_row(1, 12, source="zero-shot from any-gpu"), "D")])
@@ -180,7 +180,7 @@ def test_the_answer_fits_on_a_screen_and_a_guess_that_is_fastest_is_called_one(a
     assert "It fits into none of these devices: it needs 50 MB" in none and "50 (too much)" in none
 
 
-@pytest.mark.parametrize(("gain", "is_named"), [(1.3, True), (1.1, False)])
+@pytest.mark.parametrize("gain, is_named", [(1.3, True), (1.1, False)])
 def test_both_heaps_are_told_where_page_faults_take_much_of_the_time(gain, is_named, answer, monkeypatch):
     change = suggestions.Change("retain", gain, "", {"memory": "kept"})
     monkeypatch.setattr(advise_text, "retained_memory", lambda _: change)
@@ -215,7 +215,7 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
     assert "verified_ms" not in rows["t4"]
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
+@pytest.mark.parametrize("arguments, words", [
     *((arguments, "") for arguments in (
         "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 99999999999", "advise resnet18 --device t4 --device t4",
         "advise resnet18 --input x", "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan",
@@ -353,7 +353,7 @@ def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibr
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-@pytest.mark.parametrize(("grown", "worse"), [((0.3, 0.3, 0.2), True), ((0.3, -0.2, 0.1), False), ((-0.1, -0.1, -0.1), False)])
+@pytest.mark.parametrize("grown, worse", [((0.3, 0.3, 0.2), True), ((0.3, -0.2, 0.1), False), ((-0.1, -0.1, -0.1), False)])
 def test_networks_are_worse_if_most_of_them_are(grown, worse):
     networks_of, before = pd.Series(list("abc") * 2), pd.Series([0.1] * 6)
     assert calibrate_networks._worse(networks_of, before, before + [*grown, *grown]) == worse
@@ -397,7 +397,7 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval():
     assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in output_of(*command[:-4])
 
 
-@pytest.mark.parametrize(("size", "passes", "bound"), [(512, "backward", "launch"), (4096, "backward", "compute")])
+@pytest.mark.parametrize("size, passes, bound", [(512, "backward", "launch"), (4096, "backward", "compute")])
 def test_an_operator_whose_time_no_roof_explains_is_bound_by_its_launch(size, passes, bound):
     wanted = advise_operator.config("linear", [f"gemm_{name}={size}" for name in "mkn"], passes=passes)
     assert advise_operator.advise(wanted, ["h100-sxm"])["bound"].tolist() == [bound]
@@ -432,7 +432,7 @@ def test_a_card_is_known_by_its_whole_name():
     assert {name: registry.vendor_of(name) for name in names} == names
 
 
-@pytest.mark.parametrize(("name", "near"), [
+@pytest.mark.parametrize("name, near", [
     ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"),
     ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("", "")])
 def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):

@@ -361,7 +361,7 @@ def cards(monkeypatch, tmp_path):
     return put
 
 
-@pytest.mark.parametrize(("library", "mask", "listed"), [
+@pytest.mark.parametrize("library, mask, listed", [
     (Nvml(), "1,0", [("cuda:0", "GPU-bbbb", 1), ("cuda:1", "GPU-aaaa", 0)]),
     (Nvml(lost=True), None, [("cuda:1", "GPU-bbbb", 1)]), (Nvml(lost=True), "GPU-bb,GPU-aa", [("cuda:0", "GPU-bbbb", 1)])])
 def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(
@@ -376,7 +376,7 @@ def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_othe
     assert load.memory_mb > load.memory_used_mb > 0
 
 
-@pytest.mark.parametrize(("library", "mask", "device", "card", "lock"), [
+@pytest.mark.parametrize("library, mask, device, card, lock", [
     (Nvml(0), "0, 1", "cuda:1", "1", "cuda-1"), (Nvml(0), "2", "cpu", "", "cpu"),
     (Nvml(0), "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
     (Nvml(), "1", "cuda:0", "1", "cuda-GPU-bbbb"), (Nvml(lost=True), "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb")])
@@ -552,7 +552,7 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     unwanted.assert_called_once_with("nobody")
 
 
-@pytest.mark.parametrize(("mode", "best"), [("max", 0.75), ("min", 0.25)])
+@pytest.mark.parametrize("mode, best", [("max", 0.75), ("min", 0.25)])
 def test_the_best_value_so_far_is_known_while_a_run_goes_on(tmp_path, mode, best):
     database, _ = dispatcher_in(tmp_path)
     run_id, = add_runs(database, [SLEEP], monitor_metric="val_x", monitor_mode=mode)

@@ -224,7 +224,7 @@ OUTSIDE = [
 SCHEMA = "schema .*; this version reads up to"
 
 
-@pytest.mark.parametrize(("index", "words"), [
+@pytest.mark.parametrize("index, words", [
     *[({"machine": name}, "is no name of a machine") for name in ("../evil", ".hidden", "box\n", *archive.TRAININGS)],
     ({"files": {CSV: 1}}, r"bundle\.json: files.* = "), ({"schema_version": "3000"}, SCHEMA), ({"format": 9}, "has format 9"),
     ({"more": 1}, r"bundle\.json: unknown name 'more'"), ({"files": {}}, "holds no table"),
@@ -233,7 +233,7 @@ def test_an_index_that_is_wrong_is_refused(home, index, words):
     refused(changed(index, {}), words)
 
 
-@pytest.mark.parametrize(("name", "change", "words"), [
+@pytest.mark.parametrize("name, change, words", [
     *[(name, b"", "lies outside") for name in OUTSIDE],
     ("runs/x.meta.json", b"{}", "comes without its table"), (CSV, None, "of a run that was cut short"),
     (CSV, b"a,b\n1,2\n", "missing columns"),
@@ -295,7 +295,7 @@ def test_a_large_file_from_a_small_one_is_refused_before_it_is_read(home, monkey
             r"runs/x.csv has 3\.0 MB, packed 0\.\d\d; it has at most 200 MB, and 100 times of that")
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [
+@pytest.mark.parametrize("name, value, words", [
     ("_FILE_MB", 0.001, "has at most 0.001 MB"), ("_ALL_MB", 0.01, "are more than a bundle may hold"),
     ("_MOST_FILES", 3, "more than a bundle|larger than a bundle")])
 def test_limits_hold_for_packing_and_for_merging(finished, home, monkeypatch, name, value, words):

@@ -217,7 +217,7 @@ def test_what_runs_at_once_fits_together(with_card, monkeypatch):
         local_site.local_site(replace(jobs, memory_mb=np.full(4, 16001.0)))
 
 
-@pytest.mark.parametrize(("cores", "count", "slots", "width"), [
+@pytest.mark.parametrize("cores, count, slots, width", [
     (16, 0, 16, 1), (20, 0, 10, 2), (128, 128, 128, 1)])
 def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
     monkeypatch.setattr(local_site, "cores_here", lambda: list(range(cores)))

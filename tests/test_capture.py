@@ -123,7 +123,7 @@ def test_modules_and_phases():
 SPEC = TensorSpec((2, 3, 4), (12, 4, 1))
 
 
-@pytest.mark.parametrize(("name", "args", "moved"), [
+@pytest.mark.parametrize("name, args, moved", [
     ("aten.view.default", (SPEC, (24,)), 0), ("aten.add.Tensor", (SPEC, SPEC), 3 * 96),
     ("aten.mul.Tensor", (replace(SPEC, storage=1), replace(SPEC, storage=1)), 2 * 96), ("aten.zero_.default", (SPEC,), 96),
     ("aten.add.Tensor", (SPEC, replace(SPEC, stride=(0, 4, 1))), 2 * 96 + 48)])
@@ -136,7 +136,7 @@ def test_a_strided_convolution_reads_only_what_its_windows_touch():
     assert counts.bytes_read(op) == 4 * (2 * 4 * 4 + 4 * 2)
 
 
-@pytest.mark.parametrize(("name", "more"), [("mul_.Tensor", [SPEC]), ("mul_.Tensor", [0.9]),
+@pytest.mark.parametrize("name, more", [("mul_.Tensor", [SPEC]), ("mul_.Tensor", [0.9]),
                                             ("addcdiv_.default", [SPEC, SPEC])])
 def test_repeated_calls_stay_finite_and_normal(name, more):
     op = Op(f"aten.{name}", (SPEC, *more))

@@ -51,7 +51,7 @@ class Mixed(nn.Module):
                                       mode="bilinear")
 
 
-@pytest.mark.parametrize(("layers", "sample", "in_nchw", "in_nhwc"), [
+@pytest.mark.parametrize("layers, sample, in_nchw, in_nhwc", [
     ([nn.Upsample(scale_factor=2, mode="bilinear")], PICTURE, 256, 0),
     ([nn.Upsample(scale_factor=2, mode="trilinear")], (128, 4, 4, 4), 256, 256),
     ([nn.Upsample(scale_factor=2, mode="nearest")], PICTURE, 0, 0),

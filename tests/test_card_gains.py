@@ -99,7 +99,7 @@ def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "what", "after", "left_out"), [
+@pytest.mark.parametrize("device, what, after, left_out", [
     ("rtx-4090", "torch.compile", COMPILED, "families"),
     ("rtx-5090", "channels_last", LAST, "families and the card")])
 def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, after, left_out):

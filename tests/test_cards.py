@@ -184,7 +184,7 @@ def test_a_model_comes_back_from_its_file(card, tmp_path, table):
     assert card_model.of_device("rtx-3090", tmp_path) is None
 
 
-@pytest.mark.parametrize(("old", "new"), [("rtx-4090", "rtx-3090"), ('"schema": 1', '"schema": 9'), ("infer", "guess")])
+@pytest.mark.parametrize("old, new", [("rtx-4090", "rtx-3090"), ('"schema": 1', '"schema": 9'), ("infer", "guess")])
 def test_a_damaged_file_is_refused_in_one_line(card, tmp_path, old, new):
     path = card.save(tmp_path / "rtx-4090.json")
     text = path.read_text()

@@ -55,7 +55,7 @@ def steps_of(random, steps, spread, factor=1.0):
                          "workload_id": "W1", "run_id": "r", "warmup": False, "batch_size": 4})
 
 
-@pytest.mark.parametrize(("steps", "spread", "factor", "word"), [
+@pytest.mark.parametrize("steps, spread, factor, word", [
     (60, 0.1, 1.0, "same"), (300, 0.2, 1.0, "same"), (60, 0.03, 1.1, "slower"), (60, 0.03, 1 / 1.1, "faster")])
 def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(steps, spread, factor, word):
     words = [compare._runs(steps_of(random, steps, spread), steps_of(random, steps, spread, factor), 0.03)[0]["word"][0]

@@ -30,7 +30,7 @@ def totals(*question):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "macs", "parameters", "torchinfos"), [
+@pytest.mark.parametrize("name, macs, parameters, torchinfos", [
     ("resnet50", 4_089_184_256, 25_557_032, 4_089_238_376),
     ("mobilenet_v2", 300_774_272, 3_504_872, 300_809_384), ("vit_b_16", 17_563_828_224, 86_567_656, 173_232_616)])
 def test_the_known_numbers_and_torchinfos_and_what_lies_between(name, macs, parameters, torchinfos):
@@ -70,7 +70,7 @@ def test_saved_activations_are_those_that_a_real_run_saves(name):
     assert kept.ours > 0 and kept.rest == 0
 
 
-@pytest.mark.parametrize(("name", "rows"), [("19_may", 147), ("22_may", 16)])
+@pytest.mark.parametrize("name, rows", [("19_may", 147), ("22_may", 16)])
 def test_flops_of_the_v100_convolutions(name, rows):
     path = V100 / f"results_convolution_v100_{name}.csv"
     if not path.is_file():

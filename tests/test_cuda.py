@@ -255,7 +255,7 @@ class Event:
         return end.at_ms - self.at_ms
 
 
-@pytest.mark.parametrize(("where", "graph", "records", "ms"), [
+@pytest.mark.parametrize("where, graph, records, ms", [
     (GPU, True, True, 0.001), (GPU, False, True, 0.005), (GPU, True, False, 0.005), (torch.device("cpu"), True, False, None)])
 def test_a_small_kernel_is_timed_in_a_graph_where_it_can_be_and_says_so(monkeypatch, where, graph, records, ms):
     card = Card(monkeypatch, records)

@@ -380,7 +380,7 @@ def test_paths_within_the_project_are_taken_and_a_data_root_of_the_server_for_im
     refusal("dashboard", "--data-root", root / "none")
 
 
-@pytest.mark.parametrize(("path", "body", "status", "line"), [
+@pytest.mark.parametrize("path, body, status, line", [
     ("projects", b'{"name": ""}', 422, "name: String should have at least 1 character"),
     ("projects", b'{"name": "x", "colour": 1}', 422, "colour: is no known field"),
     ("datasets", b'{"name": "d", "facts": {"a": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}}', 422, "16 levels"),
@@ -397,14 +397,14 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     assert answer.status_code == status and line in detail and "\n" not in detail
 
 
-@pytest.mark.parametrize(("method", "path", "allowed"), [
+@pytest.mark.parametrize("method, path, allowed", [
     ("delete", "projects", "GET, POST"), ("delete", f"projects/{NOBODY}", "GET"), ("get", "configs", "POST")])
 def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
     answer = shared.api.request(method, f"/api/v1/{path}")
     assert (answer.status_code, answer.headers["Allow"]) == (405, allowed)
 
 
-@pytest.mark.parametrize(("config", "fields"), [
+@pytest.mark.parametrize("config, fields", [
     ({"notebook": "notebooks/02_profile.ipynb", "parameters": {"epochs": 0, "devise": "cpu", "lr": "fast"}},
      {"parameters.epochs", "parameters.devise", "parameters.lr"}),
     ({"notebook": "../../etc/passwd", "parameters": 3, "more": 1}, {"notebook", "parameters", "more"}),
@@ -510,7 +510,7 @@ def test_the_runs_of_a_group_are_compared_the_best_first(site):
     assert len(site.get("runs", group_id=group)) == 3
 
 
-@pytest.mark.parametrize(("data", "reasons"), [
+@pytest.mark.parametrize("data, reasons", [
     ({"source": "json", "config": json.dumps({**TINY, "epochs": 0, "lr": "fast"})}, ["<b>epochs</b>", "<b>lr</b>"]),
     ({"source": "fields", "field.root": "x", "field.epochs": "many", "field.eval_topk": "[1"},
      ["valid integer", "valid tuple"])])

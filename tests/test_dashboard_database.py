@@ -229,7 +229,7 @@ def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
         site.database.engine.dispose()
 
 
-@pytest.mark.parametrize(("url", "line"), [
+@pytest.mark.parametrize("url, line", [
     ("nonsense", "is no URL of a database"), ("mysql://host/name", "is of mysql; it takes sqlite or postgresql"),
     ("sqlite://", "SQLite takes a file"), ("postgresql://me:secret@localhost:1/x", r"me:\*\*\*@localhost:1/x cannot be used")])
 def test_a_url_of_no_database_is_refused_in_one_line_that_keeps_the_password(home, url, line):

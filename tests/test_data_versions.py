@@ -258,7 +258,7 @@ def test_a_torn_manifest_is_no_version(tmp_path, local, length):
     assert push(written(tmp_path / "here", {"a.csv": b"x,y\n"}), "far").manifest.number == 3
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     *(({"name": name}, "name = ") for name in ("../out", "/etc/out", "a/../../out", ".version.json", "a\\..\\b", "a\nb")),
     ({"bytes": 10**10}, "less than or equal to 1000000000"), ({"sha256": "x"}, "sha256"), ({"rows": -1}, "rows"),
     ({"name": "A.CSV/b"}, "is there twice"), ({"more": 1}, "unknown name")])
@@ -271,7 +271,7 @@ def test_manifests_that_do_not_fit_and_names_that_leave_the_folder_are_refused(t
     assert not (tmp_path / "in").exists()
 
 
-@pytest.mark.parametrize(("damage", "words"), [(lambda path: path.write_bytes(b"x" * path.stat().st_size), "is damaged"),
+@pytest.mark.parametrize("damage, words", [(lambda path: path.write_bytes(b"x" * path.stat().st_size), "is damaged"),
                                                (Path.unlink, "is missing")])
 def test_a_damaged_object_is_never_put_in_place(tmp_path, local, damage, words):
     damage(local / "objects" / hashlib.sha256(FILES["a.csv"]).hexdigest())
@@ -319,7 +319,7 @@ def test_a_full_disk_is_one_line_and_the_last_version_stays(tmp_path, local):
     assert contents(there) == contents(here)
 
 
-@pytest.mark.parametrize(("words", "line"), [
+@pytest.mark.parametrize("words, line", [
     ("pull x@", "is no REMOTE[@branch]"), ("push foo://x", "Protocol not known: foo"),
     ("push no/such/folder", "there is no such folder; make it first"),
     ("pull gcs://bucket/x", "install gcsfs to access Google Storage"),

@@ -40,7 +40,7 @@ def synthetic(home, synthetic_files, monkeypatch):
     return synthetic_files
 
 
-@pytest.mark.parametrize(("dataset", "native"), [("chestmnist", [28, 128, 224]), ("organmnist3d", [28, 64, 64])])
+@pytest.mark.parametrize("dataset, native", [("chestmnist", [28, 128, 224]), ("organmnist3d", [28, 64, 64])])
 def test_native_sizes(dataset, native):
     sizes = (28, 112, 300)
     assert [medmnist_files.native_size(dataset, size, "native") for size in sizes] == native
@@ -164,7 +164,7 @@ def test_a_file_that_medmnist_did_not_publish_is_marked(volumes, monkeypatch):
     assert opened(source="medmnist").note == f"Real MedMNIST images: {path.name}."
 
 
-@pytest.mark.parametrize(("changed", "what"), [
+@pytest.mark.parametrize("changed, what", [
     ({"val_labels": np.full((2, 1), np.nan)}, "float64"),
     ({"train_labels": np.array([[0]] * 5 + [[11]])}, r"label 5 of train is \[11\]; organmnist3d has 0 to 10"),
     ({"train_labels": np.array([[{}]] * 6)}, "train_labels holds Python objects, not numbers; they are never loaded"),
@@ -189,7 +189,7 @@ def header(shape):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("content", "what"), [
+@pytest.mark.parametrize("content, what", [
     (header((10**11, 28, 28, 28)), r"train_images states shape \(100000000000, 28, 28, 28\), for which it is too short"),
     (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "format of .npy that MedMNIST does not use"),
     (pickle.dumps([1]), "magic string")])
@@ -228,7 +228,7 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(vol
     refused_file(volumes(np.savez_compressed), r"organmnist3d\.npz holds 0\.0 GB of images; 0\.0 GB of memory are free")
 
 
-@pytest.mark.parametrize(("name", "size", "status", "words"), [
+@pytest.mark.parametrize("name, size, status, words", [
     ("../x", "28", 2, "no MedMNIST dataset"), ("organmnist3d", "64", 1, "data fetch organmnist3d --size 64")])
 def test_only_what_medmnist_published_is_checked(volumes, name, size, status, words):
     volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")

@@ -51,7 +51,7 @@ def crowded(verdicts):
     assert set(verdicts) <= {"noisy", "unusable"}, verdicts.value_counts().to_dict()
 
 
-@pytest.mark.parametrize(("notebook", "values", "pattern", "table", "positive"), [
+@pytest.mark.parametrize("notebook, values, pattern, table, positive", [
     ("01_machine", {}, "ceilings/ceilings_*.csv", "ceilings", "peak_gflops"),
     ("02_profile", {"workload": "W1"}, "runs/*.csv", "runs", "images_per_sec"),
     ("03_sweep", {"op": "conv2d", "budget_s": "30"}, "sweeps/*/sweep.parquet", "sweep", "latency_ms")])

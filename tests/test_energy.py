@@ -50,7 +50,7 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
     assert result.disagreement == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("window", "why"), [((0.5, 1.2), "not within the trace"),
+@pytest.mark.parametrize("window, why", [((0.5, 1.2), "not within the trace"),
                                              ((0.5, 0.52), "3 samples within 0.02 s; 10 are needed")])
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
     result = trace.of_window(trace.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
@@ -126,7 +126,7 @@ def shows(folder, numbers):
     return written(folder, {name: f"{number}\n" for name, number in numbers.items()})
 
 
-@pytest.mark.parametrize(("channels", "watts", "label"), [
+@pytest.mark.parametrize("channels, watts, label", [
     ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "VDD_IN"),
     ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "VDD_GPU_SOC + VIN_SYS_5V0")])
 def test_a_boards_sensor_gives_the_power_of_the_whole_board_to_the_meter_and_to_the_collector(tmp_path, channels, watts, label):
@@ -214,7 +214,7 @@ def test_the_collector_writes_what_the_readers_read(tmp_path):
     assert "exists already and is not overwritten" in again
 
 
-@pytest.mark.parametrize(("options", "what"), [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
+@pytest.mark.parametrize("options, what", [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
 def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
     said = collected(tmp_path, 2, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
     assert what in said.splitlines()[-1]

@@ -100,7 +100,7 @@ def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "count"), [(57, 7), nightly(0, 200)])
+@pytest.mark.parametrize("first, count", [(57, 7), nightly(0, 200)])
 def test_faults_lose_nothing(first, count):
     """Every kind of fault, mixed by seed; ``python -m tests.faults 0 1000`` takes nine minutes."""
     result = killed.in_a_process("tests.faults", first, count)

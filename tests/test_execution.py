@@ -51,7 +51,7 @@ def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("execute", "code", "words"), [
+@pytest.mark.parametrize("execute, code, words", [
     (execute_notebook, "print('before')\nraise ValueError('it broke,\\nbadly')", "ValueError: it broke, badly"),
     (execution._execute, "print('before')\nassert False", "AssertionError without a message, in cell [2]"),
     (execution._execute, "print('before', flush=True)\nimport os, time\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)",
@@ -64,7 +64,7 @@ def test_a_failure_is_one_line(written, tmp_path, execute, code, words):
     assert {path.name for path in tmp_path.iterdir()} == {"{out}.ipynb", "source.ipynb"}, "and nothing else stays behind"
 
 
-@pytest.mark.parametrize(("metadata", "told"), [
+@pytest.mark.parametrize("metadata, told", [
     ({"kernelspec": {**KERNEL, "name": "gone"}}, "'gone', which is not installed; there are: "),
     ({}, "source.ipynb names no kernel"), (None, "is no notebook"), ("missing", "source.ipynb is missing")])
 def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, metadata, told):

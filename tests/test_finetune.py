@@ -96,7 +96,7 @@ def test_all_that_is_wrong_is_told_at_once_by_field_and_never_the_token():
     assert "secret-123" not in str(error.value)
 
 
-@pytest.mark.parametrize(("values", "words"), [
+@pytest.mark.parametrize("values, words", [
     ({"class_labels": ["a", "b"], "id2label": {0: "b", 1: "a"}}, "does not fit class_labels: b, a are not a, b"),
     ({"id2label": {1: "a", 2: "b"}}, "must number 2 different names from 0 to 1"),
     ({"monitor_metric": "val_loss"}, "would keep the worst val_loss; use 'min'")])
@@ -136,7 +136,7 @@ def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
     assert {*folders._OURS, *folders._TORCHVISION} <= {*models.names()}
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@pytest.mark.parametrize("changes, words", [
     ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights"),
     ({"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}, "but synthetic:organmnist3d holds volumes"),
     ({"root": "medmnist:none"}, "no dataset 'none'; there are: pathmnist"),
@@ -237,7 +237,7 @@ def test_several_labels_of_an_image_are_in_the_order_of_the_config(home):
     assert turned.splits["val"][0, number][1].tolist() == after[number].tolist() == np.roll(before[number], -3).tolist()
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@pytest.mark.parametrize("changes, words", [
     ({"class_labels": ["cat", "canis"]}, r"name some classes of .*pets \(cat\), but others than dog; name them"),
     ({"max_datapoints_per_class": [1, 2, 3]}, "max_datapoints_per_class has 3 numbers, but there are 2 classes"),
     ({"root": "nowhere"}, "nowhere/train is no folder; a dataset has train/"),

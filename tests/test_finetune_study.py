@@ -44,7 +44,7 @@ def test_key_numbers_follow_the_rows_and_not_the_summary(folder):
     assert tables.recomputed(results) == before | {"test acc@1": 1.0}
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
+@pytest.mark.parametrize("name, content, words", [
     ("summary.json", "{}", r"summary.json is no summary of a run: it lacks run, dataset, monitor"),
     ("summary.json", None, r"holds no run that has ended; in .* there are: none"),
     ("evaluation_val.json", None, r"evaluation_val.json is missing"),

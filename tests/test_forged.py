@@ -159,7 +159,7 @@ def test_a_name_in_a_figure_is_what_it_says(name):
     ElementTree.fromstring(drawn)
 
 
-@pytest.mark.parametrize(("keys", "entry", "text", "told"), [
+@pytest.mark.parametrize("keys, entry, text, told", [
     ([1], {}, None, "its key numbers are damaged"), ({}, {"stem": "../../x"}, None, "stem = '../../x'"),
     ({}, {"status": "red"}, None, "status = 'red'"), ({}, {}, "[{}]", "stem is missing"), ({}, {}, "{", "not readable JSON")])
 def test_what_no_run_wrote_is_refused(home, keys, entry, text, told):
