@@ -75,7 +75,7 @@ def load(folder: Path, count: int, seconds: float) -> None:
     ids = agents.add_runs(database, calls)
     cluster = killed_queue.Cluster(folder, count, 1, 20.0)
     try:
-        killed_queue.wait_until_running(cluster, database, 2 * count)
+        killed_queue.wait_until_running(database, 2 * count)
 
         async def both():
             return await asyncio.gather(clients(cluster.url, seconds), follow(cluster.url, ids[0], 1.0))

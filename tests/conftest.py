@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -55,18 +55,14 @@ def home_paths(root: Path) -> dict[str, Path]:
     return {name: moved[name] for name in vars(paths) if name.isupper()} | {"FETCHED": moved["MEDMNIST"]}
 
 
-@contextmanager
-def card_alone():
-    """Hold the card against the tests of other workers, which would share its time, and let its real meter be found."""
-    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
-        os.environ.pop("LIB_METER", None)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _card(request):
-    """Give the card to a test on it alone."""
-    with card_alone() if request.node.get_closest_marker("cuda") else nullcontext():
+    """Give the card to a test on it alone, as tests of other workers would share its time, and let its real meter be found."""
+    if not request.node.get_closest_marker("cuda"):
+        yield
+        return
+    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
+        os.environ.pop("LIB_METER", None)
         yield
 
 

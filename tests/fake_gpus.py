@@ -97,7 +97,7 @@ class Nvml:
     def _answer(name, *arguments):
         cards = here()
         card = cards[arguments[0]] if arguments and isinstance(arguments[0], int) and arguments[0] < len(cards) else {}
-        if name == "nvmlDeviceGetHandleByIndex" and not card:
+        if name == "nvmlDeviceGetHandleByIndex" and (not card or card.get("lost")):
             raise NVMLError(15, "GPU is lost")
         if name == "nvmlDeviceGetHandleByUUID" and arguments[0] not in [one["uuid"] for one in cards]:
             raise NVMLError(NOT_FOUND, "Not Found")
@@ -105,7 +105,10 @@ class Nvml:
         shift = 1_000_000 if read()["nvml"] == "container" else 0
         answers = {
             "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
-            "nvmlDeviceGetHandleByIndex": arguments and arguments[0], "nvmlDeviceGetUUID": card.get("uuid"),
+            **dict.fromkeys(("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"), arguments and arguments[0]),
+            "nvmlDeviceGetUUID": card.get("uuid"), "nvmlDeviceGetName": card.get("name"),
+            "nvmlDeviceGetCudaComputeCapability": (8, 0), "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8e9, used=1e9),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100 * card.get("share", 0)),
             "nvmlDeviceGetHandleByUUID": next((index for index, one in enumerate(cards) if one["uuid"] in arguments), None),
             "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
             "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),

@@ -23,7 +23,7 @@ def count_of(database, *conditions):
         return session.scalar(select(func.count(db.Run.id)).where(*conditions))
 
 
-def wait_until_running(cluster, database, count):
+def wait_until_running(database, count):
     """Return when so many runs have begun."""
     from lib.dashboard import database as db
 

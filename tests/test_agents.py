@@ -41,7 +41,7 @@ from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
 from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import killed, killed_queue, nightly, refusal, refused
+from tests import fake_gpus, killed, killed_queue, nightly, refusal, refused
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -322,67 +322,46 @@ def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
 
 
 # --- cards
-class Nvml:
-    """Cards as NVIDIA's library has them, the first of which may be lost."""
-
-    NVMLError = OSError
-
-    def __init__(self, count=2, lost=False):
-        uuids, self.lost = ["GPU-aaaa", "GPU-bbbb"][:count], lost
-        self.answers = {
-            "Init": lambda: None, "DeviceGetCount": lambda: count, "DeviceGetHandleByIndex": int, "DeviceGetIndex": int,
-            "DeviceGetHandleByUUID": lambda name: next(index for index, uuid in enumerate(uuids) if uuid.startswith(name)),
-            "DeviceGetUUID": uuids.__getitem__, "DeviceGetName": lambda index: "NVIDIA H200",
-            "DeviceGetCudaComputeCapability": lambda index: (9, 0),
-            "DeviceGetMemoryInfo": lambda index: SimpleNamespace(total=141e9, used=1e9),
-            "DeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            if self.lost and arguments in ((0,), ("GPU-aa",)):
-                raise OSError("GPU is lost")
-            return self.answers[name.removeprefix("nvml")](*arguments)
-
-        return call
-
-
 @pytest.fixture
 def cards(monkeypatch, tmp_path):
-    """Give what puts cards into this machine, and shows this process those of a mask."""
+    """Give what puts two cards into this machine, perhaps the first lost, and shows this process those of a mask."""
     monkeypatch.setenv("LIB_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.delenv(locks.MASK, raising=False)
 
-    def put(library, mask=None):
-        monkeypatch.setitem(sys.modules, "pynvml", library)
-        monkeypatch.delenv(locks.MASK, raising=False)
-        if mask is not None:
+    def put(lost, mask):
+        box = fake_gpus.Box(tmp_path)
+        box.change(0, lost=lost)
+        box.change(1, share=0.5)
+        monkeypatch.setenv(fake_gpus.FILE, str(box.path))
+        monkeypatch.setitem(sys.modules, "pynvml", fake_gpus.Nvml())
+        if mask:
             monkeypatch.setenv(locks.MASK, mask)
-        return library
 
     return put
 
 
-@pytest.mark.parametrize("library, mask, listed", [
-    (Nvml(), "1,0", [("cuda:0", "GPU-bbbb", 1), ("cuda:1", "GPU-aaaa", 0)]),
-    (Nvml(lost=True), None, [("cuda:1", "GPU-bbbb", 1)]), (Nvml(lost=True), "GPU-bb,GPU-aa", [("cuda:0", "GPU-bbbb", 1)])])
+@pytest.mark.parametrize("lost, mask, listed", [
+    (False, "1,0", [("cuda:0", "GPU-1000", 1), ("cuda:1", "GPU-0000", 0)]), (True, "", [("cuda:1", "GPU-1000", 1)]),
+    (True, "GPU-1,GPU-0", [("cuda:0", "GPU-1000", 1)])])
 def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(
-        cards, monkeypatch, library, mask, listed):
-    cards(library, mask)
+        cards, monkeypatch, lost, mask, listed):
+    cards(lost, mask)
     cuda = [Slot(f"cuda:{number}") for number in range(len((mask or "0,1").split(",")))]
     monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
     pairs = devices.devices_here(1)[1:]
     assert [(slot.name, slot.card, device.gpu.index) for slot, device in pairs] == listed
     load = devices.Meter([device.gpu for _, device in pairs]).load()
-    assert [(gpu.uuid, gpu.utilisation_percent) for gpu in load.gpus] == [(uuid, 50 + index) for _, uuid, index in listed]
+    assert [(gpu.uuid, gpu.utilisation_percent) for gpu in load.gpus] == [(uuid, 50 * index) for _, uuid, index in listed]
     assert load.memory_mb > load.memory_used_mb > 0
 
 
-@pytest.mark.parametrize("library, mask, device, card, lock", [
-    (Nvml(0), "0, 1", "cuda:1", "1", "cuda-1"), (Nvml(0), "2", "cpu", "", "cpu"),
-    (Nvml(0), "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
-    (Nvml(), "1", "cuda:0", "1", "cuda-GPU-bbbb"), (Nvml(lost=True), "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb")])
-def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, library, mask, device, card, lock):
+@pytest.mark.parametrize("lost, mask, device, card, lock", [
+    (False, "0, 2", "cuda:1", "2", "cuda-2"), (False, "2", "cpu", "", "cpu"),
+    (False, "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
+    (False, "1", "cuda:0", "1", "cuda-GPU-1000"), (True, "GPU-1", "cuda:0", "GPU-1", "cuda-GPU-1000")])
+def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, lost, mask, device, card, lock):
     """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
-    cards(library, mask)
+    cards(lost, mask)
     assert card_of(Slot(device), os.environ) == card
     with locks.device(device):
         assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"measuring-{lock}.lock"]
