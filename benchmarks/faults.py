@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from tests import killed, writers
+from tests import killed
 from tests.interrupted import cut_again_and_again
 
 SWEEP_KILLS, CONFIGURATIONS, ROUNDS, WRITER_KILLS, JOB_KILLS = 20, 120, 300, 334, 1000
@@ -15,7 +15,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         print("   " + ", ".join(f"{name} {value}" for name, value in
                                 cut_again_and_again(Path(home), kills=SWEEP_KILLS, count=CONFIGURATIONS, seed=0).items()))
-    for scene, left in writers.run("sweep", "matrix", "networks", "--rounds", ROUNDS, "--kills", WRITER_KILLS).items():
+    for scene, left in killed.in_a_process("tests.writers", ROUNDS, WRITER_KILLS).items():
         print(f"   {scene}: " + ", ".join(f"{name} {value}" for name, value in left.items()))
     summary = killed.in_a_process("tests.killed", JOB_KILLS)
     print("   runs of jobs: " + ", ".join(f"{name} {value}" for name, value in summary.items()))

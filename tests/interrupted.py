@@ -10,21 +10,17 @@ from pathlib import Path
 
 import pandas as pd
 
-_RUN = """
-from lib.measure.operators import sweep
-from lib.config.notebooks import SweepParams
-if __name__ == "__main__":
-    sweep.measure_sweep(SweepParams(op="activation,linear", device="cpu", budget_s=0, count={count}, rounds=3, visit_ms=3,
-                                    patience_s=0, name="cut", threads=1))
-"""
+from lib.paths import ROOT
+
+SWEEP = "op activation,linear device cpu budget_s 0 rounds 3 visit_ms 3 patience_s 0 name cut threads 1 count".split()
 
 
 def start(home: Path, count: int) -> subprocess.Popen:
-    """Start the sweep in a process of its own (a script, for its worker imports the main module anew)."""
-    script = home / "cut.py"
-    script.write_text(_RUN.format(count=count))
-    return subprocess.Popen([sys.executable, str(script)], env={**os.environ, "LIB_OUTPUT": str(home), "TMPDIR": str(home)},
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """Start the sweep in a process of its own."""
+    values = iter([*SWEEP, str(count)])
+    words = [word for name in values for word in ("-p", name, next(values))]
+    return subprocess.Popen([sys.executable, "-m", "lib", "sweeps", "measure", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL, env={**os.environ, "LIB_OUTPUT": str(home), "TMPDIR": str(home)})
 
 
 def rows(home: Path) -> list[str]:
@@ -39,7 +35,7 @@ def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[s
     ``lost``: whole rows that were there at a kill and are not at the end; ``torn``: lines cut in two that stayed;
     ``twice``: (configuration, round) pairs measured twice; ``rows``, ``configurations`` and ``missing`` of the final table.
     """
-    moments, kept, done = random.Random(seed), set(), 0
+    moments, seen, done = random.Random(seed), set(), 0
     while done < kills:
         before, process = len(rows(home)), start(home, count)
         while process.poll() is None and len(rows(home)) <= before:
@@ -49,12 +45,12 @@ def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[s
         if process.wait() != -signal.SIGKILL:
             break
         done += 1
-        kept.update(line for line in rows(home) if line.endswith("\n"))
+        seen.update(line for line in rows(home) if line.endswith("\n"))
     assert start(home, count).wait(timeout=300) == 0
     final, table = rows(home), pd.read_parquet(home / "data" / "sweeps" / "cut" / "sweep.parquet")
     fields = [line.split(",") for line in final]
     pairs = [(key, number) for key, number, *_ in fields]
-    return {"kills": done, "rows": len(final), "lost": len(kept.difference(final)),
+    return {"kills": done, "rows": len(final), "lost": len(seen.difference(final)),
             "torn": sum(len(parts) != len(fields[0]) for parts in fields), "twice": len(pairs) - len(set(pairs)),
             "configurations": len(table), "repeated": int(table["config"].duplicated().sum()),
             "missing": len({(key, number) for key in table["config"] for number in "012"}.difference(pairs))}

@@ -130,4 +130,4 @@ class Networks:
             yield f"{len(visits)} visits, {len(keys)} different ones of 6"
 
 
-SCENES = {"sweep": Sweep, "matrix": Matrix, "networks": Networks}
+SCENES = (Sweep, Matrix, Networks)

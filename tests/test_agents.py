@@ -35,13 +35,11 @@ from lib.dashboard.app import create_app
 from lib.dashboard.dispatcher import _left_s as left_s
 from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
-from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
 from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
-from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import fake_gpus, killed, killed_queue, nightly, refusal, refused
+from tests import fake_gpus, killed_queue, nightly, refusal, refused, served
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -401,20 +399,16 @@ def lines_of(database, run_id):
     return [(row.attempt, row.n, row.line) for row in database.rows_after(db.RunLog, run_id, 0, 10_000)]
 
 
-def agents_of(board, count):
-    """Return the agents by name, once there are so many and each has said how busy it is."""
-    def agents():
-        found = [agent for (agent,) in rows(board.database, select(db.Agent).order_by(db.Agent.name))]
-        return len(found) == count and all(agent.load for agent in found) and found
-
-    return until(agents)
-
-
 def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     """On the one agent to which they are bound; runs learn from earlier ones."""
     chatter, database = ("tests.light:chatter", {"count": 50}), board.database
+
+    def agents():
+        loads = [agent for (agent,) in rows(database, select(db.Agent).order_by(db.Agent.name)) if agent.load]
+        return len(loads) == 2 and loads
+
     with joined(board.url, count=2), joined(board.url, "other"):
-        lab, _ = agents_of(board, 2)
+        lab, _ = until(agents)
         ids = add(board, [chatter, ("tests.light:starve", {}), ("tests.light:refuse", {}),
                           ("tests.light:measured", {"steps": 3}), ("tests.light:sleep", {"seconds": 60}),
                           ("tests.light:hang", {})], only_agent_id=lab.id)
@@ -469,13 +463,6 @@ def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
     """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
     summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
     assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
-
-
-def queue_in(folder):
-    """Return the queue of a dashboard's folder, whose workers do each job at once."""
-    service = Service(folder / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline)
-    service.add_slot(Slot("lab/cpu[0]"))
-    return service
 
 
 def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
@@ -609,7 +596,7 @@ def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
     calls = [SLEEP, ("tests.light:fail", {}), *[SLEEP] * 3]
     ended, failed, lost, new, cancelled = ids = add_runs(database, calls)
-    with queue_in(tmp_path) as service:
+    with served.opened(tmp_path / "queue", slots=("lab/cpu[0]",), limits=LIMITS) as service:
         for number in (0, 1):
             service.submit(Spec(ids[number], *calls[number]))
         service.run(lambda: len(service.ends()) == 2)

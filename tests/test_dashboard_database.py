@@ -155,7 +155,6 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     site.dispatcher.submit.assert_called_once_with(run["id"])
     assert (paths.DATA / run["folder"]).is_dir()
     assert site.post(f"{own}/priority", priority=9).json()["job"]["priority"] == 9
-    site.dispatcher.reorder.assert_called_once_with(run["id"], 9)
     assert site.get("runs", state="queued", project_id=project) == [site.get(own)]
     site.move(db.Run(id=run["id"]), "running", agent_id=agent, device="cuda:0")
     site.output(run["id"], (1, "a line"), step=1, values={"loss": 1.0})
@@ -163,7 +162,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     assert [len(site.get(path)) for path in lists] == [1] * len(lists) and site.get(f"configs/project/{project}") == [config]
     assert site.post(f"agents/{agent}/refresh").json() == site.get("agents")[0]
     pages = ["projects", "agents", "schedule", own, f"{own}/log", f"{at}/runs", f"{at}/configs"]
-    assert [path for path in pages if site.page.get(f"/web/{path}").status_code != 200] == []
+    assert {site.page.get(f"/web/{path}").status_code for path in pages} == {200}
     state, lines, values, *after = events.read(site.database, run["id"], 0, 0)
     assert (state["place"], lines, values) == ("ws cuda:0", [[1, 1, "a line"]], [[1, None, "loss", 1.0, "train"]])
     assert events.read(site.database, run["id"], *after)[1:3] == ([], [])

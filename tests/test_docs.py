@@ -20,6 +20,12 @@ README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text(encod
     "README.md", "docs/where.md", "docs/architecture.md", "docs/research.md"))
 
 
+def cells_of(table):
+    """Return the cells of a table as the documents write them: n without, other numbers with one digit after the point."""
+    return [["" if pd.isna(value) else value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}"
+             for name, value in row.items()] for row in table.to_dict("records")]
+
+
 def rows(text, heading):
     """Return the cells of the rows of the first table under a heading."""
     part = text.split(f"## {heading}", 1)[1].split("\n## ", 1)[0]
@@ -71,10 +77,8 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
     for heap, view, *cells in rows(ERRORS, "Networks on a CPU"):
         part = table[(table["what"] == views[view]) & (table["kind"] == "all") & table["condition"].str.endswith(heap)]
         assert cells == [f"{row.mape_pct:.1f} ({row.baseline_pct:.1f})" for row in part.itertuples()], (heap, view)
-    gains = table[table["what"] == errors.GAINS]
-    scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
-    assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
-                                     for row in gains.itertuples()]
+    names = ["device", "mode", "condition", "n", "mape_pct", "baseline_pct", "sign_pct", "always_pct"]
+    assert rows(ERRORS, "Gains") == cells_of(table.loc[table["what"] == errors.GAINS, names])
 
 
 def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
@@ -105,9 +109,7 @@ def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
 
 def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
     page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8").replace("# How wrong the answers are", "## Graded")
-    computed = errors.graded(table)
-    shown = [[value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.{0 if name == 'n' else 1}f}"
-              for name, value in row.items()] for row in computed.to_dict("records")]
+    shown = cells_of(errors.graded(table))
     assert rows(page, "Graded") == shown
     graded = {row[0]: row for row in shown}
     for question, *cells in rows(README, "How far to trust the answers"):
@@ -119,12 +121,10 @@ def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
 
 
 def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
-    names = ("source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width")
+    names = ["source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width"]
     page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8")
     board = scoreboard.summary(scoreboard.shipped())
-    assert rows(page, "Judged by outsiders") == [
-        [value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}" for name, value in row.items()]
-        for row in board[list(names)].to_dict("records")]
+    assert rows(page, "Judged by outsiders") == cells_of(board[names])
     alone = scoreboard.shipped().query("not kind.str.endswith(@scoreboard.GPUS)")
     of_all = scoreboard.summary(alone.assign(source="all", device="all", mode="", condition=""))
     harder = of_all[["source_inside_pct", "inside_pct", "source_range_width", "range_width"]].iloc[::-1].to_numpy().ravel()

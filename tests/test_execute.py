@@ -1,6 +1,7 @@
 """Real runs with light jobs: nothing is lost, no job ends twice, whatever is killed; a killed run goes on."""
 
 import multiprocessing
+import os
 import re
 import sqlite3
 import time
@@ -18,10 +19,9 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
-from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
-from tests import faults, killed, nightly, refused
+from tests import killed, nightly, refused, served
 
 # Patient, as busy machines are slow.
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, overrun_factor=5, least_s=30, attempts=3)
@@ -99,16 +99,35 @@ def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
     assert starts["j18"] >= 0.3 and starts["j19"] >= 0.6
 
 
+ONCE = ("kill", "freeze", "hang", "starve", "fail", "slow", "leave",
+        *(["exhaust"] if os.path.exists("/proc/self/statm") else []))  # only Linux says how much memory a process holds
+ALWAYS = ("fail", "kill", "starve", "odd")
+POLICIES = ("first-come", "hybrid", "earliest-finish", "longest-first", "affinity", "matching")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first, count", [(57, 7), nightly(0, 200)])
-def test_faults_lose_nothing(first, count):
-    """Every kind of fault, mixed by seed; ``python -m tests.faults 0 1000`` takes nine minutes."""
-    result = killed.in_a_process("tests.faults", first, count)
-    assert result["wrong"] == [] and result["seeds"] == count
-    assert set(result["thrown"]) == {f"{fault} once" for fault in faults.ONCE} | set(faults.ALWAYS)
-    rare = ("no sign of life", "ended with status") if count > 50 else ()  # of a few seeds another reason may come first
-    for reason in ("signal 9", "not done after", "out of memory", "as JSON", *rare):
-        assert any(reason in text for text in result["attempts"]), reason
+@pytest.mark.parametrize("seed", [0, *map(nightly, range(1, 25))])
+def test_faults_lose_nothing(tmp_path, seed):
+    """Every kind of fault, once or always, in an order and at times that the seed draws."""
+    def spawn(slot, limits):
+        workers.append(ProcessWorker(slot, limits))
+        return workers[-1]
+
+    workers, draw = [], np.random.default_rng(seed)
+    specs = [*(Spec(fault, "tests.light:marked", {"path": str(tmp_path / fault), "value": fault, "fault": fault})
+               for fault in ONCE), *(Spec(f"always {fault}", f"tests.light:{fault}", {}) for fault in ALWAYS)]
+    attempts, ends, _ = run([specs[place] for place in draw.permutation(len(specs))], tmp_path / "run",
+                            POLICIES[seed % len(POLICIES)], limits=replace(LIMITS, silent_s=1.5, least_s=2.5), spawn=spawn,
+                            arrival_s=draw.choice([0.0, 0.1], len(specs)))
+    check(attempts, ends, specs)
+    assert None not in [worker.process._process.exitcode for worker in workers], "no process is left"
+    ends, stories = ends.set_index("job_id"), attempts.groupby("job_id")["status"].apply(" ".join)
+    assert stories.str.fullmatch("((retried|moved) )*(done|failed)").all() and (stories.str.count("retried") < 3).all()
+    for fault in ONCE:
+        assert ends["result"][fault] == {"value": fault} and (tmp_path / f"{fault}.done").read_text() == "done\n"
+    assert set(ends["status"][[f"always {fault}" for fault in ALWAYS]]) == {"failed"}
+    for reason in ("signal 9", "no sign of life", "not done after", "out of memory", "ended with status", "as JSON"):
+        assert attempts["reason"].str.contains(reason).any(), reason
 
 
 @pytest.mark.slow
@@ -179,13 +198,11 @@ def test_a_gang_that_always_fails_ends_once_and_one_that_no_fleet_has_is_refused
 def test_a_slot_of_a_gang_that_is_removed_ends_the_attempt_while_others_are_placed(tmp_path):
     """The other member heeds nothing and is replaced after a moment, in which jobs start on the slots that are left."""
     gang = {"path": str(tmp_path / "gang"), "fault": "hang", "seconds": 0.3}
-    specs, limits = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], replace(LIMITS, grace_s=1.5)
-    with Service(tmp_path / "queue", registry.aimed("first-come"), lambda spec, device_type: 1.0, limits) as queue:
+    specs, removed = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], []
+    with served.opened(tmp_path / "queue", policy=registry.aimed("first-come"), spawn=ProcessWorker, limits=replace(
+            LIMITS, grace_s=1.5), slots=("cpu[0]", "cpu[1]", "cpu[2]")) as queue:
         for spec in specs:
             queue.submit(spec)
-        for number in range(3):
-            queue.add_slot(Slot(f"cpu[{number}]"))
-        removed = []
 
         def over():
             running = queue.attempts().query("job_id == 'gang' and status == 'running'")
