@@ -1,6 +1,6 @@
 """Agents with light slots, in threads or processes, and their server; what tests and benchmark share.
 
-``python -m tests.agents agent URL NAME SLOTS`` and ``python -m tests.agents serve FOLDER PORT``.
+``python -m tests.agents agent URL NAME`` and ``python -m tests.agents serve FOLDER PORT``.
 """
 
 import os
@@ -33,7 +33,7 @@ def limits(silent_s=3.0):
     return Limits(beat_s=0.2, silent_s=silent_s, ready_s=60, grace_s=0.5, overrun_factor=20, least_s=60, attempts=3)
 
 
-def agent(url, name, count):
+def agent(url, name, count=1):
     """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task; it imports no more."""
     from lib.dashboard.agents.agent import Agent, Client
     from lib.dashboard.agents.messages import Device
@@ -144,14 +144,14 @@ def serve(folder, port, silent_s):
     from lib.dashboard.app import create_app
     from lib.dashboard.operations import Operations
 
-    database, dispatcher = dispatcher_in(folder, silent_s)
-    uvicorn.run(create_app(Operations(database, dispatcher), TOKEN), port=port, log_level="error")
+    database, dispatcher = dispatcher_in(folder, float(silent_s))
+    uvicorn.run(create_app(Operations(database, dispatcher), TOKEN), port=int(port), log_level="error")
 
 
 if __name__ == "__main__":
-    what, *given = sys.argv[1:]
-    if what == "agent":
+    role, *given = sys.argv[1:]
+    if role == "agent":
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the verb does
-        agent(given[0], given[1], int(given[2])).run()
+        agent(*given).run()
     else:
-        serve(given[0], int(given[1]), float(given[2]))
+        serve(*given)

@@ -12,14 +12,13 @@ import pandas as pd
 
 from lib.paths import ROOT
 
-SWEEP = "op activation,linear device cpu budget_s 0 rounds 3 visit_ms 3 patience_s 0 name cut threads 1 count".split()
+SWEEP = ("sweeps measure -p op activation,linear -p device cpu -p budget_s 0 -p rounds 3 -p visit_ms 3 -p patience_s 0 -p name cut "
+         "-p threads 1 -p count").split()
 
 
 def start(home: Path, count: int) -> subprocess.Popen:
     """Start the sweep in a process of its own."""
-    values = iter([*SWEEP, str(count)])
-    words = [word for name in values for word in ("-p", name, next(values))]
-    return subprocess.Popen([sys.executable, "-m", "lib", "sweeps", "measure", *words], cwd=ROOT, stdout=subprocess.DEVNULL,
+    return subprocess.Popen([sys.executable, "-m", "lib", *SWEEP, str(count)], cwd=ROOT, stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, env={**os.environ, "LIB_OUTPUT": str(home), "TMPDIR": str(home)})
 
 

@@ -219,7 +219,7 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
     starter = (f"import os, subprocess, time; agent = subprocess.Popen({words!r} + ['--parent', str(os.getpid())]); "
                "print(agent.pid, flush=True); time.sleep(60)")
-    told, told_in_silence = launch(site.url, "told", 1), launch(site.url, "told-in-silence", 1)
+    told, told_in_silence = launch(site.url, "told"), launch(site.url, "told-in-silence")
     site.slots(2)
     until(lambda: all(session.load for session in site.agents._open()))
     told.send_signal(signal.SIGTERM)
@@ -443,7 +443,7 @@ def test_a_gang_is_placed_on_slots_of_one_agent_and_survives_a_killed_member(boa
 
 
 def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(board, launch, clock, capsys, tmp_path):
-    first = launch(board.url, "lab", 1)
+    first = launch(board.url, "lab")
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
@@ -461,7 +461,7 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
 @pytest.mark.nightly
 def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
     """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
-    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
+    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, silent_s=1.5, every_s=(0.3, 0.8))
     assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
 
 
