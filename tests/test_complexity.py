@@ -79,19 +79,6 @@ def test_flops_of_the_v100_convolutions(name, rows):
     assert len(table) == rows
 
 
-def test_cnn3d_by_hand():
-    macs, positions, stages = 0, 28, ((1, 16), (16, 32), (32, 64))
-    for inner, outer in stages:
-        macs += positions**3 * inner * outer * 27
-        positions //= 2
-    macs += 64 * 128 + 128 * 11
-    result = totals("W6", 5)
-    assert result["macs_forward"] == 5 * macs
-    first = 28**3 * 16 * 27  # its input needs no gradient, all others do
-    assert complexity.analyse("W6", 5).matrix_flops("backward") == 2 * 5 * (2 * macs - first)
-    assert result["params"] == sum(i * o * 27 + o + 2 * o for i, o in stages) + 65 * 128 + 129 * 11
-
-
 def test_simple_cnn_layer_by_layer():
     layers = complexity.by_layer(table("W1", 4)).set_index("layer")
     conv = layers.loc["features.3"]

@@ -147,11 +147,8 @@ def test_a_head_that_flash_attention_does_not_take_is_padded():
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 80, 128, 160, 256])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.1, 0.125])
-@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("dtype, width, masked, dropout, trains", itertools.product(
+    (torch.float32, torch.float16, torch.bfloat16), (64, 80, 128, 160, 256), (False, True), (0.0, 0.1, 0.125), (False, True)))
 def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, masked, dropout, trains):
     pinned = re.search(r"^torch==([\d.]+)", (paths.ROOT / "requirements.txt").read_text(), re.M).group(1)
     if torch.__version__.partition("+")[0] != pinned and (dropout or trains or width in (160, 256)):
