@@ -14,7 +14,7 @@ from lib.errors import InputError
 
 # Measurements and images of others that a clone does not have; what needs them skips and says so.
 SHARED = paths.ROOT.parent / "shared"
-XRAYS = SHARED / "data" / "medmnist" / "pneumoniamnist.npz"
+XRAYS = SHARED / "data/medmnist/pneumoniamnist.npz"
 
 # Laws: 25 fixed examples on every change, 200 random ones every night. A law whose examples take long asks for FEW.
 settings.register_profile("suite", max_examples=25, derandomize=True, deadline=None, database=None,

@@ -79,7 +79,7 @@ def trial(home, kills, config, whole):
     """Kill a run several times, and let it end; return how many batches it had before the last kill, and what is wrong."""
     from lib.work import weights
 
-    last = home / "checkpoints" / "last.pt"
+    last = home / "checkpoints/last.pt"
     for kill in kills:
         _train(config, home, **kill)
     reached = weights.load(last)["position"]["batches"] if last.exists() else 0

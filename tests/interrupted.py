@@ -24,7 +24,7 @@ def start(home: Path, count: int) -> subprocess.Popen:
 
 def rows(home: Path) -> list[str]:
     """Return the lines of the visits so far; the last may be cut short."""
-    path = home / "data" / "sweeps" / "cut" / "cpu" / "repeats.csv"
+    path = home / "data/sweeps/cut/cpu/repeats.csv"
     return path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
 
 
@@ -46,7 +46,7 @@ def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[s
         done += 1
         seen.update(line for line in rows(home) if line.endswith("\n"))
     assert start(home, count).wait(timeout=300) == 0
-    final, table = rows(home), pd.read_parquet(home / "data" / "sweeps" / "cut" / "sweep.parquet")
+    final, table = rows(home), pd.read_parquet(home / "data/sweeps/cut/sweep.parquet")
     fields = [line.split(",") for line in final]
     pairs = [(key, number) for key, number, *_ in fields]
     return {"kills": done, "rows": len(final), "lost": len(seen.difference(final)),

@@ -308,10 +308,10 @@ def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
     data.mkdir()
     (data / "out").symlink_to("/")
     finetune, notebook = (agent.ALLOWED[name] for name in ("lib.finetune.task:finetune", "lib.schedule.runtime.tasks:notebook"))
-    finetune({"config": {}, "folder": str(data / "training" / "run")})
-    inside = {"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs" / "x.ipynb")}
+    finetune({"config": {}, "folder": str(data / "training/run")})
+    inside = {"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs/x.ipynb")}
     notebook(inside)
-    outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, str(data / ".." / "x"), str(data / "out"))]
+    outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, str(data / "../x"), str(data / "out"))]
     outside += [(notebook, {**inside, **values}) for values in (
         {"path": "/etc/passwd"}, {"path": "notebooks/../lib/x.ipynb"}, {"out": "/tmp/x.ipynb"})]
     for check, arguments in outside:

@@ -146,7 +146,7 @@ def drive(folder, **more):
     device = device_sweep.DeviceSweep("cpu", p, folder, threading.Event())
     device.ready()
     device.run(points.Points(p, {"cpu": device.room}))
-    return store.read(folder / "cpu" / "repeats.csv", "repeats")
+    return store.read(folder / "cpu/repeats.csv", "repeats")
 
 
 def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, even, tmp_path):
@@ -164,7 +164,7 @@ def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(
                                                                                 points):
     for _ in range(2):  # the second call finds the budget spent, and all energies there
         visits = drive(tmp_path, budget_s=budget_s, energy_s=energy_s)
-    loops = store.read(tmp_path / "cpu" / "energies.csv", "energies")
+    loops = store.read(tmp_path / "cpu/energies.csv", "energies")
     assert clock.spent_s <= 1.5 * budget_s
     assert visits["config"].nunique() in points
     assert sorted(loops["config"]) == sorted(set(visits["config"])), "each point has its energy"

@@ -114,7 +114,7 @@ def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(hom
     assert prepared.predicted_s.tolist() == [[60.0]] * 3 and "is a guess" in prepared.notes[0]
     record = jobs_file.run(prepared, out)
     assert set(record.ends["status"]) == {"done"}, record.ends["reason"].tolist()
-    printed = {name: nbformat.read(out / "notebooks" / f"{name}.ipynb", 4).cells[-1].outputs[0].text for name in jobs["job_id"]}
+    printed = {name: nbformat.read(out / f"notebooks/{name}.ipynb", 4).cells[-1].outputs[0].text for name in jobs["job_id"]}
     assert printed == {"placed": "cpu 1\n", "own": "cpu:7 2\n", "without": "None 3\n"}
     assert len(pd.read_csv(home / "data/schedule/durations.csv")) == len(jobs)
     again = jobs_file.prepare(path, tmp_path / "again", site_of=in_one_process)
@@ -130,7 +130,7 @@ def test_a_notebook_on_a_slot_is_of_the_leaders_machine(home, tmp_path, which):
     site = Site((slot,), ProcessWorker, np.ones((1, 1), bool))
     record = jobs_file.run(jobs_file.prepare(path, out, site_of=lambda *_: site), out)
     assert set(record.ends["status"]) == {"done"}, record.ends["reason"].tolist()
-    printed = nbformat.read(out / "notebooks" / "a.ipynb", 4).cells[-1].outputs[0].text
+    printed = nbformat.read(out / "notebooks/a.ipynb", 4).cells[-1].outputs[0].text
     assert printed.split() == ["cuda:0" if which else "cpu", machine.ids()["hardware_id"]]
 
 
@@ -140,7 +140,7 @@ def test_whatever_a_job_is_called_it_stays_in_its_folder(tmp_path):
     (tmp_path / "n.ipynb").touch()
     specs, _ = read(tmp_path, NOTEBOOKS + "".join(f"{name},n.ipynb\n" for name in names if name.isprintable()))
     targets = [Path(spec.arguments["out"]) for spec in specs]
-    assert {target.resolve().parent for target in targets} == {tmp_path / "out" / "notebooks"}
+    assert {target.resolve().parent for target in targets} == {tmp_path / "out/notebooks"}
     assert len({target.name.lower() for target in targets}) == len(specs) == len(names) - 1
     assert all(len(target.name) < 100 and not target.name.startswith((".", "-")) for target in targets)
     assert targets[0].name == "a.ipynb"
@@ -165,7 +165,7 @@ def test_a_notebook_lies_beside_its_jobs_or_in_the_repository(tmp_path):
 def test_a_run_has_a_folder_of_its_own(tmp_path):
     jobs, own = tmp_path / "jobs.csv", tmp_path / "own"
     assert jobs_file.folder_of(jobs, own) == own and not own.exists() and jobs_file.folder_of(jobs).name == "jobs"
-    for folder, told in ((tmp_path / "none" / "new", f"there is no folder {tmp_path}/none"),
+    for folder, told in ((tmp_path / "none/new", f"there is no folder {tmp_path}/none"),
                          (write(tmp_path / "file", ""), "Not a directory")):
         with refused(told):
             jobs_file.folder_of(jobs, folder)
@@ -293,7 +293,7 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
     one, other = (weights.load(tmp_path / name / tasks.WEIGHTS) for name in ("whole", "cut"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert os.listdir(tmp_path / "cut") == [tasks.WEIGHTS]
-    write(tmp_path / "cut" / "state.pt", "damaged")
+    write(tmp_path / "cut/state.pt", "damaged")
     with refused(r"state\.pt holds no tensors, or is damaged"):
         trained("cut")
 

@@ -18,7 +18,7 @@ def sweeps(home):
         store.write(pd.concat(rows, ignore_index=True), paths.SWEEPS / name / "sweep.parquet", "sweep")
 
     def changed(change):
-        frame = change(store.read(paths.SWEEPS / "b" / "sweep.parquet", "sweep"))
+        frame = change(store.read(paths.SWEEPS / "b/sweep.parquet", "sweep"))
         return str(store.write(frame, home / "changed.parquet", "sweep", derived=True))
     return changed
 
@@ -77,9 +77,9 @@ def test_a_run_is_one_run_whose_steps_count_once_and_the_same_as_itself(home, ru
 
 @pytest.mark.slow
 def test_pairs_are_written_to_a_new_file_alone(sweeps, home):
-    sweep = paths.SWEEPS / "a" / "sweep.parquet"
+    sweep = paths.SWEEPS / "a/sweep.parquet"
     before = sweep.read_bytes()
-    for taken in (sweep, home / "no" / "pairs.csv"):
+    for taken in (sweep, home / "no/pairs.csv"):
         refusal("compare", "a", "b", "--out", taken)
     assert "'nothing' is no measured sweep or run" in refusal("compare", "a", "nothing")
     assert sweep.read_bytes() == before

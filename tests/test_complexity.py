@@ -16,7 +16,7 @@ from lib.tables import columns
 from tests import refused
 from tests.conftest import full_disk
 
-V100 = paths.ROOT.parent / "shared" / "data" / "pytorch-scheduler"
+V100 = paths.ROOT.parent / "shared/data/pytorch-scheduler"
 compared = cache(partial(cross_check.compare, measured=False))
 
 

@@ -453,7 +453,7 @@ def test_what_people_write_is_shown_as_text(site):
     site.move(run, "running", agent_id=agent.id, device=HOSTILE, placement=HOSTILE)
     site.move(run, "failed", HOSTILE)
     (paths.DATA / run.folder / "<script>alert('x')<").mkdir()
-    (paths.DATA / run.folder / "<script>alert('x')<" / "script>.png").write_bytes(b"")
+    (paths.DATA / run.folder / "<script>alert('x')</script>.png").write_bytes(b"")
     site.dispatcher.planned = [(run.id, HOSTILE, 0.0, 9.0, "planned", HOSTILE)]
     at = f"projects/{project.id}"
     pages = [site.page.get(f"/web/{path}") for path in ("projects", f"{at}/configs", f"{at}/runs", f"runs/{run.id}", "agents",

@@ -234,7 +234,7 @@ def test_a_pull_that_was_cut_short_anywhere_leaves_nothing_that_the_next_version
 
 
 def version_file(folder, number):
-    return folder / "branches" / "main" / f"{number:06}.json"
+    return folder / f"branches/main/{number:06}.json"
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_manifests_that_do_not_fit_and_names_that_leave_the_folder_are_refused(t
     content["files"][1].update(change)
     store.write_json(content, version_file(local, 1))
     with refused(words):
-        pull(tmp_path / "in" / "there", "far")
+        pull(tmp_path / "in/there", "far")
     assert not (tmp_path / "in").exists()
 
 
@@ -283,7 +283,7 @@ def test_a_damaged_object_is_never_put_in_place(tmp_path, local, damage, words):
 def test_a_folder_that_is_a_link_is_not_written_through(tmp_path, local):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "resnet").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "there/resnet").symlink_to(tmp_path / "elsewhere")
     with refused("resnet/dense.csv, resnet/power_log.log"):
         pull(tmp_path / "there", "far")
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -298,7 +298,7 @@ def test_what_cannot_be_part_of_a_version_is_refused_before_anything_is_written(
         folders[name] = words
     for name in ("links", "none"):
         (tmp_path / name).mkdir()
-    (tmp_path / "links" / "passwd").symlink_to("/etc/passwd")
+    (tmp_path / "links/passwd").symlink_to("/etc/passwd")
     for folder, words in folders.items():
         with refused(words):
             push(tmp_path / folder, "far")
@@ -338,6 +338,6 @@ def test_the_verb_carries_a_folder_there_and_back(tmp_path, local):
     assert re.search(r"4 files, [\d.]+ kB, 4 of them pushed; source: the lab's board", shown)
     assert "4 of them pulled" in output_of("data", "pull", *where, "there")
     assert contents(tmp_path / "there") == FILES
-    manifest = store.read_json(local / "a" / "b" / "branches" / "lab" / "000001.json")
+    manifest = store.read_json(local / "a/b/branches/lab/000001.json")
     assert {entry["name"]: entry["rows"] for entry in manifest["files"]} == {
         "a.csv": 2, "resnet/dense.csv": 1, "resnet/power_log.log": None, "empty.json": None}

@@ -216,7 +216,7 @@ def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
 def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, synthetic, monkeypatch, tmp_path):
     path = volumes()
     monkeypatch.setattr(paths, "FETCHED", path.parent)
-    monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task" / "medmnist")
+    monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task/medmnist")
     assert opened().data_source == "unofficial"
     assert output_of("data", "check", "organmnist3d", "--size", "28").startswith(f"{path}: ")
     path.unlink()

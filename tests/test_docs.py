@@ -14,7 +14,7 @@ from lib.predict.evaluation.baselines import network_line
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
-DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data/README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
 README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text(encoding="utf-8") for name in (
     "README.md", "docs/where.md", "docs/architecture.md", "docs/research.md"))
@@ -95,7 +95,7 @@ def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
 
 
 def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
-    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv")
+    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4/predictions/networks.csv")
     train = networks[(networks["mode"] == "train") & (networks["verdict"] != "unusable")]
     arch = train["network"].map({name: workload.model for name, workload in definitions.workloads().items()})
     own = train.assign(torchvision=network_line(train, arch.notna()))[arch.notna()]

@@ -206,10 +206,10 @@ def collected(folder, status, *options, program="import time; time.sleep(0.3); r
 def test_the_collector_writes_what_the_readers_read(tmp_path):
     a_board(tmp_path / "hwmon", (("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200)))
     collected(tmp_path, 3)
-    log = power_log.read(tmp_path / "raw" / "power_log.log")
+    log = power_log.read(tmp_path / "raw/power_log.log")
     assert len(log.power_w) > 20
     assert set(log.power_w) == {6.0}
-    assert power_log.read_idle_w(tmp_path / "raw" / "idling_power.json") == pytest.approx(6.0)
+    assert power_log.read_idle_w(tmp_path / "raw/idling_power.json") == pytest.approx(6.0)
     (again,) = collected(tmp_path, 2).splitlines()
     assert "exists already and is not overwritten" in again
 

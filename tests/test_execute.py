@@ -181,7 +181,7 @@ def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
     assert tries == {"plain": 1, "j0": 1, **dict.fromkeys(("dies", "fails", "freezes", "hangs"), 2)}
     reasons = attempts.set_index("job_id")["reason"]
     assert "the worker was killed (signal 9)" in reasons["dies"].iloc[0]
-    assert not list((tmp_path / "run" / "gangs").iterdir())
+    assert not list((tmp_path / "run/gangs").iterdir())
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ def test_a_journal_is_read_by_its_owner_alone_and_written_by_one_process(tmp_pat
 def test_records_of_other_jobs_damaged_ones_and_jobs_that_can_run_nowhere_are_refused(tmp_path):
     run(sleeping(2), tmp_path / "ran", spawn=killed.Inline)
     (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "run.sqlite").write_bytes(b"not a database" * 100)
+    (tmp_path / "torn/run.sqlite").write_bytes(b"not a database" * 100)
     for count, folder, predicted, words in (
             (3, "ran", 1.0, "other jobs"), (2, "torn", 1.0, "damaged"), (2, "new", np.inf, "no device can run job 'j0'"),
             (2, "new", np.nan, "the predicted time of job 'j0' on 'cpu' is nan")):

@@ -55,7 +55,7 @@ def trained(folder, **changes):
 
 
 def last(folder):
-    return weights.load(folder / "checkpoints" / "last.pt")
+    return weights.load(folder / "checkpoints/last.pt")
 
 
 def same(a, b):
@@ -201,7 +201,7 @@ def test_batches_are_a_function_of_seed_and_epoch_whatever_the_processes(total, 
 def folder(tmp_path):
     """Return a dataset of two classes, and a test split that lacks one of them."""
     root = cut_training.pictures(tmp_path / "pets", {"train": 6, "val": 6, "test": 6})
-    shutil.rmtree(root / "test" / "cat")
+    shutil.rmtree(root / "test/cat")
     return root
 
 
@@ -212,7 +212,7 @@ def opened(**changes):
 
 
 def test_a_folder_of_images_and_its_labels(folder):
-    (folder / "train" / ".ipynb_checkpoints").mkdir()
+    (folder / "train/.ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
     assert (data.labels, data.data_source, small(root=str(folder)).dataset) == (("cat", "dog"), "imagefolder", "pets")
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
@@ -221,10 +221,10 @@ def test_a_folder_of_images_and_its_labels(folder):
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
     assert (mapped.labels, mapped.splits["train"].labels.ravel().tolist()) == (("dog", "cat"), [1] * 6 + [0] * 6)
     assert mapped.splits["train"][0, 0][1].tolist() == [1]
-    (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
+    (folder / "train/cat/0.png").write_bytes(b"no picture")
     with refused("picture 0 cannot be read"):
         data.splits["train"][0, 0]
-    (folder / "val" / "fox").mkdir()
+    (folder / "val/fox").mkdir()
     with refused("val has classes that train/ has not: fox; that has: cat, dog"):
         opened(root=str(folder))
 
@@ -370,7 +370,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
 def test_a_run_from_config_to_folder(home, capsys):
     config = small(save_per_epoch_checkpoint=True, epochs=2)
     summary, = finetune.finetune([config])
-    folder = paths.TRAINING / "breastmnist" / "simple_cnn__cross_entropy__scratch"
+    folder = paths.TRAINING / "breastmnist/simple_cnn__cross_entropy__scratch"
     assert summary == store.read_json(folder / "summary.json")
     kept, values = folder / "checkpoints", [record["val_acc@1"] for record in summary["history"]]
     best = values.index(max(values))
@@ -423,7 +423,7 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     with refused("config: .*lr"):
         task.finetune(job(), {**config, "lr": 0}, str(folder))
     (folder / "summary.json").unlink()
-    weights.save({**last(folder), "random": [{}]}, folder / "checkpoints" / "last.pt")
+    weights.save({**last(folder), "random": [{}]}, folder / "checkpoints/last.pt")
     with refused("is no checkpoint of this run"):
         task.finetune(job(), config, str(folder))
 
@@ -441,7 +441,7 @@ def test_each_process_resumes_with_its_own_sums_and_all_with_the_best_of_the_fir
 def test_a_disk_that_is_full_while_saving_keeps_the_older_checkpoint(home, tmp_path):
     with pytest.raises(Stopped):
         task.finetune(job(8), {**SMALL, "epochs": 2}, str(tmp_path))
-    profile, kept = tmp_path / "profile.csv", tmp_path / "checkpoints" / "last.pt"
+    profile, kept = tmp_path / "profile.csv", tmp_path / "checkpoints/last.pt"
     before, rows = kept.read_bytes(), profile.read_bytes()
     profile.write_bytes(rows[:rows.rindex(b"\n", 0, len(rows) // 2) + 1])
     with refused("profile.csv lacks rows: it has fewer than the . of its checkpoint"):
@@ -596,7 +596,7 @@ TWO = {**SMALL, "batch_size": 15, "grad_accum_steps": 2, "max_datapoints_per_cla
 def test_two_processes_learn_what_one_does(home, two):
     assert two.printed.count("epoch 1/2") == 1, "one process writes"
     trained(home, **TWO)
-    folder = two.place / "data" / "training" / "breastmnist" / "simple_cnn__cross_entropy__scratch"
+    folder = two.place / "data/training/breastmnist/simple_cnn__cross_entropy__scratch"
     assert store.read(folder / "profile.csv", "profile")["batch_size"].max() == 8, "of 15; also where it is evaluated"
     alone, together = last(home), last(folder)
     for name, value in alone["model"].items():

@@ -20,7 +20,7 @@ REFERENCE = min(paths.REFERENCE.glob("*/finetune/*"))
 @pytest.fixture
 def folder(home):
     """Give a copy of the reference run, as one that was trained here."""
-    return shutil.copytree(REFERENCE, paths.TRAINING / "pathmnist" / "one")
+    return shutil.copytree(REFERENCE, paths.TRAINING / "pathmnist/one")
 
 
 def test_a_run_is_shown_without_training_and_holds_together(folder):

@@ -362,7 +362,7 @@ while True:
 @pytest.mark.cuda
 def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
     folder, table = swept(device="cuda:0")
-    visits = store.read(folder / "cuda-0" / "repeats.csv", "repeats")
+    visits = store.read(folder / "cuda-0/repeats.csv", "repeats")
     assert (table["status"] == "ok").all()
     assert (visits["gpu_mhz"] > 0).all() and visits["gpu_unknown"].isna().all(), visits["gpu_unknown"].unique()
     assert visits["gpu_others"].median() < 0.1
