@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -48,7 +47,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(no_card)
 
 
-def home_paths(root: Path) -> dict[str, Path]:
+def home_paths(root):
     """Return the paths that ``LIB_OUTPUT=root`` would give, in a checkout into which nothing was fetched."""
     with mock.patch.dict(os.environ, LIB_OUTPUT=str(root)):
         moved = runpy.run_path(paths.__file__)

@@ -23,7 +23,7 @@ CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_p
 BATCHES = 2 * 7  # of all epochs
 
 
-def tiny_vit(folder: Path, **changes) -> str:
+def tiny_vit(folder, **changes):
     """Write the config of a small ViT with dropout; return its folder."""
     from transformers import ViTConfig
 
@@ -32,7 +32,7 @@ def tiny_vit(folder: Path, **changes) -> str:
     return str(folder)
 
 
-def pictures(root: Path, counts: dict[str, int]) -> Path:
+def pictures(root, counts):
     """Make a dataset of cats and dogs, so many of each in a split; return its folder."""
     draw = np.random.default_rng(0)
     for split, count in counts.items():
@@ -64,7 +64,7 @@ def _train(config, folder, last=0, moment_s=None):
     return status_of(train, moment_s)
 
 
-def different(folder: Path, whole: Path, config) -> list[str]:
+def different(folder, whole, config):
     """Return in what a run ended otherwise than another one, by a bit or more; times are no part of it."""
     from lib import store
     from lib.studies.finetune.study import _compared

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pandas as pd
 
@@ -16,19 +15,19 @@ SWEEP = ("sweeps measure -p op activation,linear -p device cpu -p budget_s 0 -p 
          "-p threads 1 -p count").split()
 
 
-def start(home: Path, count: int) -> subprocess.Popen:
+def start(home, count):
     """Start the sweep in a process of its own."""
     return subprocess.Popen([sys.executable, "-m", "lib", *SWEEP, str(count)], cwd=ROOT, stdout=subprocess.DEVNULL,
                             stderr=subprocess.DEVNULL, env={**os.environ, "LIB_OUTPUT": str(home), "TMPDIR": str(home)})
 
 
-def rows(home: Path) -> list[str]:
+def rows(home):
     """Return the lines of the visits so far; the last may be cut short."""
     path = home / "data/sweeps/cut/cpu/repeats.csv"
     return path.read_text().splitlines(keepends=True)[1:] if path.is_file() else []
 
 
-def cut_again_and_again(home: Path, kills: int, count: int, seed: int) -> dict[str, int]:
+def cut_again_and_again(home, kills, count, seed):
     """Kill the sweep ``kills`` times at random moments while it measures, then let it end; return what was found.
 
     ``lost``: whole rows that were there at a kill and are not at the end; ``torn``: lines cut in two that stayed;

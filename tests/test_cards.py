@@ -25,7 +25,6 @@ from tests.test_published import refused
 EAGER = Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
 SEVERAL = (EAGER, replace(EAGER, compiled=True), replace(EAGER, layout="nhwc"))
 CHIP = Chip(1e11, 5e10, 1e9, 100, 5e7, 2)
-VENDORS = definitions.load_devices()
 SCORES = {"mape": 8.1, "median": 5.2, "p90": 17.0, "bias": 0.4, "within_10": 74.0, "n": 1000.0, "families": 60.0}
 
 
@@ -115,8 +114,8 @@ def weights(**more):
     return kernel_sum.usual() + kernel_sum.flat(**{"computing": 0.0, "moving": 0.0, "overheads": 0.0, **more})
 
 
-def log_ms(frame, batch=64.0, chip=CHIP, parts=None):
-    return kernel_sum.predict(features.terms(frame, batch, chip, EAGER), weights() if parts is None else parts).item()
+def log_ms(frame, parts, chip=CHIP):
+    return kernel_sum.predict(features.terms(frame, 64.0, chip, EAGER), parts).item()
 
 
 def synthetic(count, seed):
@@ -133,22 +132,14 @@ def synthetic(count, seed):
     return frames
 
 
-def cases_of(frames, parts, more, levels):
-    """Return networks, all at batch 64 in eager mode, that take as long as weights say, and ``more`` in log time."""
-    log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
-    table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
-                          "module": np.arange(len(frames)).astype(str)})
-    return fitting.ConditionNetworks(table, EAGER, CHIP, levels, kernel_sum.usual())
-
-
-def of_card(device, slower=0.0, count=70):
-    """Return networks of a card under one condition whose memory is ``slower`` (log) than usual, and their rows."""
-    frames, chip = synthetic(count, 3), features.sustained(VENDORS[device])
-    parts = weights(moving=-slower * kernel_sum.INTERCEPTS["moving"])
-    table = pd.DataFrame({"device": device, "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
+def of_card(count):
+    """Return networks of an RTX 4090 under one condition, on which memory is slower than usual, and their rows."""
+    frames, chip = synthetic(count, 3), features.sustained(definitions.load_devices()["rtx-4090"])
+    parts = weights(moving=-0.5 * kernel_sum.INTERCEPTS["moving"])
+    table = pd.DataFrame({"device": "rtx-4090", "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
                           "module": [f"m{n % 7}" for n in range(count)], "batch_size": 64, "precision": "amp_fp16",
                           "layout": "nchw", "compiled": False, "torch": "2.9.1",
-                          "latency_ms": np.exp([log_ms(frame, chip=chip, parts=parts) for frame in frames])})
+                          "latency_ms": np.exp([log_ms(frame, parts, chip) for frame in frames])})
     return learning.with_rows(table, {(name, 224): frame for name, frame in zip(table["network"], frames, strict=True)})
 
 
@@ -157,10 +148,14 @@ def test_efficiencies_are_found_again_through_the_sum():
                    moving=(np.array(features.KERNEL_KINDS) == "batch_norm")[:, None] * kernel_sum.INTERCEPTS["moving"] * 0.5)
 
     def errors(more):
-        cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40
+        """Return the errors of 20 networks, all at batch 64 in eager mode; ``more``: what is wrong with log times."""
+        log, train = np.array([log_ms(frame, true) for frame in frames]) + more, np.arange(60) < 40
+        table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log), "module": np.arange(60).astype(str)})
+        cases = fitting.ConditionNetworks(table, EAGER, CHIP, ("exact",), kernel_sum.usual())
         predicted = cases.predicted(fitting.weights_of(fitting.fit([cases.of(train)]), cases.levels))
         return np.abs(np.expm1(learning.error(predicted) - more))[~train]
 
+    frames = synthetic(60, 1)
     assert errors(np.zeros(60)).max() < 0.03
     assert np.median(errors(1.0 * (np.arange(60) % 10 == 0))) < 0.05, "a tenth of labels is off by e"
 
@@ -196,7 +191,7 @@ def test_a_damaged_file_is_refused_in_one_line(card, tmp_path, old, new):
 
 def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves_the_final_ones_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    shown = learning.ship(of_card("rtx-4090", slower=0.5))
+    shown = learning.ship(of_card(70))
     card = card_model.of_device("rtx-4090")
     (fitted,), lines = card.conditions.values(), card_errors.scores("rtx-4090", "networks")
     for name in ("mape", "n"):
@@ -212,7 +207,7 @@ def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves
 
 def test_training_needs_enough_networks():
     with refused("rtx-4090: no condition with 50 networks"):
-        learning.ship(of_card("rtx-4090", count=49))
+        learning.ship(of_card(49))
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from torchvision.models.resnet import BasicBlock
 from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting
 from lib.predict.networks.work import Work
-from lib.work.graph import capture, ops
+from lib.work.graph import capture
 from tests import in_both_modes, refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
 
-def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> ops.Graph:
-    return capture.capture(nn.Sequential(*layers), shape, mode)
+def chain(*layers, shape=(2, 3, 64, 64)):
+    return capture.capture(nn.Sequential(*layers), shape)
 
 
 @in_both_modes

@@ -154,12 +154,6 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     check(attempts, ends, specs)  # what could not begin goes on when it can
 
 
-def gangs_of(folder, **faults):
-    """Return gangs of two by name, of which some misbehave once, and a job on one slot."""
-    named = {name: {"path": str(folder / name), "fault": fault} for name, fault in faults.items()}
-    return [*(Spec(name, "tests.light:gang", arguments, 2) for name, arguments in named.items()), *sleeping(1)]
-
-
 def run_gangs(specs, folder, **options):
     devices = np.array([spec.devices for spec in specs])
     return run(specs, folder, registry.aimed("hybrid", gangs=True), devices=devices, **options)
@@ -168,19 +162,19 @@ def run_gangs(specs, folder, **options):
 @pytest.mark.slow
 def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
     """When a member dies, hangs or fails, all stop, and the job is tried again; its result is that of the first member."""
-    specs = gangs_of(tmp_path, plain=None, dies="kill", fails="fail", freezes="freeze", hangs="hang")
+    faults = (None, "kill", "fail", "freeze", "hang")
+    specs = [*(Spec(str(fault), "tests.light:gang", {"path": str(tmp_path / "gang"), "fault": fault}, 2) for fault in faults),
+             *sleeping(1)]
     attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, overrun_factor=1))
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"}
-    assert {row.job_id: row.result for row in ends.itertuples() if row.job_id != "j0"} == dict.fromkeys(
-        ("plain", "dies", "fails", "freezes", "hangs"), {"rank": 0, "count": 2})
+    assert [row.result for row in ends.itertuples() if row.job_id != "j0"] == [{"rank": 0, "count": 2}] * len(faults)
     for (name, _), rows in attempts[attempts["job_id"] != "j0"].groupby(["job_id", "attempt"]):
         assert sorted(rows["device"]) == ["cpu[0]", "cpu[1]"], name
         assert rows["start_s"].nunique() == rows["end_s"].nunique() == 1
     tries = attempts.groupby("job_id")["attempt"].max().to_dict()
-    assert tries == {"plain": 1, "j0": 1, **dict.fromkeys(("dies", "fails", "freezes", "hangs"), 2)}
-    reasons = attempts.set_index("job_id")["reason"]
-    assert "the worker was killed (signal 9)" in reasons["dies"].iloc[0]
+    assert tries == {**dict.fromkeys(faults[1:], 2), "None": 1, "j0": 1}
+    assert "the worker was killed (signal 9)" in attempts.set_index("job_id")["reason"]["kill"].iloc[0]
     assert not list((tmp_path / "run/gangs").iterdir())
 
 
