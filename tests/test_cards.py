@@ -25,6 +25,7 @@ from tests.test_published import refused
 EAGER = Condition("infer", "amp_fp16", "nchw", False, "2.9.1")
 SEVERAL = (EAGER, replace(EAGER, compiled=True), replace(EAGER, layout="nhwc"))
 CHIP = Chip(1e11, 5e10, 1e9, 100, 5e7, 2)
+VENDORS = definitions.load_devices()
 SCORES = {"mape": 8.1, "median": 5.2, "p90": 17.0, "bias": 0.4, "within_10": 74.0, "n": 1000.0, "families": 60.0}
 
 
@@ -132,11 +133,11 @@ def synthetic(count, seed):
     return frames
 
 
-def of_card(count):
-    """Return networks of an RTX 4090 under one condition, on which memory is slower than usual, and their rows."""
-    frames, chip = synthetic(count, 3), features.sustained(definitions.load_devices()["rtx-4090"])
-    parts = weights(moving=-0.5 * kernel_sum.INTERCEPTS["moving"])
-    table = pd.DataFrame({"device": "rtx-4090", "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
+def of_card(device, slower=0.0, count=70):
+    """Return networks of a card under one condition whose memory is ``slower`` (log) than usual, and their rows."""
+    frames, chip = synthetic(count, 3), features.sustained(VENDORS[device])
+    parts = weights(moving=-slower * kernel_sum.INTERCEPTS["moving"])
+    table = pd.DataFrame({"device": device, "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
                           "module": [f"m{n % 7}" for n in range(count)], "batch_size": 64, "precision": "amp_fp16",
                           "layout": "nchw", "compiled": False, "torch": "2.9.1",
                           "latency_ms": np.exp([log_ms(frame, parts, chip) for frame in frames])})
@@ -191,7 +192,7 @@ def test_a_damaged_file_is_refused_in_one_line(card, tmp_path, old, new):
 
 def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves_the_final_ones_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
-    shown = learning.ship(of_card(70))
+    shown = learning.ship(of_card("rtx-4090", slower=0.5))
     card = card_model.of_device("rtx-4090")
     (fitted,), lines = card.conditions.values(), card_errors.scores("rtx-4090", "networks")
     for name in ("mape", "n"):
@@ -207,7 +208,7 @@ def test_training_writes_families_left_out_from_which_its_scores_come_and_leaves
 
 def test_training_needs_enough_networks():
     with refused("rtx-4090: no condition with 50 networks"):
-        learning.ship(of_card(49))
+        learning.ship(of_card("rtx-4090", count=49))
 
 
 @pytest.mark.slow

@@ -163,7 +163,8 @@ def run_gangs(specs, folder, **options):
 def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
     """When a member dies, hangs or fails, all stop, and the job is tried again; its result is that of the first member."""
     faults = (None, "kill", "fail", "freeze", "hang")
-    specs = [*(Spec(str(fault), "tests.light:gang", {"path": str(tmp_path / "gang"), "fault": fault}, 2) for fault in faults),
+    specs = [*(Spec(str(fault), "tests.light:gang", {"path": str(tmp_path / f"of {fault}"), "fault": fault}, 2)
+               for fault in faults),
              *sleeping(1)]
     attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, overrun_factor=1))
     check(attempts, ends, specs)
