@@ -95,5 +95,5 @@ def output_of(*words, status=0):
 def refusal(*words):
     """Return the line with which a command line is refused: all that it prints."""
     status, out, error = called(*words)
-    assert (status, out, error.count("\n")) == (2, "", 1) and error.startswith("error: "), (status, out, error)
+    assert status == 2 and out == "" and error.count("\n") == 1 and error.startswith("error: "), (status, out, error)
     return error

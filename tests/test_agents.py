@@ -421,7 +421,7 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     assert {run.agent_id for run in runs} == {lab.id} and runs[0].device.startswith("cpu[")
     assert "out of memory" in runs[1].reason and "agents run no task" in runs[2].reason
     assert lines_of(database, ids[0]) == [*((1, number + 1, str(number)) for number in range(49)), (1, 50, "ééé")]
-    assert (runs[3].step, runs[3].epoch, runs[3].epochs, runs[3].best_value) == (2, 0, 1, 0.5)
+    assert runs[3].step == 2 and runs[3].epoch == 0 and runs[3].epochs == 1 and runs[3].best_value == 0.5
     assert rows(database, select(db.RunMetric.value).order_by(db.RunMetric.id)) == [(1.0,), (0.5,), (None,)]
     assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
     assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
@@ -436,7 +436,7 @@ def test_a_gang_is_placed_on_slots_of_one_agent_and_survives_a_killed_member(boa
         gang, = wait_for(board.database, add(board, [("tests.light:gang", dies, 2)]))
         monkeypatch.setattr(paths, "DATA", tmp_path / "elsewhere")
         refused_run, = wait_for(board.database, add(board, [("tests.light:gang", {"path": str(tmp_path / "other")}, 2)]))
-    assert (gang.state, gang.attempt) == (db.FINISHED, 2) and set(gang.device.split(" + ")) == {"cpu[0]", "cpu[1]"}
+    assert gang.state == db.FINISHED and gang.attempt == 2 and set(gang.device.split(" + ")) == {"cpu[0]", "cpu[1]"}
     assert refused_run.state == db.FAILED and "is no absolute path in" in refused_run.reason
 
 
@@ -511,7 +511,7 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     until(lambda: not all(tries))
     records.close()
     run, = wait_for(database, [run_id])
-    assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
+    assert run.state == db.FINISHED and run.best_value == 0.9 and run.device == "lab/cpu" and run.step == 4
     assert len(lines_of(database, run_id)) == 5 and records.written == 14
     unwanted.assert_called_once_with("nobody")
 

@@ -110,10 +110,10 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     with refused("no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
     scores, reasons = evaluate.own_machine("box", quick=True)
-    assert (set(scores["device"]), reasons) == ({"cpu"}, [])
+    assert set(scores["device"]) == {"cpu"} and reasons == []
     assert [path.name for path in (folder / "trained").iterdir()] == ["cpu-box-feedbeef_fp32.json.gz"]
     (predictor,), (committed,) = registry.for_devices(["box"], "fp32"), registry.for_devices([COMMITTED.name], "fp32")
-    assert (predictor.device, predictor.origin, predictor.memory_mb) == ("cpu@box", "", pytest.approx(24 * 2**30 / 1e6))
+    assert predictor.device == "cpu@box" and predictor.origin == "" and predictor.memory_mb == pytest.approx(24 * 2**30 / 1e6)
     ratio = predictor.model.predict(convolutions)["predicted_ms"] / committed.model.predict(convolutions)["predicted_ms"]
     assert 5 < ratio.median() < 9
     assert predictor.model.parts["gemm forward"].origin == committed.model.device, "what it did not sweep, and whose it is"

@@ -133,7 +133,7 @@ def test_there_and_back(home):
         sent()
     path = measured()
     folder, new = sent()
-    assert (folder, new) == (paths.IMPORTED / "box", 2)
+    assert folder == paths.IMPORTED / "box" and new == 2
     assert (folder / "ceilings" / path.name).read_bytes() == path.read_bytes()
     assert sent() == (folder, 0), "merging again changes nothing"
     with line("not overwritten"):
@@ -186,7 +186,7 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     assert not any(word in contents for word in (b"alice", b"/home", b"/opt"))
     folder, _ = sent()
     row = store.read(folder / CSV, "runs").iloc[0]
-    assert (row["hostname"], row["data_root"]) == (row["hardware_id"], "pets")
+    assert row["hostname"] == row["hardware_id"] and row["data_root"] == "pets"
     back = store.read_json(folder / META)
     assert back["software"]["environment"] == {"LD_PRELOAD": "a.so:b.so", "OMP_NUM_THREADS": "2"}
     assert back["data_note"] == "Images from pets. See https://medmnist.com/x"

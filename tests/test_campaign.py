@@ -210,7 +210,7 @@ def test_what_runs_at_once_fits_together(with_card, monkeypatch):
     assert site.able.tolist() == [[True, True], [True, True], [False, True], [True, True]]
     assert [slot.cores for slot in site.slots] == [(0, 1), (2, 3), ()]
     fleet = local_site.fleet_of(site.slots)
-    assert (fleet.host_cores, fleet.cpu_cores[0]) == (4, 2), "jobs on the GPU draw from the cores of the host"
+    assert fleet.host_cores == 4 and fleet.cpu_cores[0] == 2, "jobs on the GPU draw from the cores of the host"
     for slots in (site.slots[:2], (Slot("cpu[node/0]"), Slot("cuda:A[node/0]"))):  # nobody else draws; of which host?
         assert local_site.fleet_of(slots).host_cores == np.inf
     with refused(r"cpu with 2,000 MB and 1 cores, cuda:0 with 16,000 MB and 4 cores \(.*fewer --slots"):
@@ -289,7 +289,7 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
         with pytest.raises(Stopped):
             trained("cut", Cut(batch))
     rest = trained("cut")
-    assert (whole["steps"], whole["trained"], rest["steps"], rest["trained"]) == (5, 5, 5, 1)
+    assert whole["steps"] == 5 and whole["trained"] == 5 and rest["steps"] == 5 and rest["trained"] == 1
     one, other = (weights.load(tmp_path / name / tasks.WEIGHTS) for name in ("whole", "cut"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert os.listdir(tmp_path / "cut") == [tasks.WEIGHTS]

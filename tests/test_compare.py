@@ -65,7 +65,7 @@ def test_steps_that_depend_on_the_one_before_are_not_taken_for_independent_ones(
 
 def test_a_run_is_one_run_whose_steps_count_once_and_the_same_as_itself(home, run):
     result = compare.difference(str(run), str(run))
-    assert (result.word, result.ratio, set(result.pairs["what"])) == ("same", 1.0, {"W2 train step"})
+    assert result.word == "same" and result.ratio == 1.0 and set(result.pairs["what"]) == {"W2 train step"}
     rows = pd.read_csv(run)
     for frame, words in ((pd.concat([rows, rows]), f"{len(rows)} rows are there twice, the first of task_type train"),
                          (pd.concat([rows, rows.assign(run_id="other")]), "holds several runs"),

@@ -143,7 +143,7 @@ def test_a_head_that_flash_attention_does_not_take_is_padded():
     several = families.make("attention", {"kind": "sdpa", "batch": 2, "heads": 2, "q_len": 8, "kv_len": 8, "head_dim": 20},
                             "bfloat16", device="cuda:0")
     assert [op.short for op in several] == ["constant_pad_nd"] * 3 + ["_scaled_dot_product_flash_attention"]
-    assert (several[-1].args[0].shape[-1], several[-1].kwargs) == (24, (("scale", 20**-0.5),))
+    assert several[-1].args[0].shape[-1] == 24 and several[-1].kwargs == (("scale", 20**-0.5),)
 
 
 @pytest.mark.cuda

@@ -63,7 +63,7 @@ def test_every_endpoint_refuses_a_missing_or_a_wrong_token(site):
              {"Cookie": f"dashboard={security.cookie(TOKEN)}"}]
     for request, headers in [*((request, {}) for request in every), *((every[0], headers) for headers in wrong)]:
         answer = site.stranger.request(*request, params={"token": TOKEN}, headers=headers)
-        assert (answer.status_code, list(answer.json())) == (401, ["detail"]), (request, headers)
+        assert answer.status_code == 401 and list(answer.json()) == ["detail"], (request, headers)
 
 
 def test_every_page_sends_a_stranger_to_the_login(site):
@@ -73,7 +73,7 @@ def test_every_page_sends_a_stranger_to_the_login(site):
     for path in (*(f"/web/{page}" for page in pages), "/", "/docs", "/openapi.json", "/loginx", "/static"):
         for headers in ({}, BEARER, {"Cookie": "dashboard=9999999999.0"}):
             answer = site.stranger.get(path, headers=headers)
-            assert (answer.status_code, answer.headers["location"][:11]) == (303, "/login?next"), path
+            assert answer.status_code == 303 and answer.headers["location"][:11] == "/login?next", path
     assert site.stranger.get("/login").status_code == site.stranger.get("/static/live.js").status_code == 200
 
 
@@ -117,7 +117,7 @@ def test_a_request_that_is_too_large_is_refused(home):
     many = (b"x" * 1000 for _ in range(10))
     for content in (b"x" * 5001, many):
         answer = site.api.post("/api/v1/projects", content=content)
-        assert (answer.status_code, len(answer.text.splitlines())) == (413, 1)
+        assert answer.status_code == 413 and len(answer.text.splitlines()) == 1
     assert site.page.post("/web/projects", content=b"x" * 5001).status_code == 413
     assert site.post("projects", name="x" * 120).status_code == 201
 
@@ -184,7 +184,7 @@ def test_the_agent_of_a_server_gets_its_token_and_not_the_address_of_its_databas
 def test_a_port_that_is_taken_is_said_in_one_line_and_an_address_of_the_sixth_version_is_in_brackets(verb):
     with socket.create_server(("127.0.0.1", 0)) as other:
         served, status, _, error = verb("--port", other.getsockname()[1])
-    assert (status, served) == (2, []) and "of 127.0.0.1 is taken; name another port with --port " in error
+    assert status == 2 and served == [] and "of 127.0.0.1 is taken; name another port with --port " in error
     _, status, out, _ = verb("--host", "::1")
     assert status == 0 and re.match(r"http://\[::1\]:\d+  ", out)
 
@@ -212,13 +212,13 @@ def test_a_run_by_hand_is_not_in_the_queue_and_one_that_ended_a_moment_ago_is_no
     assert site.post(f"runs/{run.id}/priority", priority=1).status_code == 409
     assert site.post(f"runs/{run.id}/start").json()["state"] == "running"
     ended = site.post(f"runs/{run.id}/finish", state="failed", reason="power cut").json()
-    assert (ended["state"], ended["reason"], ended["job"]) == ("failed", "power cut", None)
+    assert ended["state"] == "failed" and ended["reason"] == "power cut" and ended["job"] is None
     queued = site.run(site.config(site.project("other")))
     assert "in the queue" in site.post(f"runs/{queued.id}/start").json()["detail"]
     site.move(queued, "running")
     site.dispatcher.has_ended.return_value = True
     answer = site.post(f"runs/{queued.id}/cancel")
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the run has just ended by itself")
+    assert answer.status_code == 409 and answer.json()["detail"] == "the run has just ended by itself"
 
 
 def test_the_schedule_says_when_where_and_why_also_of_earlier_attempts_and_what_waits_for_a_slot(site):
@@ -298,7 +298,7 @@ def test_a_run_is_noted_archived_and_deleted_once_it_has_ended(site):
     assert run.id not in site.page.get(listed).text and run.id in site.page.get(f"{listed}?archived=true").text
     site.post(f"{page}/restore")
     answer = site.api.delete(f"/api/v1/{page}")
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the run is queued; cancel it first")
+    assert answer.status_code == 409 and answer.json()["detail"] == "the run is queued; cancel it first"
     site.output(run.id, (1, "a line"), step=1, values={"loss": 1.5})
     assert site.page.get(f"/web/{page}/metrics.csv").text == "step,epoch,key,split,value\n1,,loss,train,1.5\n"
     site.move(run, "cancelled")
@@ -334,7 +334,7 @@ def test_a_copy_of_a_configuration_is_edited_into_the_next_version(site):
 
 def test_a_link_with_the_token_logs_in_and_its_token_stays_in_no_address(site):
     answer = site.stranger.get("/login", params={"token": TOKEN, "next": "/web/agents"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/web/agents")
+    assert answer.status_code == 303 and answer.headers["location"] == "/web/agents"
     assert "dashboard=" in answer.headers["set-cookie"]
     assert site.stranger.get("/login", params={"token": "wrong"}).status_code == 401
 
@@ -393,7 +393,7 @@ def test_wrong_input_is_said_in_one_line(shared, path, body, status, line):
     ("delete", "projects", "GET, POST"), ("delete", f"projects/{NOBODY}", "GET"), ("get", "configs", "POST")])
 def test_a_method_that_a_path_does_not_have_is_answered_with_those_that_it_has(shared, method, path, allowed):
     answer = shared.api.request(method, f"/api/v1/{path}")
-    assert (answer.status_code, answer.headers["Allow"], answer.json()) == (405, allowed, {"detail": "Method Not Allowed"})
+    assert answer.status_code == 405 and answer.headers["Allow"] == allowed and answer.json()["detail"] == "Method Not Allowed"
 
 
 @pytest.mark.parametrize("config, fields", [
@@ -478,7 +478,7 @@ def test_forms_make_a_project_configurations_and_runs(site):
         assert filled(site, f"{at}/configs", **form).status_code == 200
     configs = {row["name"]: row for row in site.get(f"configs/project/{project}")}
     assert [configs[name]["kind"] for name in ("pasted", "chosen", "filled")] == ["notebook", "notebook", "finetune"]
-    assert (configs["filled"]["config_json"]["eval_topk"], configs["filled"]["config_json"]["lr"]) == ([2], 0.01)
+    assert configs["filled"]["config_json"]["eval_topk"] == [2] and configs["filled"]["config_json"]["lr"] == 0.01
     queued = filled(site, f"{at}/runs", config_id=configs["pasted"]["id"], priority="4", agent_id="", gpu_indices="0, 1",
                     deadline_s="600")
     run = re.search(r"/web/runs/([0-9a-f-]+)$", str(queued.url))[1]
@@ -535,7 +535,7 @@ def test_files_of_a_run_are_served_and_nothing_else(site):
     text = site.page.get(at).text
     assert "figures/confusion%20val.png" in text and "best.pt" in text
     picture, page = (site.page.get(f"{at}/files/{name}") for name in ("figures/confusion%20val.png", "page.html"))
-    assert (picture.content, picture.headers["content-type"]) == (b"png", "image/png")
+    assert picture.content == b"png" and picture.headers["content-type"] == "image/png"
     assert page.headers["content-type"] == "application/octet-stream"
     assert page.headers["content-disposition"].startswith("attachment")
     assert page.headers["content-security-policy"] == "default-src 'none'; sandbox"

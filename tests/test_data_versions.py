@@ -89,7 +89,7 @@ def test_what_is_pushed_comes_back(tmp_path, data, more):
     assert push(here, target, "lab/x").manifest == first.manifest
     written(there, {"more_x.bin": more})
     second = push(there, target, "lab/x").manifest
-    assert (first.manifest.number, second.number, first.manifest.source) == (1, 2, "a source")
+    assert first.manifest.number == 1 and second.number == 2 and first.manifest.source == "a source"
     pull(here, target, "lab/x")
     assert contents(here) == {**data, "more_x.bin": more}
     pull(work / "old", target, "lab/x", version=1)

@@ -109,9 +109,9 @@ def test_an_image_folder(tmp_path):
             Image.new("L" if number else "RGB", (40, 30), number * 80).save(tmp_path / place / f"{number}.png")
     workload = small("imagefolder", 32, folder=str(tmp_path))
     task, read = workloads.prepare(workload), opened(workload)
-    assert (task.facts.classes, task.facts.channels, read.data_source) == (2, 3, "imagefolder")
+    assert task.facts.classes == 2 and task.facts.channels == 3 and read.data_source == "imagefolder"
     image, label = read.splits["train"][5]
-    assert (image.shape, label.tolist()) == ((3, 32, 32), [1])
+    assert image.shape == (3, 32, 32) and label.tolist() == [1]
     cropped = opened(workload, random_crop=True).splits
     recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
                                  transforms.Normalize((0.5,) * 3, (0.5,) * 3)])

@@ -92,7 +92,7 @@ def test_without_a_meter_everything_is_not_measured_and_says_why():
     with windows.Recorder(meters.absent("no sensor here")) as recorder:
         recorder.rest(10.0)
     result = recorder.energy(0.0, 1.0)
-    assert (result.method, result.reason) == (meters.NOT_MEASURED, "no sensor here")
+    assert result.method == meters.NOT_MEASURED and result.reason == "no sensor here"
     assert math.isnan(result.energy_j) and math.isnan(recorder.idle_w)
 
 
@@ -132,8 +132,8 @@ def shows(folder, numbers):
 def test_a_boards_sensor_gives_the_power_of_the_whole_board_to_the_meter_and_to_the_collector(tmp_path, channels, watts, label):
     meter = meters.ina3221(a_board(tmp_path, channels))
     sensor = runpy.run_path(str(paths.PARAMS / "collect_power.py"))["Sensor"](tmp_path)
-    assert (meter.power_w(), math.prod(sensor.read()) / 1e6) == (watts, watts)
-    assert (meter.name, sensor.label) == (f"ina3221 {label}", label)
+    assert meter.power_w() == watts and math.prod(sensor.read()) / 1e6 == watts
+    assert meter.name == f"ina3221 {label}" and sensor.label == label
     for path in (tmp_path / "hwmon1").glob("curr*_input"):
         path.write_text("")
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"

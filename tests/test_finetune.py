@@ -66,7 +66,7 @@ def same(a, b):
 
 def test_a_config_of_the_original_is_taken_as_it_is():
     config = small(loss_name="CE", tb_root="experiments/logs", ckpt_dir="experiments/checkpoints")
-    assert (config.loss_name, config.tb_root) == ("cross_entropy", "experiments/logs")
+    assert config.loss_name == "cross_entropy" and config.tb_root == "experiments/logs"
     assert config.capped_splits == ("train", "val", "test")
     for outside in ("a/../b", "/a"):
         with refused("tb_root"):
@@ -214,12 +214,12 @@ def opened(**changes):
 def test_a_folder_of_images_and_its_labels(folder):
     (folder / "train/.ipynb_checkpoints").mkdir()
     data = opened(root=str(folder), image_size=16)
-    assert (data.labels, data.data_source, small(root=str(folder)).dataset) == (("cat", "dog"), "imagefolder", "pets")
+    assert data.labels == ("cat", "dog") and data.data_source == "imagefolder" and small(root=str(folder)).dataset == "pets"
     assert data.splits["test"].labels.ravel().tolist() == [1] * 6, "classes are those of train, also where some are missing"
     tensor, label = data.splits["train"][0, 0]
-    assert (tuple(tensor.shape), label.tolist()) == ((3, 16, 16), [0])
+    assert tuple(tensor.shape) == (3, 16, 16) and label.tolist() == [0]
     mapped = opened(root=str(folder), label2id={"dog": 0, "cat": 1})
-    assert (mapped.labels, mapped.splits["train"].labels.ravel().tolist()) == (("dog", "cat"), [1] * 6 + [0] * 6)
+    assert mapped.labels == ("dog", "cat") and mapped.splits["train"].labels.ravel().tolist() == [1] * 6 + [0] * 6
     assert mapped.splits["train"][0, 0][1].tolist() == [1]
     (folder / "train/cat/0.png").write_bytes(b"no picture")
     with refused("picture 0 cannot be read"):
@@ -279,8 +279,8 @@ def test_biases_norms_and_vectors_do_not_decay():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3).requires_grad_(False), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2),
                                 torch.nn.LayerNorm([2, 2]))
     decayed, kept = optimization.groups(model, 0.1)
-    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    assert ([tuple(p.shape) for p in decayed["params"]], len(kept["params"])) == ([(2, 4)], 5)
+    assert decayed["weight_decay"] == 0.1 and kept["weight_decay"] == 0.0
+    assert [tuple(p.shape) for p in decayed["params"]] == [(2, 4)] and len(kept["params"]) == 5
     with refused("no parameter of the model is trained"):
         optimization.groups(model.requires_grad_(False), 0.1)
 
@@ -319,7 +319,7 @@ def test_a_checkpoint_of_hugging_face_gets_a_head_for_the_classes(tmp_path):
     with refused("no image classifier can be made of it"):
         built("ab", model_flavour=where, load_pretrained=True)
     scratch = built("abc", model_flavour=where)
-    assert (scratch.config.id2label, scratch.config.label2id) == ({0: "a", 1: "b", 2: "c"}, {"a": 0, "b": 1, "c": 2})
+    assert scratch.config.id2label == {0: "a", 1: "b", 2: "c"} and scratch.config.label2id == {"a": 0, "b": 1, "c": 2}
     scratch.save_pretrained(where)
     tuned = built("abcd", model_flavour=where, load_pretrained=True, freeze_backbone=True)
     assert tuned(torch.zeros(2, 3, 28, 28)).logits.shape == (2, 4)
@@ -339,7 +339,7 @@ def test_the_inputs_of_a_model_are_those_of_its_image_processor(tmp_path):
     where = cut_training.tiny_vit(tmp_path)
     assert inputs() == Inputs(3, 28), "without one: its size, and the usual"
     ViTImageProcessor(size={"height": 40, "width": 40}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    assert (inputs().size, inputs().mean, inputs(image_size=32).size) == (40, (0.1, 0.2, 0.3), 32)
+    assert inputs().size == 40 and inputs().mean == (0.1, 0.2, 0.3) and inputs(image_size=32).size == 32
 
 
 class _Harmful:
@@ -356,7 +356,7 @@ def test_weights_of_torchvision_are_read_as_data(tmp_path, monkeypatch):
     model = get_model(name)
     weights.save(model.state_dict(), kept)
     network = networks.network(small(model_flavour=name, load_pretrained=True, freeze_backbone=True), COLOURS)
-    assert (network.inputs.size, network.inputs.mean[0]) == (224, 0.485)
+    assert network.inputs.size == 224 and network.inputs.mean[0] == 0.485
     loaded = network.build(("a", "b"))
     assert torch.equal(loaded.conv5[0].weight, model.conv5[0].weight)
     assert [p.shape for p in loaded.parameters() if p.requires_grad] == [(2, 1024), (2,)]
@@ -411,7 +411,7 @@ def test_a_run_as_a_task_reports_stops_goes_on_in_its_folder_and_ends_as_one_tha
     folder, config, work = tmp_path / "cut", {**SMALL, "epochs": 2, "checkpoint_steps": 2}, job()
     with pytest.raises(Stopped):
         task.finetune(job(7), config, str(folder))
-    assert (last(folder)["position"]["epoch"], last(folder)["position"]["batch"]) == (1, 1), "of 2 batches"
+    assert last(folder)["position"]["epoch"] == 1 and last(folder)["position"]["batch"] == 1, "of 2 batches"
     with refused(r"holds a run of another config \(other: epochs\); name another folder"):
         trained(folder, epochs=3, checkpoint_steps=2)
     assert len(task.finetune(work, config, str(folder))["history"]) == 2

@@ -28,7 +28,7 @@ def test_a_run_is_shown_without_training_and_holds_together(folder):
     results = study.study(FinetuneParams(run="pathmnist/one"))
     summary = results.summary
     assert results.note.startswith("Run pathmnist/one, trained here before.")
-    assert (results.final.split, len(results.labels)) == ("test", 9)
+    assert results.final.split == "test" and len(results.labels) == 9
     assert tables.recomputed(results) == pytest.approx({
         "batches": summary["batches"], "epochs": summary["epochs"], "best val_acc@1": summary["best_value"],
         "last training loss": summary["history"][-1]["train_loss"], "test acc@1": summary["test"]["test_acc@1"]}, abs=1e-6)

@@ -172,7 +172,7 @@ def visits(**gpu):
     ({"gpu_others": float("nan"), "gpu_unknown": "no NVML"}, 6, "noisy", "who else used the GPU is not known: no NVML")])
 def test_the_rounds_of_a_gpu_are_judged_by_the_gpu(gpu, n, verdict, why):
     row = aggregate.summarise(visits(**gpu)).iloc[0]
-    assert (row["n"], row["verdict"]) == (n, verdict)
+    assert row["n"] == n and row["verdict"] == verdict
     assert why in row["why"] and bool(row["why"]) == (verdict != "stable")
     assert row["other_cores"] == 12.0, "what the host did is in the row, and does not count"
 
