@@ -11,8 +11,8 @@ import pandas as pd
 
 from lib.paths import ROOT
 
-SWEEP = ("sweeps measure -p op activation,linear -p device cpu -p budget_s 0 -p rounds 3 -p visit_ms 3 -p patience_s 0 -p name cut "
-         "-p threads 1 -p count").split()
+SWEEP = ("sweeps measure -p op activation,linear -p device cpu -p budget_s 0 -p rounds 3 -p visit_ms 3 -p patience_s 0 "
+         "-p name cut -p threads 1 -p count").split()
 
 
 def start(home, count):

@@ -73,9 +73,10 @@ def test_on_cuda_layers_are_normalised_and_softmax_is_taken_in_fp32():
     low, wide = "bfloat16", "float32"
     cast, widened = ("_to_copy", wide, low), ("_to_copy", low, wide)
     assert widths(capture.of_network(MIXED, autocast=low, device="cuda:0")) == [
-        cast, cast, cast, ("convolution", low, low), ("native_batch_norm", low, low), widened, ("native_layer_norm", wide, wide),
-        cast, cast, cast, ("addmm", low, low), ("addmm", low, low), ("_scaled_dot_product_flash_attention", low, low), widened,
-        ("_softmax", wide, wide), ("pow", wide, wide), ("sum", wide, wide)]
+        cast, cast, cast, ("convolution", low, low), ("native_batch_norm", low, low), widened,
+        ("native_layer_norm", wide, wide), cast, cast, cast, ("addmm", low, low), ("addmm", low, low),
+        ("_scaled_dot_product_flash_attention", low, low), widened, ("_softmax", wide, wide), ("pow", wide, wide),
+        ("sum", wide, wide)]
     halves = widths(capture.of_network(MIXED, autocast="float16", device="cuda:0"))
     assert ("_softmax", "float16", wide) in halves, "in one kernel"
     assert ("cudnn_batch_norm", "float16", "float16") in halves

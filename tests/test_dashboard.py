@@ -48,7 +48,7 @@ def site(shared):
 
 def filled(site, page, to="", **fields):
     """Send a form that a page has with these fields; return the answer."""
-    text = site.page.get(f"/web/{page}").text
+    text = site.shown(page)
     assert [name for name in fields if f'name="{name}"' not in text] == []
     return site.page.post(f"/web/{to or page}", data=fields)
 
@@ -230,18 +230,18 @@ def test_the_schedule_says_when_where_and_why_also_of_earlier_attempts_and_what_
     site.dispatcher.tried = [(run.id, "ws/cuda:0", -300.0, -200.0, "lost", "the agent is gone")]
     assert [(row["start_s"], row["end_s"], row["reason"]) for row in site.get("schedule")] == [
         (None, None, "large"), (-1.0, 5.0, "earliest end"), (5.0, None, "free first")]
-    page = site.page.get("/web/schedule").text
+    page = site.shown("schedule")
     assert "waits" in page and "large" in page and page.count("<rect") == 3 and "bar lost" in page and "1 waiting" in page
     assert page.count(" %</td>") == page.count("97 %</td>") == 1
 
 
 def test_the_schedule_counts_waiting_runs_that_are_being_predicted_and_has_round_ticks(site):
     run = site.run()
-    page = site.page.get("/web/schedule").text
+    page = site.shown("schedule")
     assert "1 waiting; the times of 1 are being predicted" in page and "nothing waits" not in page
-    assert "being predicted" in site.page.get(f"/web/projects/{run.project_id}/runs").text
+    assert "being predicted" in site.shown(f"projects/{run.project_id}/runs")
     site.dispatcher.planned = [(run.id, "ws/cpu", -7.6, 4.1, "planned", "earliest end")]
-    page = site.page.get("/web/schedule").text
+    page = site.shown("schedule")
     assert "being predicted" not in page and re.findall(r"(now|in [\d.]+ s|[\d.]+ s ago)</text>", page) == ["5.0 s ago", "now"]
 
 
@@ -258,12 +258,12 @@ def test_runs_are_compared_by_curves_and_by_what_differs(site):
     for number, run in enumerate(runs):
         site.output(run.id, values={"loss": 1.0 + number, "other": 9.0}, step=3)
     query = "&".join(f"run={run.id}" for run in runs)
-    page = site.page.get(f"/web/compare?{query}").text
+    page = site.shown(f"compare?{query}")
     curves = json.loads(unescape(re.search('data-curves="([^"]*)"', page)[1]))
     assert curves == {"loss": [{"run": number, "split": "train", "points": [[3, 1.0 + number]]} for number in (0, 1)]}
     assert [name for name in ("lr", "0.125", "0.25") if f">{name}<" not in page] == [] and "<b>batch_size</b>" not in page
     alone = f"run={runs[0].id}"
-    assert "2 to 8 runs can be compared; chosen: 1." in site.page.get(f"/web/compare?{alone}&{alone}").text
+    assert "2 to 8 runs can be compared; chosen: 1." in site.shown(f"compare?{alone}&{alone}")
     for wrong, status in (("", 422), (alone, 422), (f"{query}&run={NOBODY}", 404)):
         assert site.page.get(f"/web/compare?{wrong}").status_code == status
 
@@ -277,7 +277,7 @@ def test_runs_are_found_by_name_state_tag_and_best_value(site):
         site.move(run, "finished", best_value=value)
 
     def found(query):
-        page = site.page.get(f"/web/projects/{project.id}/runs?{query}").text
+        page = site.shown(f"projects/{project.id}/runs?{query}")
         return re.findall('name="run" value="([^"]*)"', page)
 
     for query, runs in (("text=50%25_A", [first]), ("state=queued", [third]), ("tag=%C3%A5,+b", [first]), ("tag=%C3%A5", []),
@@ -290,7 +290,7 @@ def test_a_run_is_noted_archived_and_deleted_once_it_has_ended(site):
     run = site.run()
     page, listed = f"runs/{run.id}", f"/web/projects/{run.project_id}/runs"
     assert filled(site, page, f"{page}/notes", notes="looks <odd>", tags=" a, b ,").status_code == 200
-    assert site.get(page)["tags"] == ["a", "b"] and "looks &lt;odd&gt;" in site.page.get(f"/web/{page}").text
+    assert site.get(page)["tags"] == ["a", "b"] and "looks &lt;odd&gt;" in site.shown(page)
     assert "notes: " in site.post(f"{page}/notes", notes="x" * 5001).json()["detail"]
     refused = filled(site, page, f"{page}/notes", notes="x" * 5001, tags="c")
     assert refused.status_code == 422 and "x" * 5001 in refused.text and 'value="c"' in refused.text
@@ -300,7 +300,7 @@ def test_a_run_is_noted_archived_and_deleted_once_it_has_ended(site):
     answer = site.api.delete(f"/api/v1/{page}")
     assert answer.status_code == 409 and answer.json()["detail"] == "the run is queued; cancel it first"
     site.output(run.id, (1, "a line"), step=1, values={"loss": 1.5})
-    assert site.page.get(f"/web/{page}/metrics.csv").text == "step,epoch,key,split,value\n1,,loss,train,1.5\n"
+    assert site.shown(f"{page}/metrics.csv") == "step,epoch,key,split,value\n1,,loss,train,1.5\n"
     site.move(run, "cancelled")
     assert site.page.post(f"/web/{page}/delete").status_code == 200 and site.get(page)["detail"] == f"there is no run {run.id}"
     assert (paths.DATA / run.folder).is_dir()
@@ -316,7 +316,7 @@ def test_an_agent_without_a_sign_of_life_is_silent_before_it_is_gone(site):
     for name, age_s in (("alive", 0), ("killed", 9)):
         site.operations.add(db.Agent, {"name": name, "manual": False, "connected": True,
                                        "last_heartbeat_at": db.now() - timedelta(seconds=age_s)})
-    shown = re.findall(r"<h2>(\w+)\s+<span[^>]*>([a-z ]+)", site.page.get("/web/agents").text)
+    shown = re.findall(r"<h2>(\w+)\s+<span[^>]*>([a-z ]+)", site.shown("agents"))
     assert shown == [("alive", "connected"), ("killed", "silent since ")]
 
 
@@ -497,7 +497,7 @@ def test_the_runs_of_a_group_are_compared_the_best_first(site):
         content = {"name": f"lr-{number}", "config": {**TINY, "seed": number}, "group_id": within}
         config = site.post("configs", project_id=project.id, **content)
         site.move(site.run(db.TrainConfig(id=config.json()["id"])), "running", best_value=value, monitor_mode="min")
-    page = site.page.get(f"/web/projects/{project.id}/runs?group_id={group}").text
+    page = site.shown(f"projects/{project.id}/runs?group_id={group}")
     assert re.findall(r'Configuration">(lr-\d)', page) == ["lr-2", "lr-0", "lr-1"]
     assert len(site.get("runs", group_id=group)) == 3
 
