@@ -1,6 +1,5 @@
 """What capture, counts and rebuild say of operators, against torch itself and against hand counts."""
 
-import math
 from dataclasses import replace
 
 import psutil
@@ -106,12 +105,6 @@ def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
     assert model.training and all(value.grad is None for value in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["W1", "W6"])
-def test_captured_operators_are_the_ones_that_run(name):
-    net = networks.network(name, 2)
-    assert [op.name for op in capture.of_network(net, "train").ops] == ran(net, "train")
-
-
 def test_modules_and_phases():
     graph = captured("resnet18", "train", optimizer="sgd")
     convolutions, backward = ([op for op in graph.ops if op.short == name] for name in ("convolution", "convolution_backward"))
@@ -145,8 +138,3 @@ def test_repeated_calls_stay_finite_and_normal(name, more):
         op.overload(target, *rest, **named)
     values = target.abs()
     assert values.isfinite().all() and not values[values > 0].lt(1e-38).any(), "denormals are a hundred times slower"
-
-
-def test_unknown_operators_are_not_zero():
-    strange = Op("aten.linalg_svd.default", (SPEC,), outputs=(SPEC,))
-    assert not counts.is_counted(strange) and math.isnan(counts.flops(strange)) and families.describe(strange) is None

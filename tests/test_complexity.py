@@ -14,7 +14,6 @@ from lib.predict.analytic import complexity, cross_check
 from lib.studies import complexity as study
 from lib.tables import columns
 from tests import refused
-from tests.conftest import full_disk
 
 V100 = paths.ROOT.parent / "shared/data/pytorch-scheduler"
 compared = cache(partial(cross_check.compare, measured=False))
@@ -149,14 +148,6 @@ def test_what_is_saved(home):
             f"{name}_b{batch}.txt" for name in ("W1", "squeezenet1_1") for batch in (1, 2))}, "no torn or spare file"
     text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
     assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
-
-
-def test_a_full_disk_leaves_no_half_summary(home):
-    store.git_state()
-    sums = pd.DataFrame([totals("simple_cnn", 1, "3x28x28")]).assign(uncounted="x" * 9000)
-    with full_disk(5000), refused(r"simple_cnn_b1.txt: cannot be written \(File too large\)"):
-        complexity.save(table("simple_cnn", 1, "3x28x28"), sums)
-    assert {path.name for path in paths.COMPLEXITY.iterdir()} == {"complexity.csv", "complexity.meta.json", "summary.json"}
 
 
 def test_a_detail_of_no_model_is_one_line(home):

@@ -4,7 +4,6 @@ import ast
 import math
 import runpy
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -14,12 +13,7 @@ from hypothesis import strategies as st
 
 from lib import paths
 from lib.measure.energy import meters, power_log, trace, windows
-from tests import FEW, python, refused, written
-
-
-def constant(watts, period_s=0.002):
-    """Return a meter of a constant power, whose counter runs with the clock."""
-    return meters.Meter("constant", period_s, lambda: watts, lambda: watts * time.perf_counter())
+from tests import python, refused, written
 
 
 @given(watts=st.lists(st.floats(0, 700), min_size=2, max_size=6), steps=st.integers(20, 200), start=st.floats(0.05, 0.4),
@@ -55,19 +49,6 @@ def test_counter_and_integral_agree_and_check_each_other(watts, start, length):
 def test_no_number_comes_from_too_few_samples_or_beyond_the_trace(window, why):
     result = trace.of_window(trace.Trace.of_power(np.linspace(0, 1, 101), np.ones(101)), *window)
     assert math.isnan(result.energy_j) and math.isnan(result.power_w) and why in result.reason
-
-
-@pytest.mark.slow
-def test_windows_are_recorded_beside_the_work_and_idle_power_is_of_the_same_run():
-    with windows.Recorder(constant(50.0)) as recorder:
-        recorder.rest(0.2)
-        start_s = time.perf_counter()
-        time.sleep(0.2)  # ten samples also beside busy neighbours
-        end_s = time.perf_counter()
-    work = recorder.energy(start_s, end_s)
-    assert recorder.idle_w == pytest.approx(50.0, rel=1e-3)
-    assert work.energy_j == pytest.approx(50.0 * work.seconds, rel=1e-3)
-    assert work.above_idle_j == pytest.approx(0.0, abs=0.05) and abs(work.disagreement) < 1e-3
 
 
 @pytest.mark.cuda
@@ -182,18 +163,6 @@ def test_what_a_sensor_did_not_say_is_not_made_up():
     assert "no power for 6" in trace.of_window(silent, 0.5, 9.5).reason, "a gap of half the window is not bridged"
     counted = trace.Trace(at_s, power_w, 2.0 * at_s)
     assert trace.of_window(counted, 4, 8).energy_j == pytest.approx(8.0), "the counter went on"
-
-
-@FEW
-@given(watts=st.floats(1, 700), calls=st.integers(1, 50))
-def test_a_loop_of_calls_has_the_energy_of_all_of_them(watts, calls):
-    made = []
-    energy, times = windows.of_calls(lambda: made.append(time.sleep(0.001)), calls, 0.03, constant(watts, 0.0005), watts / 2)
-    assert times == calls * len(made)
-    assert energy.seconds >= 0.03
-    if not energy.reason:  # a busy machine may leave too few samples
-        assert energy.energy_j == pytest.approx(watts * energy.seconds, rel=1e-2)
-        assert energy.above_idle_j == pytest.approx(energy.energy_j / 2, rel=2e-2)
 
 
 def collected(folder, status, *options, program="import time; time.sleep(0.3); raise SystemExit(3)"):
