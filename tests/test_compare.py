@@ -77,13 +77,7 @@ def test_a_run_is_one_run_whose_steps_count_once_and_the_same_as_itself(home, ru
 
 @pytest.mark.slow
 def test_pairs_are_written_to_a_new_file_alone(sweeps, home):
-    sweep = paths.SWEEPS / "a/sweep.parquet"
-    before = sweep.read_bytes()
-    for taken in (sweep, home / "no/pairs.csv"):
-        refusal("compare", "a", "b", "--out", taken)
+    assert "is not overwritten" in refusal("compare", "a", "b", "--out", paths.SWEEPS / "a/sweep.parquet")
     assert "'nothing' is no measured sweep or run" in refusal("compare", "a", "nothing")
-    assert sweep.read_bytes() == before
-    assert not (home / "no").exists()
-    for out in ("/dev/null", home / "pairs.csv"):
-        output_of("compare", "a", "b", "--out", out, status=1)
+    output_of("compare", "a", "b", "--out", home / "pairs.csv", status=1)
     assert np.allclose(pd.read_csv(home / "pairs.csv")["ratio"], 3)

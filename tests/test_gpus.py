@@ -43,20 +43,14 @@ def box(home, monkeypatch):
     def make(*what, **everywhere):
         made = fake_gpus.Box(home, *what, **everywhere)
         monkeypatch.setenv(fake_gpus.FILE, str(made.path))
-        for patch in fake_gpus.patches():
-            patch.start()
-            started.append(patch)
+        fake_gpus.put(monkeypatch)
         return made
 
-    started, before = [], (torch.cuda.is_initialized, torch.cuda.get_device_properties)
     monkeypatch.delenv(locks.MASK, raising=False)
     draw_small(monkeypatch)
     yield make
-    monkeypatch.undo()  # what a test put over these patches
-    for patch in reversed(started):
-        patch.stop()
+    monkeypatch.undo()
     fake_gpus.forget()
-    assert (torch.cuda.is_initialized, torch.cuda.get_device_properties) == before
 
 
 def swept(**more):
