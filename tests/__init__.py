@@ -73,6 +73,17 @@ def written(folder, contents):
     return folder
 
 
+def notebook(path, *cells):
+    """Write a notebook of some cells, the first of which declares its parameters; return its path."""
+    import nbformat
+
+    codes = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    codes[0].metadata["tags"] = ["parameters"]
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=codes, metadata=about), path)
+    return path
+
+
 def called(*words):
     """Run a command line in this process; return exit status, standard output and error."""
     from lib.cli.main import main

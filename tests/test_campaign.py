@@ -20,7 +20,7 @@ from lib.schedule.runtime import jobs_file, local_site, run_record, tasks, worke
 from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
-from tests import killed, output_of, refusal, refused
+from tests import killed, notebook, output_of, refusal, refused
 
 pytestmark = pytest.mark.slow
 
@@ -92,14 +92,6 @@ def test_a_notebook_has_a_predicted_time_by_its_budget_its_earlier_runs_or_a_gue
     known.learn(rows.assign(seconds=99.0))  # a run that is resumed is not counted again
     assert known.predicted("n.ipynb", {}, "cuda:0").seconds == durations.GUESS_S
     assert known.predicted("n.ipynb", {}, "cpu") == (5.0, "the median of 3 earlier runs")
-
-
-def notebook(path, *cells):
-    """Write a notebook of some cells, the first of which declares its parameters."""
-    codes = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    codes[0].metadata["tags"] = ["parameters"]
-    about = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=codes, metadata=about), path)
 
 
 def test_a_notebook_gets_the_device_it_was_placed_on_and_its_time_is_learned(home, tmp_path):

@@ -242,12 +242,10 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     whole = whole_networks.answer(predictor.card, advice.captured.kernel_rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
-    assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])
     assert advised("rtx-3090", **how, layout="channels_last").recommended == "rtx-3090"
     assert advised("rtx-4090", **how).table["source"][0] == "zero-shot from networks on rtx-3090"
-    for device, unknown in (("rtx-4090", {"compiled": True}), ("rtx-3090", {"compiled": True})):
-        with refused(f"no networks were measured in this condition .* train.* for: {device}"):
-            advised(device, **how, **unknown)
+    with refused("no networks were measured in this condition .* train.* for: rtx-3090, rtx-4090"):
+        advised(["rtx-3090", "rtx-4090"], **how, compiled=True)
 
 
 def test_the_registry_lists_every_condition_of_a_card(card, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -15,22 +16,13 @@ from lib import execution, paths
 from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
-from tests import nightly, refused
+from tests import nightly, notebook, refused
 from tests.agents import until
-
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
-
 
 @pytest.fixture
 def written(tmp_path):
     """Return a function that writes a notebook of one parameter and one more cell."""
-    def write(code):
-        parameters = nbformat.v4.new_code_cell("steps: int = 1  # how many", metadata={"tags": ["parameters"]})
-        notebook = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell(code)])
-        notebook.metadata["kernelspec"] = KERNEL
-        nbformat.write(notebook, tmp_path / "source.ipynb")
-        return tmp_path / "source.ipynb"
-    return write
+    return partial(notebook, tmp_path / "source.ipynb", "steps: int = 1  # how many")
 
 
 def printed(path):
@@ -65,7 +57,7 @@ def test_a_failure_is_one_line(written, tmp_path, execute, code, words):
 
 
 @pytest.mark.parametrize("metadata, told", [
-    ({"kernelspec": {**KERNEL, "name": "gone"}}, "'gone', which is not installed; there are: "),
+    ({"kernelspec": {"name": "gone", "display_name": "Gone"}}, "'gone', which is not installed; there are: "),
     ({}, "source.ipynb names no kernel"), (None, "is no notebook"), ("missing", "source.ipynb is missing")])
 def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, metadata, told):
     path = written("1")
