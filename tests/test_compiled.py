@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Problem
 from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
@@ -57,13 +57,6 @@ def check_equal(problem, name, faults=None):
 @given(problem=problems(), faults=FAULTS)
 def test_the_schedule_is_that_of_the_simulator(name, problem, faults):
     check_equal(problem, name, faults)
-
-
-def test_a_job_that_failed_comes_anew_and_takes_the_faster_of_two_free_devices():
-    fleet = Fleet.from_counts({"cpu": 1, "v100": 1})
-    times = np.array([[9.0, 1.0], [200.0, 100.0]])  # the second finds the faster device taken, and free when it has failed
-    done = check_equal(Problem(Jobs.plain(2), fleet, times, times), "first-come", Faults(1.0, 2)).schedule
-    assert done.loc[done["job"] == 1, "device"].tolist() == ["cpu", "v100"]
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)

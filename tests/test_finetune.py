@@ -560,18 +560,14 @@ class _Statistics(torch.nn.Module):
         return self.head(self.norm(inputs).flatten(1))
 
 
-def _trainer(parallel):
-    torch.manual_seed(0)
-    of = SimpleNamespace(shape=(1, 2, 2), model=_Statistics, loss=torch.nn.CrossEntropyLoss, targets=lambda labels: labels)
-    return Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), parallel=parallel))
-
-
 def one_of_two(place):
     """Fine-tune as one of two processes; train with running statistics, and share them; measure a part of some splits."""
     main.main(["finetune", "--config", f"{place}/config.json"])
     both = Processes(int(os.environ["RANK"]), 2)
     torch.distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=both.rank, world_size=2)
-    trainer = _trainer(both.parallel)
+    torch.manual_seed(0)
+    of = SimpleNamespace(shape=(1, 2, 2), model=_Statistics, loss=torch.nn.CrossEntropyLoss, targets=lambda labels: labels)
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), parallel=both.parallel))
     trainer.train([(torch.full((4, 1, 2, 2), 1.0 + both.rank) + torch.randn(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))] * 3)
     before = trainer.model.norm.running_mean.item()
     both.share_statistics(trainer.model)
