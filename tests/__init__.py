@@ -27,6 +27,21 @@ FEW = settings(max_examples=settings().max_examples // 5)
 in_both_modes = pytest.mark.parametrize("mode", ["infer", "train"])
 
 
+def real_pass(model, mode, *placed, autocast=None, **named):
+    """Run a network for real, forward and, where it trains, backward; return its first output."""
+    import torch
+
+    from lib.work.graph import capture
+
+    with torch.set_grad_enabled(mode == "train"):
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            output = capture.first_tensor(model(*placed, **named))
+            loss = capture.default_loss(output) if mode == "train" else None
+        if loss is not None:
+            loss.backward()
+    return output
+
+
 def nightly(*values):
     """Return the values of a parametrised test that runs every night alone."""
     return pytest.param(*values, marks=pytest.mark.nightly)

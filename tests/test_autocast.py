@@ -13,7 +13,7 @@ from lib.work.building import autocasts
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
 from lib.work.networks import Network
-from tests import in_both_modes
+from tests import in_both_modes, real_pass
 from tests.test_named_networks import SMALL, written
 
 
@@ -25,13 +25,8 @@ def signature(ops):
 def real_run(net, mode, dtype):
     """Return the operators of a real run under torch.autocast on this CPU."""
     model, (placed, named) = net.build().train(mode == "train"), net.made("cpu")
-    recorder = Recorder()
-    with torch.set_grad_enabled(mode == "train"), recorder:
-        with torch.autocast("cpu", dtype):
-            output = capture.first_tensor(model(*placed, **named))
-            loss = capture.default_loss(output) if mode == "train" else None
-        if mode == "train":
-            loss.backward()
+    with Recorder() as recorder:
+        real_pass(model, mode, *placed, autocast=dtype, **named)
     return recorder.ops
 
 

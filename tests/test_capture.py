@@ -12,7 +12,7 @@ from lib.work import models, networks
 from lib.work.building import fakes
 from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.ops import Op, TensorSpec
-from tests import in_both_modes, nightly
+from tests import in_both_modes, nightly, real_pass
 
 QUICK = ["cnn3d", "alexnet", "resnet18", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1",
          "convnext_tiny", "vit_b_16", "swin_v2_t", "tests.test_capture:Rest"]
@@ -41,10 +41,8 @@ def ran(net, mode):
             return func(*args, **(kwargs or {}))
 
     model, (placed, named) = net.build().train(mode == "train"), net.made("cpu")
-    with torch.set_grad_enabled(mode == "train"), Names():
-        output = capture.first_tensor(model(*placed, **named))
-        if mode == "train":
-            capture.default_loss(output).backward()
+    with Names():
+        real_pass(model, mode, *placed, **named)
     return [name for name in names if not name.startswith(("prim", "profiler", "aten._local_scalar"))]
 
 

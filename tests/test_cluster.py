@@ -80,34 +80,25 @@ def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lamb
 
 
 @pytest.mark.nightly
-def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
-    specs = [*sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
-    attempts, ends, notes = run(joined, specs, tmp_path)
-    check(attempts, ends, specs)
-    ends = ends.set_index("job_id")
-    assert not notes and (ends["status"] == "done").sum() == 13
-    assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
-    assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
-    assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
-    again, _, _ = run(joined, specs, tmp_path)  # all have ended: nothing is done again
-    assert len(again) == len(attempts)
-
-
-@pytest.mark.nightly
-def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path):
+def test_all_jobs_end_once_on_both_nodes_in_one_record_whatever_actors_are_no_more(joined, tmp_path):
     """One is killed; one is frozen, gives no sign of life, and is ended. Their slots are hired for again."""
     faults = {"kill": "was killed", "freeze": "no sign of life"}
     specs = [*(Spec(fault, "tests.light:once", {"path": str(tmp_path / fault), "fault": fault, "value": fault})
-               for fault in faults), *sleeping(4, 0.1)]
+               for fault in faults),
+             *sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
     attempts, ends, notes = run(joined, specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2.0))
     check(attempts, ends, specs)
-    assert {row.job_id: row.result["value"] for row in ends.itertuples()} == {
-        **{fault: fault for fault in faults}, **{f"j{number}": number for number in range(4)}}
-    assert len(notes) == 2
+    ends = ends.set_index("job_id")
+    assert len(notes) == 2 and (ends["status"] == "done").sum() == 15
     for fault, words in faults.items():
-        mine = attempts[attempts["job_id"] == fault]
-        assert mine["status"].tolist() == ["retried", "done"]
-        assert words in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
+        tries = attempts[attempts["job_id"] == fault]
+        assert tries["status"].tolist() == ["retried", "done"] and ends.loc[fault, "result"]["value"] == fault
+        assert words in tries["reason"].iloc[0] and "\n" not in tries["reason"].iloc[0]
+    assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
+    assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
+    assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
+    again, _, _ = run(joined, specs, tmp_path / "run")  # all have ended: nothing is done again
+    assert len(again) == len(attempts)
 
 
 @pytest.mark.nightly

@@ -22,7 +22,7 @@ FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1,
 
 @st.composite
 def problems(draw):
-    """Draw worlds without limits of cores: some nearly all tied, far from time 0, wrongly predicted, or without a type's devices."""
+    """Draw worlds without limits of cores: some nearly all tied, far from time 0, wrongly predicted, or without one type."""
     seed, tied, far, wrong = draw(SEEDS), *(draw(st.booleans()) for _ in range(3))
     world, rng = a_world(seed, draw(st.integers(1, 40)), draw(st.booleans())), np.random.default_rng(seed)
     predicted, actual, arrival = world.predicted_s.copy(), world.actual_s.copy(), world.jobs.arrival_s
@@ -31,7 +31,7 @@ def problems(draw):
         arrival = np.round(arrival) / 2
     if far:  # only whole seconds are told apart, jobs fail as others arrive
         arrival = arrival + 2.0**53
-    predicted *= rng.choice([1.0, draw(st.sampled_from([1.0, 2.0, 2.0**60]))], (len(actual), 1))  # short jobs are lost in rounding
+    predicted *= rng.choice([1.0, draw(st.sampled_from([1.0, 2.0, 2.0**60]))], (len(actual), 1))  # others are lost in rounding
     if wrong:  # predicted where it cannot run
         actual[:, 1:][rng.random(actual[:, 1:].shape) < 0.2] = np.inf
     gone = draw(st.integers(1, len(world.fleet.types)))

@@ -20,7 +20,7 @@ from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
 from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, rebuild, spaces
-from tests import advice_on, in_both_modes
+from tests import advice_on, in_both_modes, real_pass
 from tests.visitors import visited
 
 SWEEPS = spaces.load_sweeps()
@@ -163,12 +163,8 @@ def test_torch_chooses_the_same_kernel_for_attention_on_this_card(dtype, width, 
 @pytest.mark.cuda
 @in_both_modes
 def test_what_is_captured_for_cuda_is_what_this_card_runs(mode):
-    recorder = capture.Recorder()
-    model = Small().to("cuda:0").train(mode == "train")
-    with torch.set_grad_enabled(mode == "train"), recorder:
-        output = capture.first_tensor(model(torch.randn(2, 3, 9, 9, device="cuda:0")))
-        if mode == "train":
-            capture.default_loss(output).backward()
+    with capture.Recorder() as recorder:
+        real_pass(Small().to("cuda:0").train(mode == "train"), mode, torch.randn(2, 3, 9, 9, device="cuda:0"))
     assert names(captured("cuda:0", mode)) == [name for name in names(recorder) if name not in ("randn", "_to_copy")]
 
 

@@ -1,6 +1,7 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting
 from lib.predict.networks.work import Work
 from lib.work.graph import capture
-from tests import in_both_modes, refused
+from tests import in_both_modes, real_pass, refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
@@ -30,13 +31,8 @@ def chain(*layers, shape=(2, 3, 64, 64)):
     lambda: nn.Sequential(nn.Conv2d(16, 32, 1), BasicBlock(32, 32))], ids=["depthwise", "groups", "held"])
 def test_the_peak_is_what_the_allocator_hands_out(build, mode):
     """Against the profiler's record of every allocation of a real pass."""
-    model, x = build().train(mode == "train"), torch.randn(2, 16, 64, 64)
-
-    def call():
-        with torch.set_grad_enabled(mode == "train"):
-            out = model(x)
-        return capture.default_loss(out).backward() if mode == "train" else out
-
+    model = build().train(mode == "train")
+    call = partial(real_pass, model, mode, torch.randn(2, 16, 64, 64))
     call()
     model.zero_grad(set_to_none=True)
     measured_mb = end_to_end.tensor_peak_mb(call, torch.device("cpu"))

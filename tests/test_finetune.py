@@ -567,7 +567,8 @@ def one_of_two(place):
     torch.distributed.init_process_group("gloo", init_method=f"file://{place}/meet", rank=both.rank, world_size=2)
     torch.manual_seed(0)
     of = SimpleNamespace(shape=(1, 2, 2), model=_Statistics, loss=torch.nn.CrossEntropyLoss, targets=lambda labels: labels)
-    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), parallel=both.parallel))
+    trainer = Trainer(of, Options(CPU), Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+                                               parallel=both.parallel))
     trainer.train([(torch.full((4, 1, 2, 2), 1.0 + both.rank) + torch.randn(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]))] * 3)
     before = trainer.model.norm.running_mean.item()
     both.share_statistics(trainer.model)
