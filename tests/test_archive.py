@@ -129,17 +129,13 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
         assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
 
 
-def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
-    swept("box", convolutions, "mps")
-    words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
+@pytest.mark.parametrize("count, device, words", [
+    (90, "mps", "no model of box could be trained: mps fp32: params/devices.yaml has no device"),
+    (20, "cpu", r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one")])
+def test_a_gpu_that_nobody_knows_or_too_few_rows_are_one_line(home, convolutions, count, device, words):
+    swept("box", convolutions.head(count), device)
     with refused(words):
         evaluate.own_machine("box", quick=True)
-
-
-def test_too_few_rows_are_one_line(home, convolutions):
-    swept("box", convolutions.head(20), "cpu")
-    with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
-        evaluate.own_machine("box")
 
 
 @pytest.mark.cuda

@@ -67,10 +67,10 @@ def test_every_endpoint_refuses_a_missing_or_a_wrong_token(site):
 
 
 def test_every_page_sends_a_stranger_to_the_login(site):
-    own = f"runs/{NOBODY}"
-    pages = ("projects", f"projects/{NOBODY}/configs", f"projects/{NOBODY}/runs", own, f"{own}/events", f"{own}/log",
-             f"{own}/files/x", f"{own}/notebook/x", "agents", "schedule", "changes/runs", "none")
-    for path in (*(f"/web/{page}" for page in pages), "/", "/docs", "/openapi.json", "/loginx", "/static"):
+    run = f"/web/runs/{NOBODY}"
+    for path in ("/web/projects", f"/web/projects/{NOBODY}/configs", f"/web/projects/{NOBODY}/runs", run, f"{run}/events",
+                 f"{run}/log", f"{run}/files/x", f"{run}/notebook/x", "/web/agents", "/web/schedule", "/web/changes/runs",
+                 "/web/none", "/", "/docs", "/openapi.json", "/loginx", "/static"):
         for headers in ({}, BEARER, {"Cookie": "dashboard=9999999999.0"}):
             answer = site.stranger.get(path, headers=headers)
             assert answer.status_code == 303 and answer.headers["location"][:11] == "/login?next", path

@@ -48,8 +48,9 @@ def test_native_sizes(dataset, native):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", [definitions.workload(name) for name in ("W1", "W4", "W6")], ids=lambda w: w.id)
-def test_synthetic_files_are_read_by_the_real_classes(synthetic, workload):
+@pytest.mark.parametrize("name", ["W1", "W4", "W6"])
+def test_synthetic_files_are_read_by_the_real_classes(synthetic, name):
+    workload = definitions.workload(name)
     read, facts = opened(workload), datasets.facts(workload)
     assert read.data_source == "synthetic" and "SYNTHETIC" in read.note
     for split, real in zip(SPLITS, facts.samples, strict=True):

@@ -215,23 +215,19 @@ def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(s
     assert set(after["config"]) == set(before["config"])
 
 
-def test_a_sweep_is_not_gone_on_with_on_another_card(sure):
+def test_a_sweep_is_not_gone_on_with_on_another_card_or_by_other_software(sure, monkeypatch):
     here = sure(2)
     here.change(1, name="Fake B")
+    walked("cpu")
     folder, before = walked("cuda:0")
     here.change(0, gone=True)  # the one behind it moves up
     with refused("mine/cuda-0 cannot be gone on with, cuda:0 is another one now: name was 'Fake A' and is 'Fake B'; give this "
                  "sweep another name"):
         walked("cuda:0")
-    pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
-
-
-def test_a_sweep_is_not_gone_on_with_by_other_software(sure, monkeypatch):
-    sure(0)
-    walked("cpu")
     monkeypatch.setattr(machine, "software", lambda: {"torch": "another"})
     with refused(r"mine/cpu cannot be gone on with, .*: software_id was '\w+' and is '\w+'; give this"):
         walked("cpu")
+    pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
 
 
 def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
