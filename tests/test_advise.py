@@ -357,13 +357,9 @@ def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, 
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-def test_gains_of_one_device_are_not_measured_on_another():
-    found = asked("t4")
-    with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
-        suggestions.verified(found, [])
-
-
 def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypatch):
+    with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
+        suggestions.verified(asked("t4"), [])
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
     found = asked("cpu")
     larger = next(change for change in suggestions.suggestions(found) if "batch" in change.what)

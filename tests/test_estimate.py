@@ -154,10 +154,7 @@ class _Flat:
 
 
 def test_what_was_measured_before_is_looked_up():
-    graph = chain(nn.Conv2d(3, 8, 3), nn.ReLU())
-    item = Work.of(graph, "infer", 2)
-    first = item.table.iloc[[0]].assign(latency_ms=7.0)
-    known = composition.lookup(first)
-    fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, 0.1, 5)
-    said = composition.estimate(item, _Flat(), fitted, known)
-    assert said.predicted_ms == pytest.approx(8.0) and said.operators["looked_up"].tolist() == [True, False]
+    item = Work.of(chain(nn.Conv2d(3, 8, 3), nn.ReLU()), "infer", 2)
+    measured = composition.lookup(item.table.iloc[[0]].assign(latency_ms=7.0))
+    operators = composition.predicted_operators(item, _Flat(), measured)
+    assert operators["predicted_ms"].tolist() == [7.0, 1.0] and operators["looked_up"].tolist() == [True, False]
