@@ -21,7 +21,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
 from tests import refusal, refused, test_execute
-from tests.test_execute import calling_back, check, mover, sleeping
+from tests.test_execute import calling_back, check, sleeping
 
 pytestmark = pytest.mark.slow
 LIMITS = replace(test_execute.LIMITS, beat_s=0.1, grace_s=10)
@@ -99,14 +99,6 @@ def test_all_jobs_end_once_on_both_nodes_in_one_record_whatever_actors_are_no_mo
     assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
     again, _, _ = run(joined, specs, tmp_path / "run")  # all have ended: nothing is done again
     assert len(again) == len(attempts)
-
-
-@pytest.mark.nightly
-def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
-    attempts, ends, notes = run(joined, sleeping(1, 0.8), tmp_path, mover, 1.0)
-    assert attempts["status"].tolist() == ["moved", "done"]
-    assert attempts["device"].tolist() == [slot.name for slot in joined.site(named(sleeping(1))).slots]
-    assert list(ends["status"]) == ["done"] and not notes
 
 
 def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypatch):
