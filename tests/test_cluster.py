@@ -48,35 +48,13 @@ def joined():
         nodes.shutdown()
 
 
-def together(spawn, workers):
-    """Return a spawn whose workers say that they are ready when all of them are, so that none has a head start."""
-    ready = set()
-
-    def spawned(slot, limits):
-        worker, held = spawn(slot, limits), []
-        receive = worker.messages
-
-        def messages():
-            received = receive()
-            if any(message[0] == "ready" for message in received):
-                ready.add(slot.name)
-            held.extend(received)
-            return [held.pop(0) for _ in range(len(held))] if len(ready) >= workers else []
-
-        worker.messages = messages
-        return worker
-
-    return spawned
-
-
 def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
 
 
 def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lambda: None, limits=LIMITS):
     site = joined.site(named(specs), warm_up="")
-    spawn = calling_back(together(site.spawn, len(site.slots)), on_done)
-    return test_execute.run(specs, folder, policy, predicted, site.slots, limits, spawn)
+    return test_execute.run(specs, folder, policy, predicted, site.slots, limits, calling_back(site.spawn, on_done))
 
 
 @pytest.mark.nightly
