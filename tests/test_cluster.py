@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
 from tests import refusal, refused, test_execute
-from tests.test_execute import calling_back, check, sleeping
+from tests.test_execute import check, sleeping
 
 pytestmark = pytest.mark.slow
 LIMITS = replace(test_execute.LIMITS, beat_s=0.1, grace_s=10)
@@ -43,18 +44,13 @@ def joined():
         second = nodes.add_node(**NODE)
         with ray_workers.Cluster(nodes.address) as result:
             result.join()
-            result.remove = lambda: nodes.remove_node(second)
+            result.remove = cache(lambda: nodes.remove_node(second))
             yield result
         nodes.shutdown()
 
 
 def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
-
-
-def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lambda: None, limits=LIMITS):
-    site = joined.site(named(specs), warm_up="")
-    return test_execute.run(specs, folder, policy, predicted, site.slots, limits, calling_back(site.spawn, on_done))
 
 
 @pytest.mark.nightly
@@ -64,7 +60,9 @@ def test_all_jobs_end_once_on_both_nodes_in_one_record_whatever_actors_are_no_mo
     specs = [*(Spec(fault, "tests.light:once", {"path": str(tmp_path / fault), "fault": fault, "value": fault})
                for fault in faults),
              *sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
-    attempts, ends, notes = run(joined, specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2.0))
+    run = partial(test_execute.run, specs, tmp_path / "run", slots=joined.site(named(specs), warm_up="").slots,
+                  limits=replace(LIMITS, silent_s=2.0), spawn=joined.spawn)
+    attempts, ends, notes = run()
     check(attempts, ends, specs)
     ends = ends.set_index("job_id")
     assert len(notes) == 2 and (ends["status"] == "done").sum() == 15
@@ -75,8 +73,7 @@ def test_all_jobs_end_once_on_both_nodes_in_one_record_whatever_actors_are_no_mo
     assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
     assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
     assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
-    again, _, _ = run(joined, specs, tmp_path / "run")  # all have ended: nothing is done again
-    assert len(again) == len(attempts)
+    assert len(run()[0]) == len(attempts), "all have ended: nothing is done again"
 
 
 def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypatch):
@@ -184,15 +181,25 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, monkeypat
 @pytest.mark.nightly
 def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, tmp_path):
     """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
-    ended = []
+    done = []
 
-    def remove():
-        ended.append(0)
-        if len(ended) == 2:
-            joined.remove()
+    def spawn(slot, limits):
+        worker = joined.spawn(slot, limits)
+        receive = worker.messages
+
+        def messages():
+            received = receive()
+            done.extend(message for message in received if message[0] == "done")
+            if len(done) >= 2:
+                joined.remove()
+            return received
+
+        worker.messages = messages
+        return worker
 
     specs = sleeping(10, 0.3)
-    attempts, ends, notes = run(joined, specs, tmp_path / "one", "earliest-finish", 0.3, remove)
+    attempts, ends, notes = test_execute.run(specs, tmp_path / "one", "earliest-finish", 0.3, joined.site(
+        named(specs), warm_up="").slots, LIMITS, spawn)
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"} and len(set(attempts["device"])) == 2
     assert any("given up: node" in note for note in notes)

@@ -41,25 +41,6 @@ def run(specs, folder, policy="first-come", predicted=0.02, slots=SLOTS, limits=
     return executor.execute(PreparedJobs(specs, jobs, slots, times, policy, spawn=spawn), folder, limits)
 
 
-def calling_back(spawn, callback):
-    """Return a spawn whose workers call back whenever a task is done."""
-    def spawned(slot, limits):
-        worker = spawn(slot, limits)
-        receive = worker.messages
-
-        def messages():
-            received = receive()
-            for message in received:
-                if message[0] == "done":
-                    callback()
-            return received
-
-        worker.messages = messages
-        return worker
-
-    return spawned
-
-
 def check(attempts, ends, specs):
     assert sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)  # each ends exactly once
     done = attempts[attempts["status"] == "done"]
