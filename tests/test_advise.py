@@ -34,13 +34,13 @@ from tests import advice_on, output_of, refusal, refused
 pytestmark = pytest.mark.slow
 
 
-def asked(*devices, batch_size=2, mode="infer"):
+def advised(*devices, batch_size=2, mode="infer"):
     return advice_on(devices, "simple_cnn", batch_size, "3x28x28", mode)
 
 
 @pytest.fixture(scope="module")
 def answer():
-    return asked(batch_size=4)
+    return advised(batch_size=4)
 
 
 def test_every_device_with_a_model_answers(answer):
@@ -63,17 +63,17 @@ def test_every_device_with_a_model_answers(answer):
 @pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
 def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode):
     """One sample has convolutions of other memory: it is not on the line of the others."""
-    asked = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
+    query = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
     (cpu,) = registry.for_devices(["cpu"], "fp32")
-    longest_ms = cpu.estimate(asked.scaled(1)).predicted_ms
+    longest_ms = cpu.estimate(query.scaled(1)).predicted_ms
     for batch in (4, 32):
-        line, real = asked.scaled(batch), asked.work(batch)
+        line, real = query.scaled(batch), query.work(batch)
         assert (line.memory_mb, line.peak_bytes) == pytest.approx((real.memory_mb, real.peak_bytes), rel=0.01)
         assert line.flops == pytest.approx(real.flops)
         predicted_ms = cpu.estimate(line).predicted_ms
         assert longest_ms < predicted_ms == pytest.approx(cpu.estimate(real).predicted_ms, rel=0.02)
         longest_ms = predicted_ms
-    assert asked.scaled(1) is asked.work()
+    assert query.scaled(1) is query.work()
 
 
 def test_resident_memory_is_what_a_fresh_process_grows_by():
@@ -107,14 +107,14 @@ class Wide(nn.Sequential):
 
 
 def test_what_no_model_is_of_and_whose_hosts_nobody_measured_is_said():
-    said = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
-    assert "not modelled: mkldnn_rnn_layer (as bmm); the time of a similar operator, or of the same one in" in said
+    shown = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
+    assert "not modelled: mkldnn_rnn_layer (as bmm); the time of a similar operator, or of the same one in" in shown
     words = ("nobody measured the host that launches the kernels of h100-sxm: ranges include launches of 0.3 to 2.25 times "
              "the usual")
     for dtype in ("bf16", "fp32"):
-        found = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)
-        assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
-        assert advise_text.records(found)[0]["latency_type"] == "end_to_end"
+        advice = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)
+        assert words in advise_text.text(advice) and "not modelled" not in advise_text.text(advice)
+        assert advise_text.records(advice)[0]["latency_type"] == "end_to_end"
 
 
 class Inverted(nn.Module):
@@ -130,10 +130,10 @@ class ComplexProduct(nn.Module):
 def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(tmp_path):
     network = "tests.test_advise:Inverted"
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
-    asked = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
-    text = output_of("advise", network, *asked, "--explain")
+    options = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
+    text = output_of("advise", network, *options, "--explain")
     assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
-    for arguments in ([network, *asked], ["--questions", tmp_path / "q.csv"]):
+    for arguments in ([network, *options], ["--questions", tmp_path / "q.csv"]):
         (row,) = json.loads(output_of("advise", *arguments, "--json"))
         assert row["high_ms"] is None and row["low_ms"] > 0
         assert "linalg_inv_ex (as elementwise)" in row["not_modelled"] and "linalg_inv_ex" in row["flops_not_known"]
@@ -331,7 +331,7 @@ def calibrated(home, monkeypatch, pool):
 
 
 def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(calibrated):
-    zero_shot = asked("cpu", batch_size=32).table.iloc[0]
+    zero_shot = advised("cpu", batch_size=32).table.iloc[0]
     result, heaps = calibrated({"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
     assert heaps == [{"default", "kept"}, {"default"}, {"default", "kept"}]  # before, amid and after the operators
@@ -339,7 +339,7 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
     words = "3 networks end to end (16 cases), each predicted by others at other moments: MAPE 33.3 % before (bias -33.3 %)"
     assert words in calibrate.summary(result)
-    answer = asked("cpu", batch_size=32).table.iloc[0]
+    answer = advised("cpu", batch_size=32).table.iloc[0]
     assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
 
@@ -359,13 +359,13 @@ def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, 
 
 def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypatch):
     with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
-        suggestions.verified(asked("t4"), [])
+        suggestions.verified(advised("t4"), [])
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
-    found = asked("cpu")
-    larger = next(change for change in suggestions.suggestions(found) if "batch" in change.what)
-    measured_ms, (measured,) = suggestions.verified(found, [larger])
+    advice = advised("cpu")
+    larger = next(change for change in suggestions.suggestions(advice) if "batch" in change.what)
+    measured_ms, (measured,) = suggestions.verified(advice, [larger])
     assert measured_ms > 0 and measured.measured_gain > 0
-    assert "the interval" in advise_text.verdict(found, measured_ms)
+    assert "the interval" in advise_text.verdict(advice, measured_ms)
 
 
 CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()
