@@ -19,6 +19,7 @@ from lib.schedule.runtime.worker_process import Job
 from tests import nightly, notebook, refused
 from tests.agents import until
 
+
 @pytest.fixture
 def written(tmp_path):
     """Return a function that writes a notebook of one parameter and one more cell."""
