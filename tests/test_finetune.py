@@ -531,7 +531,7 @@ def _at_home(home, function, *arguments):
 
 @pytest.mark.parametrize("runs", [1, nightly(8)])
 def test_runs_that_are_killed_end_as_those_that_are_not_bit_for_bit(home, in_a_worker, runs):
-    outcome = in_a_worker(home, cut_training.run, runs, 3)
+    outcome = in_a_worker(home, cut_training.run, runs, 10)
     assert outcome["wrong"] == [] and sum(outcome["reached"].values()) == runs
     assert any(batches % 7 for batches in outcome["reached"]), "some were killed within an epoch"
 
