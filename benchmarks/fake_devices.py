@@ -1,13 +1,11 @@
 """Sweeps on several GPUs that are simulated: rows a second and unusable rows of k devices together, against one alone."""
 
-import os
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from unittest import mock
 
 import pandas as pd
+import pytest
 
 from lib import paths
 from lib.config.notebooks import SweepParams
@@ -34,13 +32,11 @@ def _sweep(devices: int, name: str) -> dict[str, float]:
 def main() -> None:
     """Print medians of interleaved repeats."""
     rows = []
-    with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {fake_gpus.FILE: str(fake_gpus.Box(home, max(SEVERAL)).path)}))
-        stack.enter_context(mock.patch.object(visitor, "_visits", fake_gpus.visits))
-        stack.enter_context(mock.patch.object(paths, "SWEEPS", Path(home) / "sweeps"))
-        for patch in fake_gpus.patches():
-            patch.start()
-            stack.callback(patch.stop)
+    with tempfile.TemporaryDirectory() as home, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fake_gpus.FILE, str(fake_gpus.Box(home, max(SEVERAL)).path))
+        patch.setattr(visitor, "_visits", fake_gpus.visits)
+        patch.setattr(paths, "SWEEPS", Path(home) / "sweeps")
+        fake_gpus.put(patch)
         for repeat in range(REPEATS):
             for devices in SEVERAL:
                 fake_gpus.Box(home, devices)  # workers wait until every card of the box has one

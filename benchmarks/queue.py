@@ -73,9 +73,9 @@ def load(folder: Path, count: int, seconds: float) -> None:
     calls = [("tests.light:pour", {"count": lines, "a_second": LINES_A_S})]
     calls += [("tests.light:sleep", {"seconds": 1.0})] * int(seconds * count)
     ids = agents.add_runs(database, calls)
-    cluster = killed_queue.Cluster(folder, count, 1, 20.0)
+    cluster = killed_queue.Cluster(folder, count, 20.0)
     try:
-        killed_queue.wait_until_running(cluster, database, 2 * count)
+        killed_queue.wait_until_running(database, 2 * count)
 
         async def both():
             return await asyncio.gather(clients(cluster.url, seconds), follow(cluster.url, ids[0], 1.0))
@@ -93,7 +93,7 @@ def load(folder: Path, count: int, seconds: float) -> None:
 def main() -> None:
     """Print what became of the runs, the latencies, and the lines."""
     with tempfile.TemporaryDirectory() as home:
-        summary = killed_queue.run(Path(home), RUNS, AGENTS, KILLS, seed=0, silent_s=5.0, every_s=(1.0, 4.0), within_s=1800.0)
+        summary = killed_queue.run(Path(home), RUNS, AGENTS, KILLS, silent_s=5.0, every_s=(1.0, 4.0), within_s=1800.0)
         print("   " + ", ".join(f"{name} {value}" for name, value in summary.items()))
     with tempfile.TemporaryDirectory() as home:
         load(Path(home), AGENTS, SECONDS)

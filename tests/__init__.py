@@ -14,7 +14,7 @@ from lib.errors import InputError
 
 # Measurements and images of others that a clone does not have; what needs them skips and says so.
 SHARED = paths.ROOT.parent / "shared"
-XRAYS = SHARED / "data" / "medmnist" / "pneumoniamnist.npz"
+XRAYS = SHARED / "data/medmnist/pneumoniamnist.npz"
 
 # Laws: 25 fixed examples on every change, 200 random ones every night. A law whose examples take long asks for FEW.
 settings.register_profile("suite", max_examples=25, derandomize=True, deadline=None, database=None,
@@ -25,6 +25,21 @@ FEW = settings(max_examples=settings().max_examples // 5)
 
 
 in_both_modes = pytest.mark.parametrize("mode", ["infer", "train"])
+
+
+def real_pass(model, mode, *placed, autocast=None, **named):
+    """Run a network for real, forward and, where it trains, backward; return its first output."""
+    import torch
+
+    from lib.work.graph import capture
+
+    with torch.set_grad_enabled(mode == "train"):
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            output = capture.first_tensor(model(*placed, **named))
+            loss = capture.default_loss(output) if mode == "train" else None
+        if loss is not None:
+            loss.backward()
+    return output
 
 
 def nightly(*values):
@@ -73,6 +88,17 @@ def written(folder, contents):
     return folder
 
 
+def notebook(path, *cells):
+    """Write a notebook of some cells, the first of which declares its parameters; return its path."""
+    import nbformat
+
+    codes = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    codes[0].metadata["tags"] = ["parameters"]
+    about = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=codes, metadata=about), path)
+    return path
+
+
 def called(*words):
     """Run a command line in this process; return exit status, standard output and error."""
     from lib.cli.main import main
@@ -95,5 +121,5 @@ def output_of(*words, status=0):
 def refusal(*words):
     """Return the line with which a command line is refused: all that it prints."""
     status, out, error = called(*words)
-    assert (status, out, error.count("\n")) == (2, "", 1) and error.startswith("error: "), (status, out, error)
+    assert status == 2 and out == "" and error.count("\n") == 1 and error.startswith("error: "), (status, out, error)
     return error

@@ -1,6 +1,6 @@
 """Agents with light slots, in threads or processes, and their server; what tests and benchmark share.
 
-``python -m tests.agents agent URL NAME SLOTS`` and ``python -m tests.agents serve FOLDER PORT``.
+``python -m tests.agents agent URL NAME`` and ``python -m tests.agents serve FOLDER PORT``.
 """
 
 import os
@@ -33,18 +33,11 @@ def limits(silent_s=3.0):
     return Limits(beat_s=0.2, silent_s=silent_s, ready_s=60, grace_s=0.5, overrun_factor=20, least_s=60, attempts=3)
 
 
-def light_slots(count):
-    """Return slots whose workers import nothing, as an agent takes them."""
+def agent(url, name, count=1):
+    """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task; it imports no more."""
+    from lib.dashboard.agents.agent import Agent, Client
     from lib.dashboard.agents.messages import Device
     from lib.schedule.runtime.workers import Slot
-
-    return [(Slot(f"cpu[{number}]"), Device(name=f"cpu[{number}]", model="light", cores=1, threads=1, memory_mb=1000.0))
-            for number in range(count)]
-
-
-def agent(url, name, count):
-    """Return an agent that runs what is in ``tests.light``, whatever its arguments, but for one task."""
-    from lib.dashboard.agents.agent import Agent, Client
 
     class Light(dict):
         def __contains__(self, call):
@@ -53,7 +46,9 @@ def agent(url, name, count):
         def __missing__(self, call):
             return lambda arguments: None
 
-    return Agent(Client(url, TOKEN), name, light_slots(count), Light())
+    slots = [(Slot(device), Device(name=device, model="light", cores=1, threads=1, memory_mb=1000.0))
+             for device in map("cpu[{}]".format, range(count))]
+    return Agent(Client(url, TOKEN), name, slots, Light())
 
 
 @contextmanager
@@ -90,29 +85,22 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def start(*words, log=None):
+def start(*words, log=subprocess.PIPE):
     """Start an agent or a server in a process of its own."""
-    log = log or subprocess.PIPE
     return subprocess.Popen([sys.executable, "-m", "tests.agents", *map(str, words)], cwd=ROOT, stderr=log, text=True)
 
 
-def spec_of(run):
-    """Return a run as a light task: its configuration says which, ``FOLDER`` in it is that of the database."""
-    from lib.schedule.runtime.journal import Spec
-
-    return Spec(run.id, **run.config.config_json)
-
-
-def dispatcher_in(folder, silent_s=3.0, **options):
-    """Return a database and a dispatcher whose files are in a folder; its runs are light."""
+def dispatcher_in(folder, silent_s=3.0):
+    """Return a database and a dispatcher whose files are in a folder; its runs are light: their configurations say which."""
     from lib.dashboard.database_engine import Database
     from lib.dashboard.dispatcher import Dispatcher
     from lib.schedule.policies import registry
+    from lib.schedule.runtime.journal import Spec
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
     hasty = replace(limits(silent_s), overrun_factor=0.0, least_s=0.0)  # a dispatcher takes no heed: times may be guesses
-    usual = {"limits": hasty, "policy": registry.aimed("first-come"), "spec_of": spec_of}
-    return database, Dispatcher(database, Path(folder) / "queue", **{**usual, **options})
+    return database, Dispatcher(database, Path(folder) / "queue", limits=hasty, policy=registry.aimed("first-come"),
+                                spec_of=lambda run: Spec(run.id, **run.config.config_json))
 
 
 def add_runs(database, calls, **values):
@@ -156,14 +144,14 @@ def serve(folder, port, silent_s):
     from lib.dashboard.app import create_app
     from lib.dashboard.operations import Operations
 
-    database, dispatcher = dispatcher_in(folder, silent_s)
-    uvicorn.run(create_app(Operations(database, dispatcher), TOKEN), port=port, log_level="error")
+    database, dispatcher = dispatcher_in(folder, float(silent_s))
+    uvicorn.run(create_app(Operations(database, dispatcher), TOKEN), port=int(port), log_level="error")
 
 
 if __name__ == "__main__":
-    what, *given = sys.argv[1:]
-    if what == "agent":
+    role, *given = sys.argv[1:]
+    if role == "agent":
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the verb does
-        agent(given[0], given[1], int(given[2])).run()
+        agent(*given).run()
     else:
-        serve(given[0], int(given[1]), float(given[2]))
+        serve(*given)

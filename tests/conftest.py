@@ -11,8 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -48,25 +47,21 @@ def pytest_collection_modifyitems(items):
             item.add_marker(no_card)
 
 
-def home_paths(root: Path) -> dict[str, Path]:
+def home_paths(root):
     """Return the paths that ``LIB_OUTPUT=root`` would give, in a checkout into which nothing was fetched."""
     with mock.patch.dict(os.environ, LIB_OUTPUT=str(root)):
         moved = runpy.run_path(paths.__file__)
     return {name: moved[name] for name in vars(paths) if name.isupper()} | {"FETCHED": moved["MEDMNIST"]}
 
 
-@contextmanager
-def card_alone():
-    """Hold the card against the tests of other workers, which would share its time, and let its real meter be found."""
-    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
-        os.environ.pop("LIB_METER", None)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def _card(request):
-    """Give the card to a test on it alone."""
-    with card_alone() if request.node.get_closest_marker("cuda") else nullcontext():
+    """Give the card to a test on it alone, as tests of other workers would share its time, and let its real meter be found."""
+    if not request.node.get_closest_marker("cuda"):
+        yield
+        return
+    with locks.device("card of the tests", 3600.0), mock.patch.dict(os.environ):
+        os.environ.pop("LIB_METER", None)
         yield
 
 

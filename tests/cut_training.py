@@ -1,7 +1,7 @@
-"""Runs of fine-tuning that are killed and resumed: ``python -m tests.cut_training KILLS SEED``.
+"""Runs of fine-tuning that are killed and resumed: ``python -m tests.cut_training RUNS SEED``.
 
-Each starts in a fork of this process, in which all is imported already, and is killed after a random batch, or at a random
-moment. What is compared with an uninterrupted run: the last weights, the best ones, and what was measured.
+Each starts in a fork of this process, in which all is imported already, and is killed some times, after a random batch or at a
+random moment. What is compared with an uninterrupted run: the last weights, the best ones, and what was measured.
 """
 
 import itertools
@@ -9,13 +9,13 @@ import os
 import random
 import signal
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tests.killed import main, status_of
+from tests.killed import in_turn, main, status_of
 
 CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_pretrained": False, "batch_size": 16,
           "num_workers": 0, "epochs": 2, "optimizer": "adamw", "grad_accum_steps": 2, "autocast_dtype": "fp32",
@@ -23,7 +23,7 @@ CONFIG = {"root": "synthetic:breastmnist", "loss_name": "cross_entropy", "load_p
 BATCHES = 2 * 7  # of all epochs
 
 
-def tiny_vit(folder: Path, **changes) -> str:
+def tiny_vit(folder, **changes):
     """Write the config of a small ViT with dropout; return its folder."""
     from transformers import ViTConfig
 
@@ -32,7 +32,7 @@ def tiny_vit(folder: Path, **changes) -> str:
     return str(folder)
 
 
-def pictures(root: Path, counts: dict[str, int]) -> Path:
+def pictures(root, counts):
     """Make a dataset of cats and dogs, so many of each in a split; return its folder."""
     draw = np.random.default_rng(0)
     for split, count in counts.items():
@@ -64,7 +64,7 @@ def _train(config, folder, last=0, moment_s=None):
     return status_of(train, moment_s)
 
 
-def different(folder: Path, whole: Path, config) -> list[str]:
+def different(folder, whole, config):
     """Return in what a run ended otherwise than another one, by a bit or more; times are no part of it."""
     from lib import store
     from lib.studies.finetune.study import _compared
@@ -75,31 +75,29 @@ def different(folder: Path, whole: Path, config) -> list[str]:
         [] if rows[0][columns].equals(rows[1][columns]) else ["rows of the profile"])
 
 
-def run(kills, seed):
-    """Kill runs so often in all, resume each until it ends; return how far they were, and what is wrong."""
-    from lib.config.base import build
-    from lib.finetune.config import TrainConfig
+def trial(home, kills, config, whole):
+    """Kill a run several times, and let it end; return how many batches it had before the last kill, and what is wrong."""
     from lib.work import weights
 
-    draw, wrong, reached, begin = random.Random(seed), [], [], time.monotonic()
+    last = home / "checkpoints/last.pt"
+    for kill in kills:
+        _train(config, home, **kill)
+    reached = weights.load(last)["position"]["batches"] if last.exists() else 0
+    return reached, ["it cannot be resumed"] if _train(config, home) else different(home, whole, config)
+
+
+def run(runs, seed):
+    """Kill so many runs, resume each until it ends; return how far they were, and what is wrong."""
+    from lib.config.base import build
+    from lib.finetune.config import TrainConfig
+
+    draw = random.Random(seed)
+    cuts = [{"kills": [{"last": draw.randint(1, BATCHES // 2)} if draw.random() < 0.7 else {"moment_s": draw.uniform(0.05, 0.5)}
+                       for _ in range(draw.randint(1, 4))]} for _ in range(runs)]
     with tempfile.TemporaryDirectory() as top:
         whole = Path(top) / "whole"
         config = build(TrainConfig, {**CONFIG, "model_flavour": tiny_vit(Path(top) / "vit")}, "test")
-        if _train(config, whole):
-            return {"wrong": ["the uninterrupted run failed"]}
-        while len(reached) < kills:
-            folder = Path(tempfile.mkdtemp(dir=top))
-            for _ in range(min(kills - len(reached), draw.randint(1, 4))):
-                way = {"last": draw.randint(1, BATCHES // 2)} if draw.random() < 0.7 else {"moment_s": draw.uniform(0.05, 0.5)}
-                if not _train(config, folder, **way):
-                    break
-                last = folder / "checkpoints" / "last.pt"
-                reached.append(weights.load(last)["position"]["batches"] if last.exists() else 0)
-            if _train(config, folder):
-                wrong.append(f"{folder.name} could not be resumed")
-            elif differing := different(folder, whole, config):
-                wrong.append(f"{folder.name} ended otherwise: {differing}")
-    return {"kills": len(reached), "reached": reached, "seconds": round(time.monotonic() - begin, 1), "wrong": wrong}
+        return in_turn(partial(trial, config=config, whole=whole), cuts, runs, lambda _: _train(config, whole))
 
 
 if __name__ == "__main__":

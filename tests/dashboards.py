@@ -68,6 +68,10 @@ class Site:
         """Return what the API answers."""
         return self.api.get(f"/api/v1/{path}", params=params).json()
 
+    def shown(self, path):
+        """Return the text of a page."""
+        return self.page.get(f"/web/{path}").text
+
     def post(self, path, **body):
         """Return the API's answer to a body."""
         return self.api.post(f"/api/v1/{path}", json=body)

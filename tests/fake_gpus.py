@@ -13,10 +13,11 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import psutil
+import pytest
 
+from lib import files
 from lib.measure import machine, timing
 from lib.measure.operators import visit, visitor
 
@@ -34,8 +35,7 @@ class NVMLError(Exception):
 
 
 def _write(path, content):
-    path.with_suffix(f".{os.getpid()}").write_text(json.dumps(content))
-    os.replace(path.with_suffix(f".{os.getpid()}"), path)
+    files.replace(Path(path), json.dumps(content).encode())
 
 
 def forget():
@@ -97,7 +97,7 @@ class Nvml:
     def _answer(name, *arguments):
         cards = here()
         card = cards[arguments[0]] if arguments and isinstance(arguments[0], int) and arguments[0] < len(cards) else {}
-        if name == "nvmlDeviceGetHandleByIndex" and not card:
+        if name == "nvmlDeviceGetHandleByIndex" and (not card or card.get("lost")):
             raise NVMLError(15, "GPU is lost")
         if name == "nvmlDeviceGetHandleByUUID" and arguments[0] not in [one["uuid"] for one in cards]:
             raise NVMLError(NOT_FOUND, "Not Found")
@@ -105,7 +105,10 @@ class Nvml:
         shift = 1_000_000 if read()["nvml"] == "container" else 0
         answers = {
             "nvmlInit": None, "nvmlDeviceGetCount": len(cards), "nvmlSystemGetDriverVersion": "570.0",
-            "nvmlDeviceGetHandleByIndex": arguments and arguments[0], "nvmlDeviceGetUUID": card.get("uuid"),
+            **dict.fromkeys(("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetIndex"), arguments and arguments[0]),
+            "nvmlDeviceGetUUID": card.get("uuid"), "nvmlDeviceGetName": card.get("name"),
+            "nvmlDeviceGetCudaComputeCapability": (8, 0), "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=8e9, used=1e9),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=100 * card.get("share", 0)),
             "nvmlDeviceGetHandleByUUID": next((index for index, one in enumerate(cards) if one["uuid"] in arguments), None),
             "nvmlDeviceGetClockInfo": card.get("clock"), "nvmlDeviceGetComputeMode": card.get("mode"),
             "nvmlDeviceGetCurrentClocksEventReasons": card.get("reasons"),
@@ -155,7 +158,7 @@ def _runnable(ops, device):
             time.sleep(0.005)
         if 0 < card["breaks_after"] < _calls[uuid]:
             card["gone"] = True
-            _write(Path(os.environ[FILE]), content)
+            _write(os.environ[FILE], content)
             raise RuntimeError("CUDA error: unspecified launch failure")
         return [torch.empty(spec.shape, device="meta") for spec in ops[0].outputs]
     call.ms = 2.0 + ops[0].outputs[0].shape[0] % 7 / 10
@@ -169,37 +172,25 @@ def _time_calls(call, calls, device, before=None):
     return ms * (1 + time.perf_counter_ns() % 1009 * 1e-6)  # no clock gives the same digits twice
 
 
-class Library:
-    """Puts another module in the place of NVML's, and back; mock's own way would also forget what is imported meanwhile."""
-
-    def __init__(self, module):
-        self._module = module
-
-    def start(self):
-        self._before = sys.modules.get("pynvml")
-        sys.modules["pynvml"] = self._module
-
-    def stop(self):
-        sys.modules.pop("pynvml") if self._before is None else sys.modules.__setitem__("pynvml", self._before)
-
-
-def patches():
-    """Return what stands in for the cards."""
+def put(patch):
+    """Have a pytest.MonkeyPatch put what stands in for the cards in their place."""
     cuda = {"is_available": lambda: True, "device_count": lambda: len(here()), "get_device_properties": _properties,
             "set_device": _set_device, "mem_get_info": lambda device: (int(_card(device)["free"]), 8 * 2**30),
             "synchronize": lambda *_: None, "empty_cache": lambda: None}
-    made = [mock.patch(f"torch.cuda.{name}", value) for name, value in cuda.items()]
-    made += [mock.patch("torch.backends.cudnn.version", lambda: 9), mock.patch.object(visit.rebuild, "runnable", _runnable),
-             *[mock.patch.object(module, "time_calls", _time_calls) for module in (timing, visit)],
-             mock.patch.object(visit, "repeated", lambda call, *_: timing.Repeat(call, 1, 1, True))]
-    return [*made, Library(None if read()["nvml"] == "absent" else Nvml())]
+    for name, value in cuda.items():
+        patch.setattr(f"torch.cuda.{name}", value)
+    patch.setattr("torch.backends.cudnn.version", lambda: 9)
+    patch.setattr(visit.rebuild, "runnable", _runnable)
+    for module in (timing, visit):
+        patch.setattr(module, "time_calls", _time_calls)
+    patch.setattr(visit, "repeated", lambda call, *_: timing.Repeat(call, 1, 1, True))
+    patch.setitem(sys.modules, "pynvml", None if read()["nvml"] == "absent" else Nvml())
 
 
 @contextmanager
 def visits(*arguments):
     """Serve visits in a worker, on these cards; it is ready when every card has one, so that they begin side by side."""
-    for patch in patches():
-        patch.start()
+    put(pytest.MonkeyPatch())
     with _visits(*arguments) as service:
         end = time.monotonic() + 60
         while time.monotonic() < end and not all(_pids(card["uuid"]) for card in here()):

@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 from tests import agents as processes
 
@@ -23,7 +22,7 @@ def count_of(database, *conditions):
         return session.scalar(select(func.count(db.Run.id)).where(*conditions))
 
 
-def wait_until_running(cluster, database, count):
+def wait_until_running(database, count):
     """Return when so many runs have begun."""
     from lib.dashboard import database as db
 
@@ -58,8 +57,8 @@ def wrong_in(database, ids, trails):
 class Cluster:
     """A server and its agents."""
 
-    def __init__(self, folder, agents, slots, silent_s):
-        self.folder, self.silent_s, self.port, self.slots = folder, silent_s, processes.free_port(), slots
+    def __init__(self, folder, agents, silent_s):
+        self.folder, self.silent_s, self.port = folder, silent_s, processes.free_port()
         self.log = (folder / "log").open("a")
         self.names = [f"a{number}" for number in range(agents)]
         self.processes = {name: self.start(name) for name in ("server", *self.names)}
@@ -69,7 +68,7 @@ class Cluster:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, name):
-        words = ("serve", self.folder, self.port, self.silent_s) if name == "server" else ("agent", self.url, name, self.slots)
+        words = ("serve", self.folder, self.port, self.silent_s) if name == "server" else ("agent", self.url, name)
         return processes.start(*words, log=self.log)
 
     def kill(self, name):
@@ -84,17 +83,17 @@ class Cluster:
         self.log.close()
 
 
-def run(folder, runs, agents, kills, seed, silent_s=3.0, slots=1, every_s=(0.5, 1.5), within_s=120.0):
+def run(folder, runs, agents, kills, silent_s, every_s, within_s=120.0):
     """Run light runs while processes are killed; return what became of them."""
     from lib.dashboard import database as db
     from lib.dashboard.database_engine import Database
 
-    draw, killed = random.Random(seed), Counter()
-    trails = [Path(folder) / f"run-{number}" for number in range(runs)]
+    draw, killed = random.Random(0), Counter()
+    trails = [folder / f"run-{number}" for number in range(runs)]
     calls = [("tests.light:trail", {"path": str(trail), "seconds": draw.uniform(0.05, 0.4)}) for trail in trails]
     database = Database(f"sqlite:///{folder}/dashboard.db")
     ids, begin = processes.add_runs(database, calls), time.monotonic()
-    cluster = Cluster(folder, agents, slots, silent_s)
+    cluster = Cluster(folder, agents, silent_s)
     try:
         ended, next_s = 0, begin + 1.5
         while ended < runs and time.monotonic() < begin + within_s:

@@ -49,20 +49,23 @@ def print_and_die(job):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _leave(path, text):
+    with open(path, "a") as file:
+        file.write(text)
+
+
 def once(job, path, fault, value=None):
     """Misbehave the first time, end well the second."""
     if not os.path.exists(path):
-        with open(path, "w", encoding="utf-8"):
-            pass
-        FAULTS[fault](job)
+        _leave(path, "")
+        globals()[fault](job)
     return {"value": value}
 
 
 def marked(job, path, value, fault=None):
     """Misbehave the first time, if a fault is given; leave a line beside ``path`` for each time that it ended well."""
     result = once(job, path, fault, value) if fault else {"value": value}
-    with open(f"{path}.done", "a", encoding="utf-8") as file:
-        file.write("done\n")
+    _leave(f"{path}.done", "done\n")
     return result
 
 
@@ -70,17 +73,13 @@ def gang(job, path, seconds=0.05, fault=None):
     """Wait until all members are there, and then misbehave the first time, in the last one. ``path`` begins file names."""
     rank, count, rendezvous = job.member
     there = f"{path}.{os.path.basename(rendezvous)}"
-    with open(there, "a", encoding="utf-8") as file:
-        file.write("x")
+    _leave(there, "x")
     while os.path.getsize(there) < count:
         job.check()
         time.sleep(0.005)
     if fault and rank == count - 1:
         once(job, f"{path}.{fault}", fault)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        job.check()
-        time.sleep(0.005)
+    sleep(job, seconds)
     return {"rank": rank, "count": count}
 
 
@@ -96,8 +95,7 @@ def freeze(job):
 def chatter(job, count, path=None, pause_s=0.0):
     """Print numbered lines, the last without its end; ``path`` gets this process's id."""
     if path:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{os.getpid()}\n")
+        _leave(path, f"{os.getpid()}\n")
     for number in range(count - 1):
         print(number)
         time.sleep(pause_s)
@@ -107,18 +105,12 @@ def chatter(job, count, path=None, pause_s=0.0):
 
 def trail(job, path, seconds):
     """Leave a line when it begins and one when it ends, and print some between."""
-    import json
-
-    def leave(what):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps([what, time.monotonic(), os.getpid()]) + "\n")
-
-    leave("begins")
+    _leave(path, f'["begins", {time.monotonic()}, {os.getpid()}]\n')
     for number in range(10):
         print(number)
         time.sleep(seconds / 10)
         job.check()
-    leave("ends")
+    _leave(path, f'["ends", {time.monotonic()}, {os.getpid()}]\n')
     return {"best_value": 1.0}
 
 
@@ -202,7 +194,3 @@ def exhaust(job):
 def odd(job):
     """Return what no file can hold."""
     return {"value": {1, 2}}
-
-
-FAULTS = {"kill": kill, "freeze": freeze, "fail": fail, "starve": starve, "hang": hang, "slow": slow, "leave": leave,
-          "exhaust": exhaust}

@@ -54,7 +54,7 @@ class Sweep:
         for part in (first, *(path for path in more if (path / "sweep.parquet").exists())):
             for name in ("configs.csv", "repeats.csv"):
                 yield from _widths(part / "cpu" / name)
-            rows = list(csv.DictReader((part / "cpu" / "repeats.csv").read_text().splitlines()))
+            rows = list(csv.DictReader((part / "cpu/repeats.csv").read_text().splitlines()))
             visits = {(row["config"], row["round"]) for row in rows}
             if not len(rows) == len(visits) == 24 or not (part / "sweep.parquet").exists():
                 yield f"{part.name}: {len(rows)} visits, {len(visits)} different ones of 24"
@@ -94,7 +94,7 @@ class Matrix:
 
     def wrong(self, folder):
         """Yield what is wrong: a run that nobody needed, or one that is missing."""
-        yield from _widths(folder / "matrix" / "cells.csv")
+        yield from _widths(folder / "matrix/cells.csv")
         labels = collections.Counter(line["label"] for path in (folder / "runs").glob("*.csv")
                                      for line in csv.DictReader(path.read_text().splitlines()))
         if len(labels) != 2 or set(labels.values()) != {3}:
@@ -130,4 +130,4 @@ class Networks:
             yield f"{len(visits)} visits, {len(keys)} different ones of 6"
 
 
-SCENES = {"sweep": Sweep, "matrix": Matrix, "networks": Networks}
+SCENES = (Sweep, Matrix, Networks)

@@ -46,7 +46,7 @@ def _serve(home, statement, seed):
     if statement is not None:
         _killed_at(statement)
     draw = random.Random(seed)
-    with open(home / "returned", "a", encoding="utf-8", buffering=1) as returned, service_of(home) as service:
+    with open(home / "returned", "a", buffering=1) as returned, service_of(home) as service:
         calls = [("submit", name) for name in NAMES]
         for name in draw.sample(NAMES, 3):
             calls.insert(draw.randint(calls.index(("submit", name)) + 1, len(calls)), ("cancel", name))

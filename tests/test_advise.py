@@ -34,20 +34,19 @@ from tests import advice_on, output_of, refusal, refused
 pytestmark = pytest.mark.slow
 
 
-def asked(*devices, batch_size=2, mode="infer"):
+def advised(*devices, batch_size=2, mode="infer"):
     return advice_on(devices, "simple_cnn", batch_size, "3x28x28", mode)
 
 
 @pytest.fixture(scope="module")
 def answer():
-    return asked(batch_size=4)
+    return advised(batch_size=4)
 
 
 def test_every_device_with_a_model_answers(answer):
     table = answer.table
     assert {"cpu", "t4", "v100-pcie-32gb", "p100-pcie-16gb", "h100-sxm", "h200-sxm", "l40s", "b200"} <= set(table["device"])
-    assert (table["low_ms"] > 0).all() and (table["low_ms"] < table["predicted_ms"]).all()
-    assert (table["predicted_ms"] < table["high_ms"]).all()
+    assert table.eval("0 < low_ms < predicted_ms < high_ms").all()
     assert np.isfinite(table[["high_ms", "images_per_sec", "memory_mb"]].to_numpy()).all()
     assert table["predicted_ms"].is_monotonic_increasing
     assert answer.recommended == table[table["fits"]]["device"].iloc[0] and answer.recommended in answer.reason
@@ -61,20 +60,20 @@ def test_every_device_with_a_model_answers(answer):
     assert answer.reason in advise_text.text(answer)
 
 
-@pytest.mark.parametrize(("name", "mode"), [("resnet18", "infer"), ("simple_cnn", "train")])
+@pytest.mark.parametrize("name, mode", [("resnet18", "infer"), ("simple_cnn", "train")])
 def test_other_batches_scale_from_a_single_sample_like_captured_ones(name, mode):
     """One sample has convolutions of other memory: it is not on the line of the others."""
-    asked = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
+    query = advise.CapturedQuery(Query(name, 1, "3x64x64", mode))
     (cpu,) = registry.for_devices(["cpu"], "fp32")
-    longest_ms = cpu.estimate(asked.scaled(1)).predicted_ms
+    longest_ms = cpu.estimate(query.scaled(1)).predicted_ms
     for batch in (4, 32):
-        line, real = asked.scaled(batch), asked.work(batch)
+        line, real = query.scaled(batch), query.work(batch)
         assert (line.memory_mb, line.peak_bytes) == pytest.approx((real.memory_mb, real.peak_bytes), rel=0.01)
         assert line.flops == pytest.approx(real.flops)
         predicted_ms = cpu.estimate(line).predicted_ms
         assert longest_ms < predicted_ms == pytest.approx(cpu.estimate(real).predicted_ms, rel=0.02)
         longest_ms = predicted_ms
-    assert asked.scaled(1) is asked.work()
+    assert query.scaled(1) is query.work()
 
 
 def test_resident_memory_is_what_a_fresh_process_grows_by():
@@ -108,14 +107,14 @@ class Wide(nn.Sequential):
 
 
 def test_what_no_model_is_of_and_whose_hosts_nobody_measured_is_said():
-    said = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
-    assert "not modelled: mkldnn_rnn_layer (as bmm); the time of a similar operator, or of the same one in" in said
+    shown = advise_text.text(advice_on("cpu", "tests.test_advise:Recurrent", input_shape="3x8x8"))
+    assert "not modelled: mkldnn_rnn_layer (as bmm); the time of a similar operator, or of the same one in" in shown
     words = ("nobody measured the host that launches the kernels of h100-sxm: ranges include launches of 0.3 to 2.25 times "
              "the usual")
     for dtype in ("bf16", "fp32"):
-        found = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)
-        assert words in advise_text.text(found) and "not modelled" not in advise_text.text(found)
-        assert advise_text.records(found)[0]["latency_type"] == "end_to_end"
+        advice = advice_on("h100-sxm", "tests.test_advise:Wide", 65_536, "4096", dtype=dtype)
+        assert words in advise_text.text(advice) and "not modelled" not in advise_text.text(advice)
+        assert advise_text.records(advice)[0]["latency_type"] == "end_to_end"
 
 
 class Inverted(nn.Module):
@@ -131,10 +130,10 @@ class ComplexProduct(nn.Module):
 def test_work_that_is_not_known_is_in_every_form_of_answer_and_its_interval_has_no_upper_end(tmp_path):
     network = "tests.test_advise:Inverted"
     (tmp_path / "q.csv").write_text(f"model,batch_size,input,device\n{network},16,1024x1024,a100-pcie-40gb\n")
-    asked = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
-    text = output_of("advise", network, *asked, "--explain")
+    options = ["--input", "1024x1024", "--batch-size", "16", "--device", "a100-pcie-40gb"]
+    text = output_of("advise", network, *options, "--explain")
     assert " or more)" in text and "FLOPs not known: _linalg_check_errors, linalg_inv_ex" in text and "no upper end" in text
-    for arguments in ([network, *asked], ["--questions", tmp_path / "q.csv"]):
+    for arguments in ([network, *options], ["--questions", tmp_path / "q.csv"]):
         (row,) = json.loads(output_of("advise", *arguments, "--json"))
         assert row["high_ms"] is None and row["low_ms"] > 0
         assert "linalg_inv_ex (as elementwise)" in row["not_modelled"] and "linalg_inv_ex" in row["flops_not_known"]
@@ -154,7 +153,7 @@ def _row(low, high, **changes):
             "not_modelled": "", "scaling_efficiency": 1.0, **changes}
 
 
-@pytest.mark.parametrize(("row", "grade"), [
+@pytest.mark.parametrize("row, grade", [
     (_row(9, 12), "A"), (_row(7, 12), "B"), (_row(9, 14), "B"), (_row(9, 20), "C"), (_row(9, math.inf), "D"),
     (_row(9, 12, out_of_range=True), "C"), (_row(9, 12, source="zero-shot from any-gpu"), "C"),
     (_row(1, 12, source="zero-shot from any-gpu"), "D")])
@@ -180,7 +179,7 @@ def test_the_answer_fits_on_a_screen_and_a_guess_that_is_fastest_is_called_one(a
     assert "It fits into none of these devices: it needs 50 MB" in none and "50 (too much)" in none
 
 
-@pytest.mark.parametrize(("gain", "is_named"), [(1.3, True), (1.1, False)])
+@pytest.mark.parametrize("gain, is_named", [(1.3, True), (1.1, False)])
 def test_both_heaps_are_told_where_page_faults_take_much_of_the_time(gain, is_named, answer, monkeypatch):
     change = suggestions.Change("retain", gain, "", {"memory": "kept"})
     monkeypatch.setattr(advise_text, "retained_memory", lambda _: change)
@@ -195,7 +194,7 @@ def test_an_answer_that_nobody_reads_is_told_in_one_line(tmp_path):
     line = f"set -o pipefail; {sys.executable} -m lib advise W1 --device cpu --no-look | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(paths.ROOT)})
-    assert (done.returncode, done.stderr) == (1, "error: standard output was closed before all was written to it\n")
+    assert done.returncode == 1 and done.stderr == "error: standard output was closed before all was written to it\n"
 
 
 def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeypatch):
@@ -207,15 +206,14 @@ def test_the_command_line_answers_in_json_and_what_was_verified_is_in_it(monkeyp
     out = output_of(*f"advise {network} --device cpu --device t4 --json --verify --no-look".split())
     rows = {row["device"]: row for row in json.loads(out)}
     assert "NaN" not in out and rows.keys() == {"cpu", "t4"}
-    assert all(row["low_ms"] < row["predicted_ms"] < row["high_ms"] for row in rows.values())
     needed = {"source", "images_per_sec", "memory_mb", "bound", "out_of_range"}
     assert all(needed <= row.keys() for row in rows.values())
-    assert (rows["cpu"]["verified_ms"], rows["cpu"]["changes"][0]["measured_gain"]) == (1.5, 2.0)
+    assert rows["cpu"]["verified_ms"] == 1.5 and rows["cpu"]["changes"][0]["measured_gain"] == 2.0
     assert None in [change["predicted_gain"] for change in rows["cpu"]["changes"]], "what is not known is null"
     assert "verified_ms" not in rows["t4"]
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
+@pytest.mark.parametrize("arguments, words", [
     *((arguments, "") for arguments in (
         "advise resnet18 --batch-size 0", "advise resnet18 --batch-size 99999999999", "advise resnet18 --device t4 --device t4",
         "advise resnet18 --input x", "advise resnet18 --input 3x999999999x999999999", "calibrate --budget-s nan",
@@ -334,7 +332,7 @@ def calibrated(home, monkeypatch, pool):
 
 
 def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_intervals(calibrated):
-    zero_shot = asked("cpu", batch_size=32).table.iloc[0]
+    zero_shot = advised("cpu", batch_size=32).table.iloc[0]
     result, heaps = calibrated({"simple_cnn": "stable", "resnet18_2d": "stable", "cnn3d": "noisy"})
     composition = registry.predictor("cpu", "fp32").composition("infer", "default")
     assert heaps == [{"default", "kept"}, {"default"}, {"default", "kept"}]  # before, amid and after the operators
@@ -342,7 +340,7 @@ def test_a_calibration_by_whole_networks_too_predicts_others_with_honest_interva
     assert result.networks.after["mape"] < result.networks.before["mape"] == pytest.approx(100 / 3, rel=0.01)
     words = "3 networks end to end (16 cases), each predicted by others at other moments: MAPE 33.3 % before (bias -33.3 %)"
     assert words in calibrate.summary(result)
-    answer = asked("cpu", batch_size=32).table.iloc[0]
+    answer = advised("cpu", batch_size=32).table.iloc[0]
     assert answer["low_ms"] < 1.5 * zero_shot["predicted_ms"] < answer["high_ms"]
     assert answer["predicted_ms"] == pytest.approx(1.5 * zero_shot["predicted_ms"], rel=0.15)
 
@@ -354,7 +352,7 @@ def test_a_calibration_that_makes_networks_worse_is_refused_and_not_saved(calibr
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-@pytest.mark.parametrize(("grown", "worse"), [((0.3, 0.3, 0.2), True), ((0.3, -0.2, 0.1), False), ((-0.1, -0.1, -0.1), False)])
+@pytest.mark.parametrize("grown, worse", [((0.3, 0.3, 0.2), True), ((0.3, -0.2, 0.1), False), ((-0.1, -0.1, -0.1), False)])
 def test_networks_are_worse_if_most_of_them_are(grown, worse):
     networks_of, before = pd.Series(list("abc") * 2), pd.Series([0.1] * 6)
     assert calibrate_networks._worse(networks_of, before, before + [*grown, *grown]) == worse
@@ -367,19 +365,15 @@ def test_a_calibration_without_usable_points_is_one_line_and_keeps_them(change, 
     assert not list(paths.MODELS.glob("*.json.gz"))
 
 
-def test_gains_of_one_device_are_not_measured_on_another():
-    found = asked("t4")
-    with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
-        suggestions.verified(found, [])
-
-
 def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypatch):
+    with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
+        suggestions.verified(advised("t4"), [])
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
-    found = asked("cpu")
-    larger = next(change for change in suggestions.suggestions(found) if "batch" in change.what)
-    measured_ms, (measured,) = suggestions.verified(found, [larger])
+    advice = advised("cpu")
+    larger = next(change for change in suggestions.suggestions(advice) if "batch" in change.what)
+    measured_ms, (measured,) = suggestions.verified(advice, [larger])
     assert measured_ms > 0 and measured.measured_gain > 0
-    assert "the interval" in advise_text.verdict(found, measured_ms)
+    assert "the interval" in advise_text.verdict(advice, measured_ms)
 
 
 CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()
@@ -398,7 +392,7 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval():
     assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in output_of(*command[:-4])
 
 
-@pytest.mark.parametrize(("size", "passes", "bound"), [(512, "backward", "launch"), (4096, "backward", "compute")])
+@pytest.mark.parametrize("size, passes, bound", [(512, "backward", "launch"), (4096, "backward", "compute")])
 def test_an_operator_whose_time_no_roof_explains_is_bound_by_its_launch(size, passes, bound):
     wanted = advise_operator.config("linear", [f"gemm_{name}={size}" for name in "mkn"], passes=passes)
     assert advise_operator.advise(wanted, ["h100-sxm"])["bound"].tolist() == [bound]
@@ -433,7 +427,7 @@ def test_a_card_is_known_by_its_whole_name():
     assert {name: registry.vendor_of(name) for name in names} == names
 
 
-@pytest.mark.parametrize(("name", "near"), [
+@pytest.mark.parametrize("name, near", [
     ("NVIDIA L40", "NVIDIA L40S"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB"),
     ("NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 3090"), ("", "")])
 def test_a_card_that_is_not_listed_is_refused_with_the_nearest_names(name, near):

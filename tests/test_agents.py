@@ -35,13 +35,11 @@ from lib.dashboard.app import create_app
 from lib.dashboard.dispatcher import _left_s as left_s
 from lib.dashboard.operations import Operations
 from lib.dashboard.run_records import RunRecords
-from lib.schedule.policies import registry
 from lib.schedule.runtime import local_site
 from lib.schedule.runtime.engine.slots import attempt_of
 from lib.schedule.runtime.journal import Journal, Spec, UnwritableError
-from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Slot, card_of
-from tests import killed, killed_queue, nightly, refusal, refused
+from tests import fake_gpus, killed_queue, nightly, refusal, refused, served
 from tests.agents import TOKEN, add_runs, dispatcher_in, free_port, joined, limits, serving, start, until
 
 pytestmark = pytest.mark.slow
@@ -221,7 +219,7 @@ def test_an_agent_ends_when_told_though_its_server_is_silent_and_with_the_proces
     words = [sys.executable, "-m", "lib", "agent", "--server", site.url, "--token-file", str(home / "token"), "--slots", "1"]
     starter = (f"import os, subprocess, time; agent = subprocess.Popen({words!r} + ['--parent', str(os.getpid())]); "
                "print(agent.pid, flush=True); time.sleep(60)")
-    told, told_in_silence = launch(site.url, "told", 1), launch(site.url, "told-in-silence", 1)
+    told, told_in_silence = launch(site.url, "told"), launch(site.url, "told-in-silence")
     site.slots(2)
     until(lambda: all(session.load for session in site.agents._open()))
     told.send_signal(signal.SIGTERM)
@@ -310,10 +308,10 @@ def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
     data.mkdir()
     (data / "out").symlink_to("/")
     finetune, notebook = (agent.ALLOWED[name] for name in ("lib.finetune.task:finetune", "lib.schedule.runtime.tasks:notebook"))
-    finetune({"config": {}, "folder": str(data / "training" / "run")})
-    inside = {"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs" / "x.ipynb")}
+    finetune({"config": {}, "folder": str(data / "training/run")})
+    inside = {"path": "notebooks/02_profile.ipynb", "parameters": {}, "out": str(data / "runs/x.ipynb")}
     notebook(inside)
-    outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, str(data / ".." / "x"), str(data / "out"))]
+    outside = [(finetune, {"folder": folder}) for folder in ("/etc", None, str(data / "../x"), str(data / "out"))]
     outside += [(notebook, {**inside, **values}) for values in (
         {"path": "/etc/passwd"}, {"path": "notebooks/../lib/x.ipynb"}, {"out": "/tmp/x.ipynb"})]
     for check, arguments in outside:
@@ -322,67 +320,46 @@ def test_an_agent_runs_the_tasks_of_its_list_alone_in_its_folders(home):
 
 
 # --- cards
-class Nvml:
-    """Cards as NVIDIA's library has them, the first of which may be lost."""
-
-    NVMLError = OSError
-
-    def __init__(self, count=2, lost=False):
-        uuids, self.lost = ["GPU-aaaa", "GPU-bbbb"][:count], lost
-        self.answers = {
-            "Init": lambda: None, "DeviceGetCount": lambda: count, "DeviceGetHandleByIndex": int, "DeviceGetIndex": int,
-            "DeviceGetHandleByUUID": lambda name: next(index for index, uuid in enumerate(uuids) if uuid.startswith(name)),
-            "DeviceGetUUID": uuids.__getitem__, "DeviceGetName": lambda index: "NVIDIA H200",
-            "DeviceGetCudaComputeCapability": lambda index: (9, 0),
-            "DeviceGetMemoryInfo": lambda index: SimpleNamespace(total=141e9, used=1e9),
-            "DeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=50 + index)}
-
-    def __getattr__(self, name):
-        def call(*arguments):
-            if self.lost and arguments in ((0,), ("GPU-aa",)):
-                raise OSError("GPU is lost")
-            return self.answers[name.removeprefix("nvml")](*arguments)
-
-        return call
-
-
 @pytest.fixture
 def cards(monkeypatch, tmp_path):
-    """Give what puts cards into this machine, and shows this process those of a mask."""
+    """Give what puts two cards into this machine, perhaps the first lost, and shows this process those of a mask."""
     monkeypatch.setenv("LIB_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.delenv(locks.MASK, raising=False)
 
-    def put(library, mask=None):
-        monkeypatch.setitem(sys.modules, "pynvml", library)
-        monkeypatch.delenv(locks.MASK, raising=False)
-        if mask is not None:
+    def put(lost, mask):
+        box = fake_gpus.Box(tmp_path)
+        box.change(0, lost=lost)
+        box.change(1, share=0.5)
+        monkeypatch.setenv(fake_gpus.FILE, str(box.path))
+        monkeypatch.setitem(sys.modules, "pynvml", fake_gpus.Nvml())
+        if mask:
             monkeypatch.setenv(locks.MASK, mask)
-        return library
 
     return put
 
 
-@pytest.mark.parametrize(("library", "mask", "listed"), [
-    (Nvml(), "1,0", [("cuda:0", "GPU-bbbb", 1), ("cuda:1", "GPU-aaaa", 0)]),
-    (Nvml(lost=True), None, [("cuda:1", "GPU-bbbb", 1)]), (Nvml(lost=True), "GPU-bb,GPU-aa", [("cuda:0", "GPU-bbbb", 1)])])
+@pytest.mark.parametrize("lost, mask, listed", [
+    (False, "1,0", [("cuda:0", "GPU-1000", 1), ("cuda:1", "GPU-0000", 0)]), (True, "", [("cuda:1", "GPU-1000", 1)]),
+    (True, "GPU-1,GPU-0", [("cuda:0", "GPU-1000", 1)])])
 def test_a_slot_has_the_card_of_its_number_and_a_card_that_is_lost_takes_no_other_with_it(
-        cards, monkeypatch, library, mask, listed):
-    cards(library, mask)
+        cards, monkeypatch, lost, mask, listed):
+    cards(lost, mask)
     cuda = [Slot(f"cuda:{number}") for number in range(len((mask or "0,1").split(",")))]
     monkeypatch.setattr(devices, "slots_here", lambda count: (*local_site.slots_here(count), *cuda))
     pairs = devices.devices_here(1)[1:]
     assert [(slot.name, slot.card, device.gpu.index) for slot, device in pairs] == listed
     load = devices.load([device.gpu for _, device in pairs])
-    assert [load[f"gpu_{number}_utilisation_percent"] for number in range(len(pairs))] == [50 + index for *_, index in listed]
+    assert [load[f"gpu_{number}_utilisation_percent"] for number in range(len(pairs))] == [50 * index for *_, index in listed]
     assert load["memory_mb"] > load["memory_used_mb"] > 0
 
 
-@pytest.mark.parametrize(("library", "mask", "device", "card", "lock"), [
-    (Nvml(0), "0, 1", "cuda:1", "1", "cuda-1"), (Nvml(0), "2", "cpu", "", "cpu"),
-    (Nvml(0), "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
-    (Nvml(), "1", "cuda:0", "1", "cuda-GPU-bbbb"), (Nvml(lost=True), "GPU-bb", "cuda:0", "GPU-bb", "cuda-GPU-bbbb")])
-def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, library, mask, device, card, lock):
+@pytest.mark.parametrize("lost, mask, device, card, lock", [
+    (False, "0, 2", "cuda:1", "2", "cuda-2"), (False, "2", "cpu", "", "cpu"),
+    (False, "MIG-GPU-aa/1/0", "cuda:0", "MIG-GPU-aa/1/0", "cuda-MIG-GPU-aa-1-0"),
+    (False, "1", "cuda:0", "1", "cuda-GPU-1000"), (True, "GPU-1", "cuda:0", "GPU-1", "cuda-GPU-1000")])
+def test_a_card_has_one_lock_whatever_a_process_calls_it(cards, tmp_path, lost, mask, device, card, lock):
     """``cuda:0`` of a process that is shown its card alone is another than that of one that is shown all."""
-    cards(library, mask)
+    cards(lost, mask)
     assert card_of(Slot(device), os.environ) == card
     with locks.device(device):
         assert [path.name for path in (tmp_path / "locks").iterdir()] == [f"measuring-{lock}.lock"]
@@ -422,20 +399,16 @@ def lines_of(database, run_id):
     return [(row.attempt, row.n, row.line) for row in database.rows_after(db.RunLog, run_id, 0, 10_000)]
 
 
-def agents_of(board, count):
-    """Return the agents by name, once there are so many and each has said how busy it is."""
-    def agents():
-        found = [agent for (agent,) in rows(board.database, select(db.Agent).order_by(db.Agent.name))]
-        return len(found) == count and all(agent.load for agent in found) and found
-
-    return until(agents)
-
-
 def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     """On the one agent to which they are bound; runs learn from earlier ones."""
     chatter, database = ("tests.light:chatter", {"count": 50}), board.database
+
+    def agents():
+        loads = [agent for (agent,) in rows(database, select(db.Agent).order_by(db.Agent.name)) if agent.load]
+        return len(loads) == 2 and loads
+
     with joined(board.url, count=2), joined(board.url, "other"):
-        lab, _ = agents_of(board, 2)
+        lab, _ = until(agents)
         ids = add(board, [chatter, ("tests.light:starve", {}), ("tests.light:refuse", {}),
                           ("tests.light:measured", {"steps": 3}), ("tests.light:sleep", {"seconds": 60}),
                           ("tests.light:hang", {})], only_agent_id=lab.id)
@@ -448,10 +421,8 @@ def test_runs_of_the_database_are_placed_streamed_cancelled_and_ended(board):
     assert {run.agent_id for run in runs} == {lab.id} and runs[0].device.startswith("cpu[")
     assert "out of memory" in runs[1].reason and "agents run no task" in runs[2].reason
     assert lines_of(database, ids[0]) == [*((1, number + 1, str(number)) for number in range(49)), (1, 50, "ééé")]
-    assert (runs[3].step, runs[3].epoch, runs[3].epochs, runs[3].best_value) == (2, 0, 1, 0.5)
-    value = db.RunMetric
-    values = rows(database, select(value.run_id, value.step, value.key, value.value).order_by(value.id))
-    assert values == [(ids[3], step, "loss", loss) for step, loss in enumerate([1.0, 0.5, None])]
+    assert runs[3].step == 2 and runs[3].epoch == 0 and runs[3].epochs == 1 and runs[3].best_value == 0.5
+    assert rows(database, select(db.RunMetric.value).order_by(db.RunMetric.id)) == [(1.0,), (0.5,), (None,)]
     assert lab.connected and lab.load["memory_mb"] > 0 and [slot["name"] for slot in lab.slots] == ["cpu[0]", "cpu[1]"]
     assert runs[0].predicted_s == 600 and "predicted 600 s on lab/cpu (a guess" in runs[0].placement
     assert again.predicted_s < 60 and "by 1 earlier run of this configuration" in again.placement
@@ -465,12 +436,12 @@ def test_a_gang_is_placed_on_slots_of_one_agent_and_survives_a_killed_member(boa
         gang, = wait_for(board.database, add(board, [("tests.light:gang", dies, 2)]))
         monkeypatch.setattr(paths, "DATA", tmp_path / "elsewhere")
         refused_run, = wait_for(board.database, add(board, [("tests.light:gang", {"path": str(tmp_path / "other")}, 2)]))
-    assert (gang.state, gang.attempt) == (db.FINISHED, 2) and set(gang.device.split(" + ")) == {"cpu[0]", "cpu[1]"}
+    assert gang.state == db.FINISHED and gang.attempt == 2 and set(gang.device.split(" + ")) == {"cpu[0]", "cpu[1]"}
     assert refused_run.state == db.FAILED and "is no absolute path in" in refused_run.reason
 
 
 def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(board, launch, clock, capsys, tmp_path):
-    first = launch(board.url, "lab", 1)
+    first = launch(board.url, "lab")
     (run_id,) = add(board, [trailing(tmp_path)])
     trail = tmp_path / "trail"
     _, _, pid = json.loads(until(lambda: trail.exists() and trail.read_text()))
@@ -488,15 +459,8 @@ def test_a_killed_agents_place_and_run_are_taken_when_its_workers_must_be_gone(b
 @pytest.mark.nightly
 def test_kills_of_agents_and_server_lose_no_run_and_end_none_twice(tmp_path):
     """A dashboard and two agents, each killed at random moments and started again, until all runs have ended."""
-    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, seed=0, silent_s=1.5, every_s=(0.3, 0.8))
+    summary = killed_queue.run(tmp_path, runs=10, agents=2, kills=3, silent_s=1.5, every_s=(0.3, 0.8))
     assert summary["wrong"] == [] and summary["ended"] == 10 and len(summary["killed"]) == 2
-
-
-def queue_in(folder):
-    """Return the queue of a dashboard's folder, whose workers do each job at once."""
-    service = Service(folder / "queue", registry.policy("first-come"), lambda spec, device: 1.0, LIMITS, killed.Inline)
-    service.add_slot(Slot("lab/cpu[0]"))
-    return service
 
 
 def test_a_run_waits_until_a_disk_has_space_again(tmp_path, monkeypatch, capsys):
@@ -547,12 +511,12 @@ def test_a_database_that_is_away_for_a_while_gets_everything_later(tmp_path, mon
     until(lambda: not all(tries))
     records.close()
     run, = wait_for(database, [run_id])
-    assert (run.state, run.best_value, run.device, run.step) == (db.FINISHED, 0.9, "lab/cpu", 4)
+    assert run.state == db.FINISHED and run.best_value == 0.9 and run.device == "lab/cpu" and run.step == 4
     assert len(lines_of(database, run_id)) == 5 and records.written == 14
     unwanted.assert_called_once_with("nobody")
 
 
-@pytest.mark.parametrize(("mode", "best"), [("max", 0.75), ("min", 0.25)])
+@pytest.mark.parametrize("mode, best", [("max", 0.75), ("min", 0.25)])
 def test_the_best_value_so_far_is_known_while_a_run_goes_on(tmp_path, mode, best):
     database, _ = dispatcher_in(tmp_path)
     run_id, = add_runs(database, [SLEEP], monitor_metric="val_x", monitor_mode=mode)
@@ -630,7 +594,7 @@ def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
     database, dispatcher = dispatcher_in(tmp_path)
     calls = [SLEEP, ("tests.light:fail", {}), *[SLEEP] * 3]
     ended, failed, lost, new, cancelled = ids = add_runs(database, calls)
-    with queue_in(tmp_path) as service:
+    with served.opened(tmp_path / "queue", slots=("lab/cpu[0]",), limits=LIMITS) as service:
         for number in (0, 1):
             service.submit(Spec(ids[number], *calls[number]))
         service.run(lambda: len(service.ends()) == 2)

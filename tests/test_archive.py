@@ -34,9 +34,9 @@ def test_runs_of_one_id_and_hardware_on_two_machines_are_two_runs(home):
         for path in (*COMMITTED.glob("runs/*W[12]_*"), *COMMITTED.glob("profiles/*W[12]_*")):
             shutil.copy(path, files.folder(paths.IMPORTED / machine / path.parent.name))
     assert archive.runs("measure")["run_id"].tolist() == archive.runs("replay")["run_id"].tolist()[:2], "a run counts once"
-    for path in (paths.IMPORTED / "two" / "runs").glob("*.csv"):
+    for path in (paths.IMPORTED / "two/runs").glob("*.csv"):
         changed(path, "runs", timestamp=store.utc_now())
-    changed(next((paths.IMPORTED / "two" / "profiles").glob("*_W1_*_train.csv")), "profile", forward_time_ms=9999.0)
+    changed(next((paths.IMPORTED / "two/profiles").glob("*_W1_*_train.csv")), "profile", forward_time_ms=9999.0)
     runs = archive.runs("measure")
     names = runs["run_id"].tolist()[:2]
     assert runs["run_id"].tolist() == [*names, *(f"two/{name}" for name in names)]
@@ -54,22 +54,22 @@ def test_a_replay_is_of_the_run_that_was_asked_for():
 
 def swept(name, rows, device, **changed):
     """Import a machine that swept some rows of the committed one, on this device."""
-    folder, sweep = paths.IMPORTED / name, paths.IMPORTED / name / "sweeps" / "s"
+    folder, sweep = paths.IMPORTED / name, paths.IMPORTED / name / "sweeps/s"
     sweep.mkdir(parents=True)
     store.write(rows.assign(device=device, hardware_id="feedbeef", **changed), sweep / "sweep.parquet", "sweep")
     hardware = {"memory_gib": 16, "gpus": [{"name": "Tesla T4"}]}
     store.write_meta(sweep / "sweep.parquet", "sweep", started_utc=store.utc_now(), devices={
         device: {"hardware": hardware, "hardware_id": "feedbeef"}})
     for kind, stem in (("ceilings", "ceilings_cpu"), ("overheads", "overheads_cpu")):
-        table = store.read(COMMITTED / "ceilings" / f"{stem}.csv", kind).assign(hardware_id="feedbeef")
-        store.write(table, folder / "ceilings" / f"{stem}.csv", kind)
-        shutil.copy(COMMITTED / "ceilings" / f"{stem}.meta.json", folder / "ceilings")
+        table = store.read(COMMITTED / f"ceilings/{stem}.csv", kind).assign(hardware_id="feedbeef")
+        store.write(table, folder / f"ceilings/{stem}.csv", kind)
+        shutil.copy(COMMITTED / f"ceilings/{stem}.meta.json", folder / "ceilings")
     return folder
 
 
 @pytest.fixture(scope="module")
 def convolutions():
-    table = store.read(COMMITTED / "sweeps" / "conv2d_kernel_cold" / "sweep.parquet", "sweep")
+    table = store.read(COMMITTED / "sweeps/conv2d_kernel_cold/sweep.parquet", "sweep")
     whole = (table["pass"] == "forward") & (table["status"] == "ok") & (table["verdict"] == "stable") & (table["groups"] == 1)
     return table[whole & (table["kernel_h"] > 1)].head(90).reset_index(drop=True)
 
@@ -78,10 +78,10 @@ def convolutions():
 def test_an_imported_machine_is_a_reference_by_its_name_and_only_then(home):
     for name in ("runs", "profiles", "ceilings", "points", "sweeps", "schedule"):
         shutil.copytree(COMMITTED / name, paths.IMPORTED / "box" / name)
-    shutil.rmtree(paths.IMPORTED / "box" / "sweeps" / "all_kernel_warm")
+    shutil.rmtree(paths.IMPORTED / "box/sweeps/all_kernel_warm")
     assert "on box." in ceilings.ceilings(MachineParams(source="replay", reference="box")).note
     cold = SweepParams(source="replay", reference="box", cache="cold")
-    assert sweep.sweep(cold).folder == paths.IMPORTED / "box" / "sweeps" / "conv2d_more_kernel_cold"
+    assert sweep.sweep(cold).folder == paths.IMPORTED / "box/sweeps/conv2d_more_kernel_cold"
     assert isolated.stored_points("cpu", "fp32", COMMITTED.name[-8:], "box")[1].startswith("Points of")
     assert run_record.of_reference("box")[0] == "box"
     assert archive.folders("replay") == [COMMITTED], "a replay that names none is the same everywhere"
@@ -110,10 +110,10 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
     with refused("no fp32 model of box; .* has: none; train .* models --train box"):
         registry.for_devices(["box"], "fp32")
     scores, reasons = evaluate.own_machine("box", quick=True)
-    assert (set(scores["device"]), reasons) == ({"cpu"}, [])
+    assert set(scores["device"]) == {"cpu"} and reasons == []
     assert [path.name for path in (folder / "trained").iterdir()] == ["cpu-box-feedbeef_fp32.json.gz"]
     (predictor,), (committed,) = registry.for_devices(["box"], "fp32"), registry.for_devices([COMMITTED.name], "fp32")
-    assert (predictor.device, predictor.origin, predictor.memory_mb) == ("cpu@box", "", pytest.approx(24 * 2**30 / 1e6))
+    assert predictor.device == "cpu@box" and predictor.origin == "" and predictor.memory_mb == pytest.approx(24 * 2**30 / 1e6)
     ratio = predictor.model.predict(convolutions)["predicted_ms"] / committed.model.predict(convolutions)["predicted_ms"]
     assert 5 < ratio.median() < 9
     assert predictor.model.parts["gemm forward"].origin == committed.model.device, "what it did not sweep, and whose it is"
@@ -129,17 +129,13 @@ def test_an_imported_cpu_is_trained_on_its_own_sweeps_and_advice_knows_it(home, 
         assert registry.machine_files(folder)["cpu", "fp32"].parent.name == place
 
 
-def test_a_gpu_that_nobody_knows_is_left_out_in_one_line(home, convolutions):
-    swept("box", convolutions, "mps")
-    words = "no model of box could be trained: mps fp32: params/devices.yaml has no device"
+@pytest.mark.parametrize("count, device, words", [
+    (90, "mps", "no model of box could be trained: mps fp32: params/devices.yaml has no device"),
+    (20, "cpu", r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one")])
+def test_a_gpu_that_nobody_knows_or_too_few_rows_are_one_line(home, convolutions, count, device, words):
+    swept("box", convolutions.head(count), device)
     with refused(words):
         evaluate.own_machine("box", quick=True)
-
-
-def test_too_few_rows_are_one_line(home, convolutions):
-    swept("box", convolutions.head(20), "cpu")
-    with refused(r"no sweep of 40 usable rows or more \(20 of 20 rows are usable\); measure one"):
-        evaluate.own_machine("box")
 
 
 @pytest.mark.cuda

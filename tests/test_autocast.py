@@ -13,7 +13,7 @@ from lib.work.building import autocasts
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
 from lib.work.networks import Network
-from tests import in_both_modes
+from tests import in_both_modes, real_pass
 from tests.test_named_networks import SMALL, written
 
 
@@ -25,13 +25,8 @@ def signature(ops):
 def real_run(net, mode, dtype):
     """Return the operators of a real run under torch.autocast on this CPU."""
     model, (placed, named) = net.build().train(mode == "train"), net.made("cpu")
-    recorder = Recorder()
-    with torch.set_grad_enabled(mode == "train"), recorder:
-        with torch.autocast("cpu", dtype):
-            output = capture.first_tensor(model(*placed, **named))
-            loss = capture.default_loss(output) if mode == "train" else None
-        if mode == "train":
-            loss.backward()
+    with Recorder() as recorder:
+        real_pass(model, mode, *placed, autocast=dtype, **named)
     return recorder.ops
 
 
@@ -71,12 +66,12 @@ def widths(graph, phase="forward"):
 def test_on_cuda_layers_are_normalised_and_softmax_is_taken_in_fp32():
     """By torch's lists for CUDA (ATen/autocast_mode.h): each weight is cast once, what is not listed runs as it comes."""
     low, wide = "bfloat16", "float32"
+    cast, widened = ("_to_copy", wide, low), ("_to_copy", low, wide)
     assert widths(capture.of_network(MIXED, autocast=low, device="cuda:0")) == [
-        ("_to_copy", wide, low), ("_to_copy", wide, low), ("_to_copy", wide, low), ("convolution", low, low),
-        ("native_batch_norm", low, low), ("_to_copy", low, wide), ("native_layer_norm", wide, wide),
-        ("_to_copy", wide, low), ("_to_copy", wide, low), ("_to_copy", wide, low), ("addmm", low, low), ("addmm", low, low),
-        ("_scaled_dot_product_flash_attention", low, low), ("_to_copy", low, wide), ("_softmax", wide, wide),
-        ("pow", wide, wide), ("sum", wide, wide)]
+        cast, cast, cast, ("convolution", low, low), ("native_batch_norm", low, low), widened,
+        ("native_layer_norm", wide, wide), cast, cast, cast, ("addmm", low, low), ("addmm", low, low),
+        ("_scaled_dot_product_flash_attention", low, low), widened, ("_softmax", wide, wide), ("pow", wide, wide),
+        ("sum", wide, wide)]
     halves = widths(capture.of_network(MIXED, autocast="float16", device="cuda:0"))
     assert ("_softmax", "float16", wide) in halves, "in one kernel"
     assert ("cudnn_batch_norm", "float16", "float16") in halves

@@ -118,7 +118,7 @@ def test_the_answer_says_which_branch_was_taken():
     assert "values at test_branches.py, line 34 (those of random inputs)" in table["not_modelled"][0]
 
 
-@pytest.mark.parametrize(("kind", "words"), [
+@pytest.mark.parametrize("kind, words", [
     (Large, "MB of weights are too many to run it for them"), (Endless, "a run for them takes more than 1 s"),
     (Greedy, "it takes more memory than this machine has"), (Reads, "test_branches.py, line 90")])
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def test_probes_for_which_memory_runs_out_are_named_and_the_others_measured(cloc
     assert found.note.endswith("Memory ran out for torch.mm 2 in fp32, torch.mm 3 in fp32.")
 
 
-@pytest.mark.parametrize(("step_s", "slow_from", "epochs"), [
+@pytest.mark.parametrize("step_s, slow_from, epochs", [
     (0.3, np.inf, 1), (6.0, np.inf, 1), (0.2, 8, 1), (0.5, np.inf, 1_000_000)])
 @pytest.mark.slow
 def test_a_profiled_run(clock, home, monkeypatch, step_s, slow_from, epochs):
@@ -146,7 +146,7 @@ def drive(folder, **more):
     device = device_sweep.DeviceSweep("cpu", p, folder, threading.Event())
     device.ready()
     device.run(points.Points(p, {"cpu": device.room}))
-    return store.read(folder / "cpu" / "repeats.csv", "repeats")
+    return store.read(folder / "cpu/repeats.csv", "repeats")
 
 
 def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, even, tmp_path):
@@ -159,12 +159,12 @@ def test_a_sweep_spreads_it_over_all_rounds_and_an_earlier_call_counts(clock, ev
     assert clock.spent_s == 20.0
 
 
-@pytest.mark.parametrize(("budget_s", "energy_s", "points"), [(60.0, 3.0, range(10, 17)), (4.0, 5.0, {1})])
+@pytest.mark.parametrize("budget_s, energy_s, points", [(60.0, 3.0, range(10, 17)), (4.0, 5.0, {1})])
 def test_a_sweep_with_energies_has_as_many_points_as_their_loops_leave_time_for(clock, even, tmp_path, budget_s, energy_s,
                                                                                 points):
     for _ in range(2):  # the second call finds the budget spent, and all energies there
         visits = drive(tmp_path, budget_s=budget_s, energy_s=energy_s)
-    loops = store.read(tmp_path / "cpu" / "energies.csv", "energies")
+    loops = store.read(tmp_path / "cpu/energies.csv", "energies")
     assert clock.spent_s <= 1.5 * budget_s
     assert visits["config"].nunique() in points
     assert sorted(loops["config"]) == sorted(set(visits["config"])), "each point has its energy"

@@ -47,7 +47,7 @@ def measured(median=1.0):
 
 def swept(reason="", failures=(), **device):
     """Write a sweep of one point on one device with its provenance."""
-    path = store.write(row("sweep", device="cuda:0", reason=reason), paths.SWEEPS / "s" / "sweep.parquet", "sweep")
+    path = store.write(row("sweep", device="cuda:0", reason=reason), paths.SWEEPS / "s/sweep.parquet", "sweep")
     store.write_meta(path, "sweep", started_utc="x", failures=dict(failures), devices={"cuda:0": device})
 
 
@@ -113,8 +113,8 @@ def everything(tmp_path_factory):
         store.write(store.read(source, table).head(50), folder / place / source.name, table)
         shutil.copy(REFERENCE / f"{name}.meta.json", folder / place)
     for table in ("configs", "repeats", "energies"):
-        store.write(row(table), folder / SWEEP / "cpu" / f"{table}.csv", table)
-    store.write(row("cells", reason="no kernel image in /home/alice/lib/x.so"), folder / "matrix" / "cells.csv", "cells")
+        store.write(row(table), folder / SWEEP / f"cpu/{table}.csv", table)
+    store.write(row("cells", reason="no kernel image in /home/alice/lib/x.so"), folder / "matrix/cells.csv", "cells")
     return folder, {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.name != "jobs.csv"}
 
 
@@ -133,12 +133,12 @@ def test_there_and_back(home):
         sent()
     path = measured()
     folder, new = sent()
-    assert (folder, new) == (paths.IMPORTED / "box", 2)
+    assert folder == paths.IMPORTED / "box" and new == 2
     assert (folder / "ceilings" / path.name).read_bytes() == path.read_bytes()
     assert sent() == (folder, 0), "merging again changes nothing"
     with line("not overwritten"):
         bundle.pack(home / "b.zip", "box")
-    assert sent(target=home / "reference")[0] == home / "reference" / "box"
+    assert sent(target=home / "reference")[0] == home / "reference/box"
 
 
 def test_everything_measured_comes_back(collect, home):
@@ -150,15 +150,15 @@ def test_everything_measured_comes_back(collect, home):
     assert set(merged) == expected and new == len(merged)
     different = {name for name in merged if merged[name] != (paths.DATA / name).read_bytes()}
     assert different == {CSV, "matrix/cells.csv", f"{SWEEP}/sweep.meta.json"}, "a host, a folder and cards are left out"
-    assert store.read(folder / "matrix" / "cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
-    run_record.read(folder / "schedule" / "mine")
+    assert store.read(folder / "matrix/cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
+    run_record.read(folder / "schedule/mine")
 
 
 def test_what_was_cut_short_stays_behind(collect, home):
     expected = collect()
     for name in (f"{SWEEP}/sweep.parquet", "schedule/mine/ran.json", CSV):
         (paths.DATA / name).unlink()
-    (paths.DATA / "runs" / "run_W1.meta.json").write_text("{}")  # written when a run begins
+    (paths.DATA / "runs/run_W1.meta.json").write_text("{}")  # written when a run begins
     names = bundle.pack(home / "b.zip", "box", readers=READERS)
     assert set(names) == {name for name in expected if not name.startswith(("sweeps/", "schedule/", "runs/", "profiles/"))}
     assert bundle.merge(home / "b.zip", readers=READERS)[1] == len(names)
@@ -186,7 +186,7 @@ def test_no_host_name_and_no_folder_leaves_the_machine_unless_it_is_asked_for(fi
     assert not any(word in contents for word in (b"alice", b"/home", b"/opt"))
     folder, _ = sent()
     row = store.read(folder / CSV, "runs").iloc[0]
-    assert (row["hostname"], row["data_root"]) == (row["hardware_id"], "pets")
+    assert row["hostname"] == row["hardware_id"] and row["data_root"] == "pets"
     back = store.read_json(folder / META)
     assert back["software"]["environment"] == {"LD_PRELOAD": "a.so:b.so", "OMP_NUM_THREADS": "2"}
     assert back["data_note"] == "Images from pets. See https://medmnist.com/x"
@@ -199,10 +199,10 @@ def test_no_card_and_no_process_leaves_the_machine(home):
     reason = f"cuda:0 is now {uuid} and was {uuid[4:]}: a card is lost"
     swept(reason, failures={"cuda:0": reason}, hardware_id="h", threads=2, card=uuid[4:], pid=4711)
     folder, _ = sent()
-    facts = store.read_json(folder / "sweeps" / "s" / "sweep.meta.json")
+    facts = store.read_json(folder / "sweeps/s/sweep.meta.json")
     assert facts["devices"] == {"cuda:0": {"hardware_id": "h", "threads": 2}}
     assert facts["failures"] == {"cuda:0": "cuda:0 is now GPU and was GPU: a card is lost"}
-    assert store.read(folder / "sweeps" / "s" / "sweep.parquet", "sweep")["reason"].tolist() == [facts["failures"]["cuda:0"]]
+    assert store.read(folder / "sweeps/s/sweep.parquet", "sweep")["reason"].tolist() == [facts["failures"]["cuda:0"]]
 
 
 def test_a_full_disk_leaves_no_half_bundle_and_no_half_file(finished, home):
@@ -224,7 +224,7 @@ OUTSIDE = [
 SCHEMA = "schema .*; this version reads up to"
 
 
-@pytest.mark.parametrize(("index", "words"), [
+@pytest.mark.parametrize("index, words", [
     *[({"machine": name}, "is no name of a machine") for name in ("../evil", ".hidden", "box\n", *archive.TRAININGS)],
     ({"files": {CSV: 1}}, r"bundle\.json: files.* = "), ({"schema_version": "3000"}, SCHEMA), ({"format": 9}, "has format 9"),
     ({"more": 1}, r"bundle\.json: unknown name 'more'"), ({"files": {}}, "holds no table"),
@@ -233,7 +233,7 @@ def test_an_index_that_is_wrong_is_refused(home, index, words):
     refused(changed(index, {}), words)
 
 
-@pytest.mark.parametrize(("name", "change", "words"), [
+@pytest.mark.parametrize("name, change, words", [
     *[(name, b"", "lies outside") for name in OUTSIDE],
     ("runs/x.meta.json", b"{}", "comes without its table"), (CSV, None, "of a run that was cut short"),
     (CSV, b"a,b\n1,2\n", "missing columns"),
@@ -295,7 +295,7 @@ def test_a_large_file_from_a_small_one_is_refused_before_it_is_read(home, monkey
             r"runs/x.csv has 3\.0 MB, packed 0\.\d\d; it has at most 200 MB, and 100 times of that")
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [
+@pytest.mark.parametrize("name, value, words", [
     ("_FILE_MB", 0.001, "has at most 0.001 MB"), ("_ALL_MB", 0.01, "are more than a bundle may hold"),
     ("_MOST_FILES", 3, "more than a bundle|larger than a bundle")])
 def test_limits_hold_for_packing_and_for_merging(finished, home, monkeypatch, name, value, words):
@@ -362,7 +362,7 @@ def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(c
     collect("sweeps")
     folder, _ = sent("first")
     own, there = paths.DATA / SWEEP, folder / SWEEP
-    with closing(store.Appender(own / "cpu" / "repeats.csv", "repeats", resume=True)) as file:
+    with closing(store.Appender(own / "cpu/repeats.csv", "repeats", resume=True)) as file:
         file.append(row("repeats", round=2).iloc[0].to_list())
     table = store.read(own / "sweep.parquet", "sweep")
     store.write(table.assign(n=table["n"] + 1), own / "sweep.parquet", "sweep", derived=True)
@@ -370,13 +370,13 @@ def test_a_sweep_that_went_on_goes_on_here_and_an_older_bundle_changes_nothing(c
     assert sent("first") == (folder, 0)
     for name in ("sweep.parquet", "cpu/repeats.csv", "cpu/configs.csv"):
         assert (there / name).read_bytes() == (own / name).read_bytes()
-    (own / "cpu" / "repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
+    (own / "cpu/repeats.csv").write_bytes(store.encoded(row("repeats", latency_ms=9.0), ".csv"))
     assert sent("twin")[0] == folder.with_name("box-v2"), "an equal machine's sweep of the same name"
 
 
 def test_networks_and_a_model_that_were_written_anew_replace_those_of_the_same_machine(collect):
     collect("networks", "models")
-    networks, model = paths.NETWORKS / "mine" / "networks.parquet", paths.MODELS / MODEL.name
+    networks, model = paths.NETWORKS / "mine/networks.parquet", paths.MODELS / MODEL.name
     hardware_id = store.read_json(networks.with_name("networks.meta.json"))["hardware_id"]
     table = store.read(networks, "networks")
 
@@ -390,7 +390,7 @@ def test_networks_and_a_model_that_were_written_anew_replace_those_of_the_same_m
     folder, _ = sent("first")
     written(21, pd.concat([table.assign(n=table["n"] + 1), table.tail(1).assign(batch_size=999)]))
     assert sent("second") == (folder, 3), "the table with its provenance, and the model"
-    assert (folder / "networks" / "mine" / "networks.parquet").read_bytes() == networks.read_bytes()
+    assert (folder / "networks/mine/networks.parquet").read_bytes() == networks.read_bytes()
     assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
     assert sent("first") == (folder, 0), "an older bundle changes nothing"
     written(21, table.head(3))
@@ -403,7 +403,7 @@ def test_what_is_measured_now_is_packed_and_merged(home, quiet, networks_here, m
                                       budget_s=0))
     sweep.measure_sweep(SweepParams(op="activation", device="cpu", count=1, budget_s=0, rounds=2, visit_ms=2, patience_s=0))
     table, facts = campaign.measure([(Case("simple_cnn", "infer", 1, "3x28x28"), "default")], rounds=1, case_s=0.05)
-    campaign.write(table, paths.NETWORKS / "mine" / "networks.parquet", **facts, rounds=1, cases=1)
+    campaign.write(table, paths.NETWORKS / "mine/networks.parquet", **facts, rounds=1, cases=1)
     output_of("bundle", "--out", home / "b.zip")
     output_of("import", "bundle", home / "b.zip")
     (folder,) = paths.IMPORTED.iterdir()

@@ -22,25 +22,20 @@ def rows_of(*layers, sample=PICTURE):
                                             device="cuda:0"))
 
 
-def of_kind(terms, kind, values):
-    """Return the values of a kind's rows."""
-    code = operator_kinds.KERNEL_KINDS.index(kind)
-    return values[terms.edges[code]:terms.edges[code + 1]]
-
-
 def test_resampling_in_eager_mode_goes_through_images_and_channels_one_by_one():
     table = rows_of(nn.Upsample(scale_factor=2, mode="bilinear"))
     moved = table[table["kind"] == "resample"].iloc[0]
     at_rates = (moved["read"] + moved["written"]) * 64 / rows.BATCH / CHIP.bytes_per_ms
     for condition, planes in ((EAGER, 128), (replace(EAGER, layout="nhwc"), 0), (replace(EAGER, compiled=True), 0)):
-        terms = features.terms(table, 64.0, CHIP, condition)
-        assert of_kind(terms, "resample", terms.move_ms).item() == pytest.approx(max(64 * planes * 2.5e-4, at_rates))
+        terms, code = features.terms(table, 64.0, CHIP, condition), operator_kinds.KERNEL_KINDS.index("resample")
+        assert terms.move_ms[terms.edges[code]:terms.edges[code + 1]].item() == pytest.approx(
+            max(64 * planes * 2.5e-4, at_rates))
 
 
 class Mixed(nn.Module):
     """A picture whose pixels are mixed by a product of matrices, so that it lies as that writes it."""
 
-    def __init__(self, tokens: bool):
+    def __init__(self, tokens):
         super().__init__()
         self.tokens, self.convolution = tokens, nn.Conv2d(128, 128, 1)
 
@@ -51,7 +46,7 @@ class Mixed(nn.Module):
                                       mode="bilinear")
 
 
-@pytest.mark.parametrize(("layers", "sample", "in_nchw", "in_nhwc"), [
+@pytest.mark.parametrize("layers, sample, in_nchw, in_nhwc", [
     ([nn.Upsample(scale_factor=2, mode="bilinear")], PICTURE, 256, 0),
     ([nn.Upsample(scale_factor=2, mode="trilinear")], (128, 4, 4, 4), 256, 256),
     ([nn.Upsample(scale_factor=2, mode="nearest")], PICTURE, 0, 0),

@@ -52,7 +52,7 @@ def test_a_score_is_of_rows_that_were_measured_and_a_family_has_one_vote():
 def test_signs_stand_beside_those_of_one_factor_from_other_folds():
     measured, fold = np.array([1.051, 1.049, 1 / 1.051, 1 / 1.049]), np.array([0, 0, 1, 2])
     scores = score_gains(pd.DataFrame({"measured": measured, "predicted": 1.1, "fold": fold, "low": np.nan, "high": np.nan}))
-    assert (scores["sign"], scores["constant_sign"]) == (50, 0), "each other fold went the other way"
+    assert scores["sign"] == 50 and scores["constant_sign"] == 0, "each other fold went the other way"
     assert constants(np.array([2.0, 2.0, 3.0, 8.0]), fold) == pytest.approx([np.sqrt(24), np.sqrt(24), 2, 2])
 
 
@@ -71,7 +71,7 @@ def test_gains_are_quotients_of_two_conditions_scored_by_sign_and_factor_an_imag
     rows = gains(networks(np.zeros(4), 0), networks(np.log(0.5) - measured, np.log(0.5) - predicted, LAST, batch_size=32))
     scored = score_gains(rows)
     assert rows["measured"].tolist() == pytest.approx([1.2, 0.8, 1.02, 1.02])
-    assert (scored["n"], scored["sign"]) == (4, 50.0)
+    assert scored["n"] == 4 and scored["sign"] == 50.0
     assert scored["mape"] == pytest.approx((100 + (1 - 0.99 / 1.02) * 100) / 4)
     assert scored["median"] == pytest.approx((1 - 0.99 / 1.02) * 50)
     assert scored["constant_mape"] == pytest.approx(
@@ -99,7 +99,7 @@ def test_the_gain_of_a_change_is_of_the_same_torch_or_else_of_the_newest(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "what", "after", "left_out"), [
+@pytest.mark.parametrize("device, what, after, left_out", [
     ("rtx-4090", "torch.compile", COMPILED, "families"),
     ("rtx-5090", "channels_last", LAST, "families and the card")])
 def test_advice_quotes_the_errors_of_gains_and_not_those_of_times(device, what, after, left_out):

@@ -87,10 +87,10 @@ def test_what_a_compiler_fuses_moves_less():
                                                 for tensors in both)) for kind, *both in nodes])
 
     (chain,) = fused(("linear", [0], [1]), ("elementwise", [1, 9], [2]), ("activation", [2], [3]), ("linear", [3], [4]))
-    assert (chain["kind"], chain["read"], chain["written"]) == ("fused", 400, 200), "what passes between them stays inside"
+    assert chain["kind"] == "fused" and chain["read"] == 400 and chain["written"] == 200, "what passes between stays inside"
     first, gated = fused(("batch_norm", [0], [1]), ("reduction", [1], [10]), ("conv_1x1", [10], [11]),
                          ("elementwise", [1, 11], [4]))
-    assert (first["written"], gated["read"]) == (202, 202), "what waits for a convolution is a kernel of its own"
+    assert first["written"] == 202 and gated["read"] == 202, "what waits for a convolution is a kernel of its own"
 
 
 def test_kernels_keep_to_their_ceilings(table):
@@ -115,9 +115,8 @@ def weights(**more):
     return kernel_sum.usual() + kernel_sum.flat(**{"computing": 0.0, "moving": 0.0, "overheads": 0.0, **more})
 
 
-def log_ms(frame, batch=64.0, chip=CHIP, parts=None):
-    parts = torch.as_tensor(weights() if parts is None else parts)
-    return kernel_sum.log_ms(features.terms(frame, batch, chip, EAGER), parts).item()
+def log_ms(frame, parts, chip=CHIP):
+    return kernel_sum.log_ms(features.terms(frame, 64.0, chip, EAGER), torch.as_tensor(parts)).item()
 
 
 def synthetic(count, seed):
@@ -134,14 +133,6 @@ def synthetic(count, seed):
     return frames
 
 
-def cases_of(frames, parts, more, levels):
-    """Return networks, all at batch 64 in eager mode, that take as long as weights say, and ``more`` in log time."""
-    log = np.array([log_ms(frame, parts=parts) for frame in frames]) + more
-    table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log),
-                          "module": np.arange(len(frames)).astype(str)})
-    return fitting.ConditionNetworks(table, EAGER, CHIP, levels, kernel_sum.usual())
-
-
 def of_card(device, slower=0.0, count=70):
     """Return networks of a card under one condition whose memory is ``slower`` (log) than usual, and their rows."""
     frames, chip = synthetic(count, 3), features.sustained(VENDORS[device])
@@ -149,7 +140,7 @@ def of_card(device, slower=0.0, count=70):
     table = pd.DataFrame({"device": device, "network": [f"n{n}" for n in range(count)], "image_size": 224, "mode": "infer",
                           "module": [f"m{n % 7}" for n in range(count)], "batch_size": 64, "precision": "amp_fp16",
                           "layout": "nchw", "compiled": False, "torch": "2.9.1",
-                          "latency_ms": np.exp([log_ms(frame, chip=chip, parts=parts) for frame in frames])})
+                          "latency_ms": np.exp([log_ms(frame, parts, chip) for frame in frames])})
     return learning.with_rows(table, {(name, 224): frame for name, frame in zip(table["network"], frames, strict=True)})
 
 
@@ -158,10 +149,14 @@ def test_efficiencies_are_found_again_through_the_sum():
                    moving=(np.array(features.KERNEL_KINDS) == "batch_norm")[:, None] * kernel_sum.INTERCEPTS["moving"] * 0.5)
 
     def errors(more):
-        cases, train = cases_of(synthetic(60, 1), true, more, ("exact",)), np.arange(60) < 40
+        """Return the errors of 20 networks, all at batch 64 in eager mode; ``more``: what is wrong with log times."""
+        log, train = np.array([log_ms(frame, true) for frame in frames]) + more, np.arange(60) < 40
+        table = pd.DataFrame({"rows": frames, "batch_size": 64, "latency_ms": np.exp(log), "module": np.arange(60).astype(str)})
+        cases = fitting.ConditionNetworks(table, EAGER, CHIP, ("exact",), kernel_sum.usual())
         predicted = cases.predicted(fitting.weights_of(fitting.fit([cases.of(train)]), cases.levels))
         return np.abs(np.expm1(learning.error(predicted) - more))[~train]
 
+    frames = synthetic(60, 1)
     assert errors(np.zeros(60)).max() < 0.03
     assert np.median(errors(1.0 * (np.arange(60) % 10 == 0))) < 0.05, "a tenth of labels is off by e"
 
@@ -185,7 +180,7 @@ def test_a_model_comes_back_from_its_file(card, tmp_path, table):
     assert card_model.of_device("rtx-3090", tmp_path) is None
 
 
-@pytest.mark.parametrize(("old", "new"), [("rtx-4090", "rtx-3090"), ('"schema": 1', '"schema": 9'), ("infer", "guess")])
+@pytest.mark.parametrize("old, new", [("rtx-4090", "rtx-3090"), ('"schema": 1', '"schema": 9'), ("infer", "guess")])
 def test_a_damaged_file_is_refused_in_one_line(card, tmp_path, old, new):
     path = card.save(tmp_path / "rtx-4090.json")
     text = path.read_text()
@@ -247,12 +242,10 @@ def test_a_training_step_takes_its_passes_from_whole_networks_where_they_were_le
     whole = whole_networks.answer(predictor.card, advice.captured.kernel_rows, 64, condition)
     passes = row["forward_ms"] + row["backward_ms"]
     assert 0.8 * whole.predicted_ms < passes < whole.predicted_ms, "the optimizer is a part of its own"
-    assert row["predicted_ms"] == pytest.approx(passes + row["optimizer_ms"] + row["h2d_ms"] + row["loader_wait_ms"])
     assert advised("rtx-3090", **how, layout="channels_last").recommended == "rtx-3090"
     assert advised("rtx-4090", **how).table["source"][0] == "zero-shot from networks on rtx-3090"
-    for device, unknown in (("rtx-4090", {"compiled": True}), ("rtx-3090", {"compiled": True})):
-        with refused(f"no networks were measured in this condition .* train.* for: {device}"):
-            advised(device, **how, **unknown)
+    with refused("no networks were measured in this condition .* train.* for: rtx-3090, rtx-4090"):
+        advised(["rtx-3090", "rtx-4090"], **how, compiled=True)
 
 
 def test_the_registry_lists_every_condition_of_a_card(card, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import local_site, ray_workers
 from lib.schedule.runtime.journal import Spec
 from tests import refusal, refused, test_execute
-from tests.test_execute import calling_back, check, mover, sleeping
+from tests.test_execute import check, sleeping
 
 pytestmark = pytest.mark.slow
 LIMITS = replace(test_execute.LIMITS, beat_s=0.1, grace_s=10)
@@ -43,79 +44,36 @@ def joined():
         second = nodes.add_node(**NODE)
         with ray_workers.Cluster(nodes.address) as result:
             result.join()
-            result.remove = lambda: nodes.remove_node(second)
+            result.remove = cache(lambda: nodes.remove_node(second))
             yield result
         nodes.shutdown()
-
-
-def together(spawn, workers):
-    """Return a spawn whose workers say that they are ready when all of them are, so that none has a head start."""
-    ready = set()
-
-    def spawned(slot, limits):
-        worker, held = spawn(slot, limits), []
-        receive = worker.messages
-
-        def messages():
-            received = receive()
-            if any(message[0] == "ready" for message in received):
-                ready.add(slot.name)
-            held.extend(received)
-            return [held.pop(0) for _ in range(len(held))] if len(ready) >= workers else []
-
-        worker.messages = messages
-        return worker
-
-    return spawned
 
 
 def named(specs, **columns):
     return replace(Jobs.plain(len(specs)), ids=tuple(spec.job_id for spec in specs), **columns)
 
 
-def run(joined, specs, folder, policy="first-come", predicted=0.02, on_done=lambda: None, limits=LIMITS):
-    site = joined.site(named(specs), warm_up="")
-    spawn = calling_back(together(site.spawn, len(site.slots)), on_done)
-    return test_execute.run(specs, folder, policy, predicted, site.slots, limits, spawn)
-
-
 @pytest.mark.nightly
-def test_all_jobs_end_on_both_nodes_in_one_record(joined, tmp_path):
-    specs = [*sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
-    attempts, ends, notes = run(joined, specs, tmp_path)
-    check(attempts, ends, specs)
-    ends = ends.set_index("job_id")
-    assert not notes and (ends["status"] == "done").sum() == 13
-    assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
-    assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
-    assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
-    again, _, _ = run(joined, specs, tmp_path)  # all have ended: nothing is done again
-    assert len(again) == len(attempts)
-
-
-@pytest.mark.nightly
-def test_what_actors_ran_that_are_no_more_is_done_once(joined, tmp_path):
+def test_all_jobs_end_once_on_both_nodes_in_one_record_whatever_actors_are_no_more(joined, tmp_path):
     """One is killed; one is frozen, gives no sign of life, and is ended. Their slots are hired for again."""
     faults = {"kill": "was killed", "freeze": "no sign of life"}
     specs = [*(Spec(fault, "tests.light:once", {"path": str(tmp_path / fault), "fault": fault, "value": fault})
-               for fault in faults), *sleeping(4, 0.1)]
-    attempts, ends, notes = run(joined, specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2.0))
+               for fault in faults),
+             *sleeping(12, 0.25), Spec("where", "tests.light:where", {}), Spec("bad", "tests.light:fail", {})]
+    run = partial(test_execute.run, specs, tmp_path / "run", slots=joined.site(named(specs), warm_up="").slots,
+                  limits=replace(LIMITS, silent_s=2.0), spawn=joined.spawn)
+    attempts, ends, notes = run()
     check(attempts, ends, specs)
-    assert {row.job_id: row.result["value"] for row in ends.itertuples()} == {
-        **{fault: fault for fault in faults}, **{f"j{number}": number for number in range(4)}}
-    assert len(notes) == 2
+    ends = ends.set_index("job_id")
+    assert len(notes) == 2 and (ends["status"] == "done").sum() == 15
     for fault, words in faults.items():
-        mine = attempts[attempts["job_id"] == fault]
-        assert mine["status"].tolist() == ["retried", "done"]
-        assert words in mine["reason"].iloc[0] and "\n" not in mine["reason"].iloc[0]
-
-
-@pytest.mark.nightly
-def test_a_running_job_is_moved_to_the_other_node(joined, tmp_path):
-    attempts, ends, notes = run(joined, sleeping(1, 0.8), tmp_path, mover, 1.0)
-    assert attempts["status"].tolist() == ["moved", "done"]
-    assert attempts["device"].tolist() == [slot.name for slot in joined.site(named(sleeping(1))).slots]
-    assert list(ends["status"]) == ["done"] and not notes
+        tries = attempts[attempts["job_id"] == fault]
+        assert tries["status"].tolist() == ["retried", "done"] and ends.loc[fault, "result"]["value"] == fault
+        assert words in tries["reason"].iloc[0] and "\n" not in tries["reason"].iloc[0]
+    assert "this job is wrong" in ends.loc["bad", "reason"] and (attempts["job_id"] == "bad").sum() == 3
+    assert set(attempts["device"]) == {f"cpu[{node.host}/0]" for node in joined.nodes()} and len(set(attempts["device"])) == 2
+    assert ends.loc["where", "result"] == {"lib": str(paths.ROOT / "lib"), "output": str(paths.OUTPUT), "threads": "1"}
+    assert len(run()[0]) == len(attempts), "all have ended: nothing is done again"
 
 
 def test_nodes_that_differ_in_what_they_can_run_are_of_different_types(monkeypatch):
@@ -223,15 +181,25 @@ def test_addresses_without_a_cluster_are_refused_in_one_line(tmp_path, monkeypat
 @pytest.mark.nightly
 def test_a_node_is_lost_and_the_other_goes_on_until_it_is_lost_too(joined, tmp_path):
     """Jobs that the policy bound to the lost node go to the other one. The last test, as no later one has two nodes."""
-    ended = []
+    done = []
 
-    def remove():
-        ended.append(0)
-        if len(ended) == 2:
-            joined.remove()
+    def spawn(slot, limits):
+        worker = joined.spawn(slot, limits)
+        receive = worker.messages
+
+        def messages():
+            received = receive()
+            done.extend(message for message in received if message[0] == "done")
+            if len(done) >= 2:
+                joined.remove()
+            return received
+
+        worker.messages = messages
+        return worker
 
     specs = sleeping(10, 0.3)
-    attempts, ends, notes = run(joined, specs, tmp_path / "one", "earliest-finish", 0.3, remove)
+    attempts, ends, notes = test_execute.run(specs, tmp_path / "one", "earliest-finish", 0.3, joined.site(
+        named(specs), warm_up="").slots, LIMITS, spawn)
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"} and len(set(attempts["device"])) == 2
     assert any("given up: node" in note for note in notes)

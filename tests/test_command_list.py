@@ -107,7 +107,7 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
 def test_a_bundle_without_profiles_is_packed_and_says_what_is_missing(tmp_path, monkeypatch):
     def imported(words, log, most_s, output):
         assert words[:3] == ["lib", "import", "bundle"], "nothing is replayed"
-        (output / "data" / "imported" / "box").mkdir(parents=True)
+        (output / "data/imported/box").mkdir(parents=True)
         return ""
 
     monkeypatch.setattr(gpu, "pack", lambda target, with_host_name: target.touch())

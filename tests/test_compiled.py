@@ -9,42 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.schedule.policies import registry
-from lib.schedule.problem import Fleet, Jobs, Problem
+from lib.schedule.problem import Fleet, Problem
 from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
 from lib.studies.scheduler_eval import comparison
 from tests import python, refused
 from tests.test_schedule import a_problem
+from tests.test_schedule_machine import SEEDS, a_world
 
 FAULTS = st.builds(Faults, st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1, 2, 9]), st.integers(0, 99))
 
 
 @st.composite
 def problems(draw):
-    """Draw problems; ``even`` ones have small whole numbers for times and arrivals, so that nearly everything is tied."""
-    types = draw(st.integers(1, 4))
-    counts = draw(st.lists(st.integers(0, 4), min_size=types, max_size=types).filter(any))
-    even, arriving, noisy, alike, memory, wrong, far, mixed = (draw(st.booleans()) for _ in range(8))
-    count, rng = draw(st.integers(1, 40)), np.random.default_rng(draw(st.integers(0, 10**6)))
-    times = rng.integers(1, 4, (count, types)).astype(float) if even else np.exp(rng.normal(0, 1, (count, types)))
-    wrong_by = draw(st.sampled_from([2.0, 2.0**60]))  # beside so long a job short ones are lost in rounding
-    predicted = times * rng.choice([1.0, wrong_by], (count, 1 if alike else types)) if noisy else times.copy()
-    predicted[rng.random(times.shape) < draw(st.sampled_from([0.0, 0.2]))] = np.inf
+    """Draw worlds without limits of cores: some nearly all tied, far from time 0, wrongly predicted, or without one type."""
+    seed, tied, far, wrong = draw(SEEDS), *(draw(st.booleans()) for _ in range(3))
+    world, rng = a_world(seed, draw(st.integers(1, 40)), draw(st.booleans())), np.random.default_rng(seed)
+    predicted, actual, arrival = world.predicted_s.copy(), world.actual_s.copy(), world.jobs.arrival_s
+    if tied:
+        predicted, actual = (np.where(np.isinf(times), np.inf, np.ceil(np.minimum(times, 3))) for times in (predicted, actual))
+        arrival = np.round(arrival) / 2
+    if far:  # only whole seconds are told apart, jobs fail as others arrive
+        arrival = arrival + 2.0**53
+    predicted *= rng.choice([1.0, draw(st.sampled_from([1.0, 2.0, 2.0**60]))], (len(actual), 1))  # others are lost in rounding
     if wrong:  # predicted where it cannot run
-        times[rng.random(times.shape) < 0.2] = np.inf
-    arrival = rng.integers(0, 12, count) / 2 if even else rng.uniform(0, 2 + count / 4, count)
-    arrival = arrival * (arriving or far) + 2.0**53 * far  # far: only whole seconds are told apart, jobs fail as others arrive
-    rooms = rng.choice([np.inf, 1, 2], types) if memory else np.full(types, np.inf)
-    needs = rng.integers(0, 3, count) * float(memory)
-    fleet = Fleet.from_counts(dict(zip(["cpu", "v100", "cpu-slow", "k80"], counts, strict=False)),
-                              setup_s=rng.integers(0, 2, types) / 2, memory_mb=np.where(np.isinf(rooms), np.nan, rooms))
-    if mixed:
-        order = rng.permutation(len(fleet))
-        fleet = replace(fleet, names=tuple(np.array(fleet.names)[order].tolist()), type_of=fleet.type_of[order])
-    able = np.isfinite(predicted) & np.isfinite(times) & (needs[:, None] <= rooms) & (fleet.counts > 0)
-    lost, place = ~able.any(axis=1), int(np.argmax(fleet.counts))
-    predicted[lost, place], times[lost, place], needs[lost] = 1.0, 1.0, 0.0
-    return Problem(replace(Jobs.plain(count, arrival), memory_mb=needs), fleet, predicted, times)
+        actual[:, 1:][rng.random(actual[:, 1:].shape) < 0.2] = np.inf
+    gone = draw(st.integers(1, len(world.fleet.types)))
+    places = rng.permutation(np.flatnonzero(world.fleet.type_of != gone))
+    fleet = replace(world.fleet, names=tuple(np.array(world.fleet.names)[places].tolist()), host_cores=np.inf,
+                    type_of=world.fleet.type_of[places])
+    jobs = replace(world.jobs, arrival_s=arrival, cpu_cores=np.zeros(len(actual)))
+    return Problem(jobs, fleet, predicted, actual)
 
 
 def check_equal(problem, name, faults=None):
@@ -62,13 +57,6 @@ def check_equal(problem, name, faults=None):
 @given(problem=problems(), faults=FAULTS)
 def test_the_schedule_is_that_of_the_simulator(name, problem, faults):
     check_equal(problem, name, faults)
-
-
-def test_a_job_that_failed_comes_anew_and_takes_the_faster_of_two_free_devices():
-    fleet = Fleet.from_counts({"cpu": 1, "v100": 1})
-    times = np.array([[9.0, 1.0], [200.0, 100.0]])  # the second finds the faster device taken, and free when it has failed
-    done = check_equal(Problem(Jobs.plain(2), fleet, times, times), "first-come", Faults(1.0, 2)).schedule
-    assert done.loc[done["job"] == 1, "device"].tolist() == ["cpu", "v100"]
 
 
 @pytest.mark.parametrize("name", compiled.NAMES)

@@ -71,7 +71,7 @@ def test_pairs_are_found(table):
     assert set(table["n"]) == {4}  # two rounds, from either side (or on either slot)
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@pytest.mark.parametrize("options, words", [
     ({"slots": 1}, "two slots"), ({"rounds": 0}, "a round and a workload at least"), ({"workloads": []}, "a round and a")])
 def test_nothing_is_not_measured_with_success(options, words):
     with refused(words):
@@ -93,7 +93,7 @@ def test_cores_are_shared_by_time_and_a_class_that_was_not_measured_slows_and_is
     assert known.rates({0: (-1, 0), 1: (7, 0)})[0] == pytest.approx(1 / np.median([1.0, 1.5, 1.0, 2.0]))
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     (lambda table: pd.concat([table, table.head(1)]), "is there twice"), (lambda table: table.assign(slowdown=0.0), "is 0"),
     (lambda table: table[table["beside"] != ALONE[0]], "has no row of what it takes beside nothing")])
 def test_a_table_from_a_file_has_each_case_once_and_all_that_it_is_compared_with(table, tmp_path, change, words):

@@ -82,7 +82,7 @@ def test_a_saved_model_says_the_same(model, products, tmp_path):
     assert model.save(tmp_path / "again.json.gz").read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(("content", "words"), [
+@pytest.mark.parametrize("content, words", [
     ('{"schema": 99}', "model.json is a cost model of schema 99, .* update the"),
     ('{"schema": 1, "parts": {}}', "of schema 1, this program reads schema 4: train it again with: python -m lib models")])
 def test_files_of_other_releases(tmp_path, content, words):

@@ -45,14 +45,6 @@ def press(browser, words):
     browser.find_element(By.XPATH, f"//button[normalize-space()='{words}']").click()
 
 
-def log_in(browser, url):
-    """Come to the first page, and be there: a page that is asked for while the token is on its way takes its place."""
-    browser.get(url)
-    browser.find_element(By.NAME, "token").send_keys(TOKEN)
-    press(browser, "Log in")
-    browser.find_element(By.XPATH, "//button[normalize-space()='Make project']")
-
-
 def wait(browser, script, *words):
     return WebDriverWait(browser, 15, 0.1).until(lambda one: one.execute_script(f"return {script}", *words))
 
@@ -67,7 +59,9 @@ def test_a_run_from_the_login_to_its_end(browser, home):
 
     with serving(site.app, port) as url:
         show(browser, 1200)
-        log_in(browser, url)
+        browser.get(url)
+        browser.find_element(By.NAME, "token").send_keys(TOKEN)
+        press(browser, "Log in")
         browser.find_element(By.NAME, "name").send_keys("<script>document.title = 'run'</script>")
         press(browser, "Make project")
         browser.find_element(By.XPATH, "//summary[text()='Pasted JSON']").click()

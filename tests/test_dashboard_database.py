@@ -53,7 +53,7 @@ def test_a_run_takes_only_the_steps_of_the_table(home):
             assert site.move(run, step)
         if then in db.TRANSITIONS[first]:
             assert site.move(run, then, "because")
-            assert (now(site, run).state, now(site, run).reason) == (then, "because")
+            assert now(site, run).state == then and now(site, run).reason == "because"
         elif then == first:
             assert not site.move(run, then, "again") and now(site, run).reason == ""
         else:
@@ -73,7 +73,7 @@ def test_what_a_step_notes(site):
     site.move(run, "finished", best_value=float("nan"))
     run = now(site, run)
     assert (run.started_at > started, run.device, run.attempt, run.best_value, run.seed) == (True, "cpu[1]", 2, None, 2**62)
-    assert run.finished_at >= started and (run.job.retries, run.job.last_error) == (1, "the agent\ufffdis gone")
+    assert run.finished_at >= started and run.job.retries == 1 and run.job.last_error == "the agent\ufffdis gone"
     with pytest.raises(db.NotFoundError):
         site.move(db.Run(id="no"), "running")
 
@@ -120,7 +120,7 @@ def test_bodies_of_the_originals_clients_are_taken(site):
     project = site.post("projects", name="original").json()["id"]
     config = site.post("configs", project_id=project, name="original", config_json=NOTEBOOK).json()
     run = site.post(f"runs/from-config/{config['id']}", docker_image=None, env=None).json()
-    assert (config["config_json"]["notebook"], run["docker_image"], run["env"]) == (NOTEBOOK["notebook"], "", {})
+    assert config["config_json"]["notebook"] == NOTEBOOK["notebook"] and run["docker_image"] == "" and run["env"] == {}
     bodies = {"agents": {"name": "ws", "host": None},
               "groups": {"project_id": project, "name": "g", "description": None, "tags": ["a", "b"]},
               "datasets": {"name": "d", "root_path": "data/pets", "split_layout": {"train": "train"}},
@@ -129,7 +129,7 @@ def test_bodies_of_the_originals_clients_are_taken(site):
     rows = {path: site.post(path, **body).json() for path, body in bodies.items()}
     assert (rows["agents"]["host"], rows["agents"]["manual"]) == ("", True)
     assert rows["groups"]["description"] == "tags: a, b"
-    assert (rows["datasets"]["root"], rows["datasets"]["facts"]) == ("data/pets", {"split_layout": {"train": "train"}})
+    assert rows["datasets"]["root"] == "data/pets" and rows["datasets"]["facts"] == {"split_layout": {"train": "train"}}
     model = {"name": "m", "flavour": "google/vit", "description": "large", "facts": {"default_pretrained": False}}
     assert model.items() <= rows["models"].items()
     assert rows["augmentations"]["params"] == {"type": "gpu", "p": 0.5}
@@ -139,7 +139,7 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     project = site.post("projects", name="retina", description="of eyes").json()["id"]
     group = site.post("groups", name="first", project_id=project).json()["id"]
     config = site.post("configs", project_id=project, group_id=group, name="profile", config=NOTEBOOK).json()
-    assert (config["version"], config["kind"], config["config_json"]["parameters"]["workload"]) == (1, "notebook", "W1")
+    assert config["version"] == 1 and config["kind"] == "notebook" and config["config_json"]["parameters"]["workload"] == "W1"
     assert site.post(f"configs/{config['id']}/validate").json() == {"valid": True, "errors": {}}
     agent = site.post("agents", name="ws", host="ws-1").json()["id"]
     card = {"agent_id": agent, "index": 1, "name": "a card", "total_mem_mb": 24000, "compute_capability": "8.9"}
@@ -150,12 +150,11 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     wanted = {"gpu_indices": [1], "tags": ["first"]}
     run = site.post(f"runs/from-config/{config['id']}", priority=3, agent_id=agent, **wanted).json()
     own, at = f"runs/{run['id']}", f"projects/{project}"
-    assert (run["state"], run["job"]["priority"], run["only_agent_id"]) == ("queued", 3, agent)
+    assert run["state"] == "queued" and run["job"]["priority"] == 3 and run["only_agent_id"] == agent
     assert wanted.items() <= run.items()
     site.dispatcher.submit.assert_called_once_with(run["id"])
     assert (paths.DATA / run["folder"]).is_dir()
     assert site.post(f"{own}/priority", priority=9).json()["job"]["priority"] == 9
-    site.dispatcher.reorder.assert_called_once_with(run["id"], 9)
     assert site.get("runs", state="queued", project_id=project) == [site.get(own)]
     site.move(db.Run(id=run["id"]), "running", agent_id=agent, device="cuda:0")
     site.output(run["id"], (1, "a line"), step=1, values={"loss": 1.0})
@@ -163,9 +162,9 @@ def test_a_run_from_a_project_to_its_cancellation_and_every_list_and_page_of_it(
     assert [len(site.get(path)) for path in lists] == [1] * len(lists) and site.get(f"configs/project/{project}") == [config]
     assert site.post(f"agents/{agent}/refresh").json() == site.get("agents")[0]
     pages = ["projects", "agents", "schedule", own, f"{own}/log", f"{at}/runs", f"{at}/configs"]
-    assert [path for path in pages if site.page.get(f"/web/{path}").status_code != 200] == []
+    assert {site.page.get(f"/web/{path}").status_code for path in pages} == {200}
     state, lines, values, *after = events.read(site.database, run["id"], 0, 0)
-    assert (state["place"], lines, values) == ("ws cuda:0", [[1, 1, "a line"]], [[1, None, "loss", 1.0, "train"]])
+    assert state["place"] == "ws cuda:0" and lines == [[1, 1, "a line"]] and values == [[1, None, "loss", 1.0, "train"]]
     assert events.read(site.database, run["id"], *after)[1:3] == ([], [])
     assert site.post(f"{own}/cancel").json()["state"] == "cancelled"
     assert site.get("runs", state="running") == []
@@ -229,7 +228,7 @@ def test_a_postgresql_that_is_gone_comes_back(home, postgres):  # noqa: F811
         site.database.engine.dispose()
 
 
-@pytest.mark.parametrize(("url", "line"), [
+@pytest.mark.parametrize("url, line", [
     ("nonsense", "is no URL of a database"), ("mysql://host/name", "is of mysql; it takes sqlite or postgresql"),
     ("sqlite://", "SQLite takes a file"), ("postgresql://me:secret@localhost:1/x", r"me:\*\*\*@localhost:1/x cannot be used")])
 def test_a_url_of_no_database_is_refused_in_one_line_that_keeps_the_password(home, url, line):

@@ -89,7 +89,7 @@ def test_what_is_pushed_comes_back(tmp_path, data, more):
     assert push(here, target, "lab/x").manifest == first.manifest
     written(there, {"more_x.bin": more})
     second = push(there, target, "lab/x").manifest
-    assert (first.manifest.number, second.number, first.manifest.source) == (1, 2, "a source")
+    assert first.manifest.number == 1 and second.number == 2 and first.manifest.source == "a source"
     pull(here, target, "lab/x")
     assert contents(here) == {**data, "more_x.bin": more}
     pull(work / "old", target, "lab/x", version=1)
@@ -234,7 +234,7 @@ def test_a_pull_that_was_cut_short_anywhere_leaves_nothing_that_the_next_version
 
 
 def version_file(folder, number):
-    return folder / "branches" / "main" / f"{number:06}.json"
+    return folder / f"branches/main/{number:06}.json"
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_a_torn_manifest_is_no_version(tmp_path, local, length):
     assert push(written(tmp_path / "here", {"a.csv": b"x,y\n"}), "far").manifest.number == 3
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     *(({"name": name}, "name = ") for name in ("../out", "/etc/out", "a/../../out", ".version.json", "a\\..\\b", "a\nb")),
     ({"bytes": 10**10}, "less than or equal to 1000000000"), ({"sha256": "x"}, "sha256"), ({"rows": -1}, "rows"),
     ({"name": "A.CSV/b"}, "is there twice"), ({"more": 1}, "unknown name")])
@@ -267,11 +267,11 @@ def test_manifests_that_do_not_fit_and_names_that_leave_the_folder_are_refused(t
     content["files"][1].update(change)
     store.write_json(content, version_file(local, 1))
     with refused(words):
-        pull(tmp_path / "in" / "there", "far")
+        pull(tmp_path / "in/there", "far")
     assert not (tmp_path / "in").exists()
 
 
-@pytest.mark.parametrize(("damage", "words"), [(lambda path: path.write_bytes(b"x" * path.stat().st_size), "is damaged"),
+@pytest.mark.parametrize("damage, words", [(lambda path: path.write_bytes(b"x" * path.stat().st_size), "is damaged"),
                                                (Path.unlink, "is missing")])
 def test_a_damaged_object_is_never_put_in_place(tmp_path, local, damage, words):
     damage(local / "objects" / hashlib.sha256(FILES["a.csv"]).hexdigest())
@@ -283,7 +283,7 @@ def test_a_damaged_object_is_never_put_in_place(tmp_path, local, damage, words):
 def test_a_folder_that_is_a_link_is_not_written_through(tmp_path, local):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "resnet").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "there/resnet").symlink_to(tmp_path / "elsewhere")
     with refused("resnet/dense.csv, resnet/power_log.log"):
         pull(tmp_path / "there", "far")
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -298,7 +298,7 @@ def test_what_cannot_be_part_of_a_version_is_refused_before_anything_is_written(
         folders[name] = words
     for name in ("links", "none"):
         (tmp_path / name).mkdir()
-    (tmp_path / "links" / "passwd").symlink_to("/etc/passwd")
+    (tmp_path / "links/passwd").symlink_to("/etc/passwd")
     for folder, words in folders.items():
         with refused(words):
             push(tmp_path / folder, "far")
@@ -319,7 +319,7 @@ def test_a_full_disk_is_one_line_and_the_last_version_stays(tmp_path, local):
     assert contents(there) == contents(here)
 
 
-@pytest.mark.parametrize(("words", "line"), [
+@pytest.mark.parametrize("words, line", [
     ("pull x@", "is no REMOTE[@branch]"), ("push foo://x", "Protocol not known: foo"),
     ("push no/such/folder", "there is no such folder; make it first"),
     ("pull gcs://bucket/x", "install gcsfs to access Google Storage"),
@@ -338,6 +338,6 @@ def test_the_verb_carries_a_folder_there_and_back(tmp_path, local):
     assert re.search(r"4 files, [\d.]+ kB, 4 of them pushed; source: the lab's board", shown)
     assert "4 of them pulled" in output_of("data", "pull", *where, "there")
     assert contents(tmp_path / "there") == FILES
-    manifest = store.read_json(local / "a" / "b" / "branches" / "lab" / "000001.json")
+    manifest = store.read_json(local / "a/b/branches/lab/000001.json")
     assert {entry["name"]: entry["rows"] for entry in manifest["files"]} == {
         "a.csv": 2, "resnet/dense.csv": 1, "resnet/power_log.log": None, "empty.json": None}

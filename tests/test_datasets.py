@@ -40,7 +40,7 @@ def synthetic(home, synthetic_files, monkeypatch):
     return synthetic_files
 
 
-@pytest.mark.parametrize(("dataset", "native"), [("chestmnist", [28, 128, 224]), ("organmnist3d", [28, 64, 64])])
+@pytest.mark.parametrize("dataset, native", [("chestmnist", [28, 128, 224]), ("organmnist3d", [28, 64, 64])])
 def test_native_sizes(dataset, native):
     sizes = (28, 112, 300)
     assert [medmnist_files.native_size(dataset, size, "native") for size in sizes] == native
@@ -48,8 +48,9 @@ def test_native_sizes(dataset, native):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", [definitions.workload(name) for name in ("W1", "W4", "W6")], ids=lambda w: w.id)
-def test_synthetic_files_are_read_by_the_real_classes(synthetic, workload):
+@pytest.mark.parametrize("name", ["W1", "W4", "W6"])
+def test_synthetic_files_are_read_by_the_real_classes(synthetic, name):
+    workload = definitions.workload(name)
     read, facts = opened(workload), datasets.facts(workload)
     assert read.data_source == "synthetic" and "SYNTHETIC" in read.note
     for split, real in zip(SPLITS, facts.samples, strict=True):
@@ -109,9 +110,9 @@ def test_an_image_folder(tmp_path):
             Image.new("L" if number else "RGB", (40, 30), number * 80).save(tmp_path / place / f"{number}.png")
     workload = small("imagefolder", 32, folder=str(tmp_path))
     task, read = workloads.prepare(workload), opened(workload)
-    assert (task.facts.classes, task.facts.channels, read.data_source) == (2, 3, "imagefolder")
+    assert task.facts.classes == 2 and task.facts.channels == 3 and read.data_source == "imagefolder"
     image, label = read.splits["train"][5]
-    assert (image.shape, label.tolist()) == ((3, 32, 32), [1])
+    assert image.shape == (3, 32, 32) and label.tolist() == [1]
     cropped = opened(workload, random_crop=True).splits
     recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
                                  transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
@@ -164,7 +165,7 @@ def test_a_file_that_medmnist_did_not_publish_is_marked(volumes, monkeypatch):
     assert opened(source="medmnist").note == f"Real MedMNIST images: {path.name}."
 
 
-@pytest.mark.parametrize(("changed", "what"), [
+@pytest.mark.parametrize("changed, what", [
     ({"val_labels": np.full((2, 1), np.nan)}, "float64"),
     ({"train_labels": np.array([[0]] * 5 + [[11]])}, r"label 5 of train is \[11\]; organmnist3d has 0 to 10"),
     ({"train_labels": np.array([[{}]] * 6)}, "train_labels holds Python objects, not numbers; they are never loaded"),
@@ -189,7 +190,7 @@ def header(shape):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("content", "what"), [
+@pytest.mark.parametrize("content, what", [
     (header((10**11, 28, 28, 28)), r"train_images states shape \(100000000000, 28, 28, 28\), for which it is too short"),
     (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "format of .npy that MedMNIST does not use"),
     (pickle.dumps([1]), "magic string")])
@@ -216,7 +217,7 @@ def test_a_file_that_is_no_npz_is_refused_without_advice(volumes):
 def test_a_file_that_was_fetched_is_found_wherever_output_goes(volumes, synthetic, monkeypatch, tmp_path):
     path = volumes()
     monkeypatch.setattr(paths, "FETCHED", path.parent)
-    monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task" / "medmnist")
+    monkeypatch.setattr(paths, "MEDMNIST", tmp_path / "task/medmnist")
     assert opened().data_source == "unofficial"
     assert output_of("data", "check", "organmnist3d", "--size", "28").startswith(f"{path}: ")
     path.unlink()
@@ -228,7 +229,7 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(vol
     refused_file(volumes(np.savez_compressed), r"organmnist3d\.npz holds 0\.0 GB of images; 0\.0 GB of memory are free")
 
 
-@pytest.mark.parametrize(("name", "size", "status", "words"), [
+@pytest.mark.parametrize("name, size, status, words", [
     ("../x", "28", 2, "no MedMNIST dataset"), ("organmnist3d", "64", 1, "data fetch organmnist3d --size 64")])
 def test_only_what_medmnist_published_is_checked(volumes, name, size, status, words):
     volumes().rename(paths.MEDMNIST / "organmnist3d_224.npz")

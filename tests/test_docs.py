@@ -15,10 +15,16 @@ from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.trust import errors, scoreboard
 from tests import output_of
 
-DOCUMENTS = [paths.ROOT / "README.md", paths.ROOT / "data" / "README.md", *sorted((paths.ROOT / "docs").glob("*.md"))]
+DOCUMENTS = ["README.md", "data/README.md", *sorted(f"docs/{path.name}" for path in (paths.ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
-README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text(encoding="utf-8") for name in (
+README, WHERE, ARCHITECTURE, ERRORS = (paths.ROOT.joinpath(name).read_text() for name in (
     "README.md", "docs/where.md", "docs/architecture.md", "docs/research.md"))
+
+
+def cells_of(table):
+    """Return the cells of a table as the documents write them: n without, other numbers with one digit after the point."""
+    return [["" if pd.isna(value) else value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}"
+             for name, value in row.items()] for row in table.to_dict("records")]
 
 
 def rows(text, heading):
@@ -27,12 +33,13 @@ def rows(text, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")][2:]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(paths.ROOT)))
-def test_links_targets_and_verbs_exist(path):
-    text = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_targets_and_verbs_exist(name):
+    path = paths.ROOT / name
+    text = path.read_text()
     for link in LINK.findall(text):
         assert (path.parent / unquote(link)).exists(), link
-    makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (paths.ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text, re.M):
         assert re.search(rf"^{''.join(target)}:", makefile, re.M), target
     shown = output_of("--help")
@@ -46,7 +53,7 @@ def test_a_question_leads_to_a_file_that_holds_the_name(row):
     paths_ = [paths.ROOT / "docs" / unquote(link) for link in LINK.findall(files)]
     assert 1 <= len(paths_) <= 6, question
     files = [file for path in paths_ for file in (path.glob("*.py") if path.is_dir() else [path])]
-    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    text = "".join(file.read_text() for file in files)
     for name in re.findall(r"`([^`]+)`", names):
         defined = rf"^ *(?:def|class) {name}\b|^ *{name}(?:: [^=\n]+)? = |^{name}:"  # of Python, or a key of YAML
         assert re.search(defined, text, re.M), f"{question} {name} is not defined in {[path.name for path in paths_]}"
@@ -56,7 +63,7 @@ def test_a_question_leads_to_a_file_that_holds_the_name(row):
 def test_a_place_of_the_architecture_page_exists(row):
     places = [paths.ROOT / place for place in re.findall(r"`(lib/[a-z_/.]+)`", row[1])]
     assert places and all(place.exists() for place in places)
-    text = "".join(place.read_text(encoding="utf-8") for place in places if place.is_file())
+    text = "".join(place.read_text() for place in places if place.is_file())
     for name in re.findall(r"`([A-Za-z_]+)(?:\.\w+)?`(?! in)", row[1]):
         assert re.search(rf"\b{name}\b", text), name
 
@@ -72,10 +79,8 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
     for heap, view, *cells in rows(ERRORS, "Networks on a CPU"):
         part = table[(table["what"] == views[view]) & (table["kind"] == "all") & table["condition"].str.endswith(heap)]
         assert cells == [f"{row.mape_pct:.1f} ({row.baseline_pct:.1f})" for row in part.itertuples()], (heap, view)
-    gains = table[table["what"] == errors.GAINS]
-    scores = gains[["mape_pct", "baseline_pct", "sign_pct", "always_pct"]].map("{:.1f}".format)
-    assert rows(ERRORS, "Gains") == [[row.device, row.mode, row.condition, f"{row.n:,}", *scores.loc[row.Index]]
-                                     for row in gains.itertuples()]
+    names = ["device", "mode", "condition", "n", "mape_pct", "baseline_pct", "sign_pct", "always_pct"]
+    assert rows(ERRORS, "Gains") == cells_of(table.loc[table["what"] == errors.GAINS, names])
 
 
 def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
@@ -102,7 +107,7 @@ def network_line(table, groups):
 
 
 def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
-    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "predictions" / "networks.csv")
+    networks = pd.read_csv(paths.REFERENCE / "amd-epyc-2c-ea2da3d4/predictions/networks.csv")
     train = networks[(networks["mode"] == "train") & (networks["verdict"] != "unusable")]
     arch = train["network"].map({name: workload.model for name, workload in definitions.workloads().items()})
     own = train.assign(torchvision=network_line(train, arch.notna()))[arch.notna()]
@@ -115,10 +120,8 @@ def test_research_has_the_simple_rule_that_is_nearer_on_workloads():
 
 
 def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
-    page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8").replace("# How wrong the answers are", "## Graded")
-    computed = errors.graded(table)
-    shown = [[value if isinstance(value, str) else "" if pd.isna(value) else f"{value:,.{0 if name == 'n' else 1}f}"
-              for name, value in row.items()] for row in computed.to_dict("records")]
+    page = paths.ROOT.joinpath("docs/errors.md").read_text().replace("# How wrong the answers are", "## Graded")
+    shown = cells_of(errors.graded(table))
     assert rows(page, "Graded") == shown
     graded = {row[0]: row for row in shown}
     for question, *cells in rows(README, "How far to trust the answers"):
@@ -130,12 +133,10 @@ def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
 
 
 def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
-    names = ("source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width")
-    page = paths.ROOT.joinpath("docs/errors.md").read_text(encoding="utf-8")
+    names = ["source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width"]
+    page = paths.ROOT.joinpath("docs/errors.md").read_text()
     board = scoreboard.summary(scoreboard.shipped())
-    assert rows(page, "Judged by outsiders") == [
-        [value if isinstance(value, str) else f"{value:,.{0 if name == 'n' else 1}f}" for name, value in row.items()]
-        for row in board[list(names)].to_dict("records")]
+    assert rows(page, "Judged by outsiders") == cells_of(board[names])
     alone = scoreboard.shipped().query("not kind.str.endswith(@scoreboard.GPUS)")
     of_all = scoreboard.summary(alone.assign(source="all", device="all", mode="", condition=""))
     harder = of_all[["source_inside_pct", "inside_pct", "source_range_width", "range_width"]].iloc[::-1].to_numpy().ravel()

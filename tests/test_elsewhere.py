@@ -33,30 +33,20 @@ def test_the_key_numbers_reproduce_on_another_processor(tmp_path):
     assert re.search(r"reproduced: the key numbers of \d+ replayed notebooks did not move", done.stdout)
 
 
-def measured(notebook, folder, values):
-    """Run a notebook that measures beside neighbours on every core; return its texts. It must end in time, without an error."""
+@pytest.mark.parametrize("notebook, values, pattern, table, positive", [
+    ("01_machine", "", "ceilings/ceilings_*.csv", "ceilings", "peak_gflops"),
+    ("02_profile", "-p workload W1", "runs/*.csv", "runs", "images_per_sec"),
+    ("03_sweep", "-p op conv2d -p budget_s 30", "sweeps/*/sweep.parquet", "sweep", "latency_ms")])
+def test_what_is_measured_beside_busy_neighbours_is_marked(tmp_path, notebook, values, pattern, table, positive):
+    """A notebook ends in time and without an error beside neighbours on every core."""
     begin = time.monotonic()
     with busy_neighbours(os.cpu_count()):
-        python("-m", "papermill", paths.NOTEBOOKS / f"{notebook}.ipynb", folder / "out.ipynb", "--no-progress-bar",
-               *(word for name, value in values.items() for word in ("-p", name, value)), **emulated(folder))
+        python("-m", "papermill", paths.NOTEBOOKS / f"{notebook}.ipynb", tmp_path / "out.ipynb", "--no-progress-bar",
+               *values.split(), **emulated(tmp_path))
     assert time.monotonic() - begin < NOTEBOOK_S
-    outputs = list(runner.outputs(folder / "out.ipynb"))
+    outputs = runner.outputs(tmp_path / "out.ipynb")
     assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
-    return outputs
-
-
-def crowded(verdicts):
-    """Assert that rows which were measured beside neighbours are marked, none of them called stable."""
-    assert len(verdicts)
-    assert set(verdicts) <= {"noisy", "unusable"}, verdicts.value_counts().to_dict()
-
-
-@pytest.mark.parametrize(("notebook", "values", "pattern", "table", "positive"), [
-    ("01_machine", {}, "ceilings/ceilings_*.csv", "ceilings", "peak_gflops"),
-    ("02_profile", {"workload": "W1"}, "runs/*.csv", "runs", "images_per_sec"),
-    ("03_sweep", {"op": "conv2d", "budget_s": "30"}, "sweeps/*/sweep.parquet", "sweep", "latency_ms")])
-def test_what_is_measured_beside_busy_neighbours_is_marked(tmp_path, notebook, values, pattern, table, positive):
-    measured(notebook, tmp_path, values)
     rows = store.read_all((tmp_path / "data").glob(pattern), table)
-    crowded(rows.loc[rows["status"] == "ok", "verdict"] if "status" in rows else rows["verdict"])
+    verdicts = rows.loc[rows["status"] == "ok", "verdict"] if "status" in rows else rows["verdict"]
+    assert len(verdicts) and set(verdicts) <= {"noisy", "unusable"}, verdicts.value_counts().to_dict()
     assert rows[positive].max() > 0

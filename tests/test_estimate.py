@@ -1,6 +1,7 @@
 """Whole networks: what is captured of them, their memory, their composition; and networks measured whole."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,14 +13,14 @@ from torchvision.models.resnet import BasicBlock
 from lib.measure.networks import allocator, end_to_end
 from lib.predict.networks import composition, fitting
 from lib.predict.networks.work import Work
-from lib.work.graph import capture, ops
-from tests import in_both_modes, refused
+from lib.work.graph import capture
+from tests import in_both_modes, real_pass, refused
 
 of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
 
 
-def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> ops.Graph:
-    return capture.capture(nn.Sequential(*layers), shape, mode)
+def chain(*layers, shape=(2, 3, 64, 64)):
+    return capture.capture(nn.Sequential(*layers), shape)
 
 
 @in_both_modes
@@ -30,13 +31,8 @@ def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 
     lambda: nn.Sequential(nn.Conv2d(16, 32, 1), BasicBlock(32, 32))], ids=["depthwise", "groups", "held"])
 def test_the_peak_is_what_the_allocator_hands_out(build, mode):
     """Against the profiler's record of every allocation of a real pass."""
-    model, x = build().train(mode == "train"), torch.randn(2, 16, 64, 64)
-
-    def call():
-        with torch.set_grad_enabled(mode == "train"):
-            out = model(x)
-        return capture.default_loss(out).backward() if mode == "train" else out
-
+    model = build().train(mode == "train")
+    call = partial(real_pass, model, mode, torch.randn(2, 16, 64, 64))
     call()
     model.zero_grad(set_to_none=True)
     measured_mb = end_to_end.tensor_peak_mb(call, torch.device("cpu"))
@@ -158,10 +154,7 @@ class _Flat:
 
 
 def test_what_was_measured_before_is_looked_up():
-    graph = chain(nn.Conv2d(3, 8, 3), nn.ReLU())
-    item = Work.of(graph, "infer", 2)
-    first = item.table.iloc[[0]].assign(latency_ms=7.0)
-    known = composition.lookup(first)
-    fitted = composition.Composition({"sum_ms": 1.0, "moved_ms": 1.0, "fresh_mb": 0.0}, 0.1, 5)
-    said = composition.estimate(item, _Flat(), fitted, known)
-    assert (said.predicted_ms, said.operators["looked_up"].tolist()) == (pytest.approx(8.0), [True, False])
+    item = Work.of(chain(nn.Conv2d(3, 8, 3), nn.ReLU()), "infer", 2)
+    measured = composition.lookup(item.table.iloc[[0]].assign(latency_ms=7.0))
+    operators = composition.predicted_operators(item, _Flat(), measured)
+    assert operators["predicted_ms"].tolist() == [7.0, 1.0] and operators["looked_up"].tolist() == [True, False]

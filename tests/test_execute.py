@@ -1,6 +1,7 @@
 """Real runs with light jobs: nothing is lost, no job ends twice, whatever is killed; a killed run goes on."""
 
 import multiprocessing
+import os
 import re
 import sqlite3
 import time
@@ -18,10 +19,9 @@ from lib.schedule.problem import Jobs
 from lib.schedule.runtime import executor, jobs_file, local_site
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Journal, Spec
-from lib.schedule.runtime.service import Service
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Slot, SlotLost
 from lib.schedule.state import Restart, Start, Wait
-from tests import faults, killed, nightly, refused
+from tests import killed, nightly, refused, served
 
 # Patient, as busy machines are slow.
 LIMITS = Limits(beat_s=0.05, silent_s=30, ready_s=120, grace_s=0.3, overrun_factor=5, least_s=30, attempts=3)
@@ -39,25 +39,6 @@ def run(specs, folder, policy="first-come", predicted=0.02, slots=SLOTS, limits=
     times = np.broadcast_to(predicted, (len(specs), len(local_site.fleet_of(slots).types)))
     policy = registry.policy(policy) if isinstance(policy, str) else policy
     return executor.execute(PreparedJobs(specs, jobs, slots, times, policy, spawn=spawn), folder, limits)
-
-
-def calling_back(spawn, callback):
-    """Return a spawn whose workers call back whenever a task is done."""
-    def spawned(slot, limits):
-        worker = spawn(slot, limits)
-        receive = worker.messages
-
-        def messages():
-            received = receive()
-            for message in received:
-                if message[0] == "done":
-                    callback()
-            return received
-
-        worker.messages = messages
-        return worker
-
-    return spawned
 
 
 def check(attempts, ends, specs):
@@ -99,31 +80,39 @@ def test_all_jobs_end_none_before_it_arrived_and_workers_stay_light(tmp_path):
     assert starts["j18"] >= 0.3 and starts["j19"] >= 0.6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "count"), [(57, 7), nightly(0, 200)])
-def test_faults_lose_nothing(first, count):
-    """Every kind of fault, mixed by seed; ``python -m tests.faults 0 1000`` takes nine minutes."""
-    result = killed.in_a_process("tests.faults", first, count)
-    assert result["wrong"] == [] and result["seeds"] == count
-    assert set(result["thrown"]) == {f"{fault} once" for fault in faults.ONCE} | set(faults.ALWAYS)
-    rare = ("no sign of life", "ended with status") if count > 50 else ()  # of a few seeds another reason may come first
-    for reason in ("signal 9", "not done after", "out of memory", "as JSON", *rare):
-        assert any(reason in text for text in result["attempts"]), reason
+ONCE = ("kill", "freeze", "hang", "starve", "fail", "slow", "leave",
+        *(["exhaust"] if os.path.exists("/proc/self/statm") else []))  # only Linux says how much memory a process holds
+ALWAYS = {"fail": (3, "ValueError: this job is wrong"), "kill": (3, "the worker was killed (signal 9)"),
+          "starve": (3, "out of memory"), "leave": (3, "ended with status"), "wait_in_vain": (3, "another process is at it"),
+          "refuse": (1, "this input is wrong"), "no": (1, "no function 'tests.light:no'"), "odd": (3, "as JSON")}
+POLICIES = ("first-come", "hybrid", "earliest-finish", "longest-first", "affinity", "matching")
 
 
 @pytest.mark.slow
-def test_a_job_that_always_fails_ends_with_its_reason(tmp_path):
-    tasks = {"bad": ("fail", 3, "this job is wrong"), "gone": ("leave", 3, "ended with status"),
-             "held": ("wait_in_vain", 3, "another process is at it"), "nowhere": ("no", 1, "no function 'tests.light:no'"),
-             "refused": ("refuse", 1, "this input is wrong")}
-    specs = [*(Spec(name, f"tests.light:{task}", {}) for name, (task, _, _) in tasks.items()), *sleeping(2)]
-    attempts, ends, _ = run(specs, tmp_path)
+@pytest.mark.parametrize("seed", [0, *map(nightly, range(1, 25))])
+def test_faults_lose_nothing(tmp_path, seed):
+    """Every kind of fault, once or always, in an order and at times that the seed draws."""
+    def spawn(slot, limits):
+        workers.append(ProcessWorker(slot, limits))
+        return workers[-1]
+
+    workers, draw = [], np.random.default_rng(seed)
+    specs = [*(Spec(fault, "tests.light:marked", {"path": str(tmp_path / fault), "value": fault, "fault": fault})
+               for fault in ONCE), *(Spec(f"always {fault}", f"tests.light:{fault}", {}) for fault in ALWAYS)]
+    attempts, ends, _ = run([specs[place] for place in draw.permutation(len(specs))], tmp_path / "run",
+                            POLICIES[seed % len(POLICIES)], limits=replace(LIMITS, silent_s=2, least_s=4), spawn=spawn,
+                            arrival_s=draw.choice([0.0, 0.1], len(specs)))
     check(attempts, ends, specs)
-    ends = ends.set_index("job_id")
-    assert ends.loc[["j0", "j1"], "status"].tolist() == ["done", "done"]
-    for name, (_, tries, reason) in tasks.items():
-        assert (attempts["job_id"] == name).sum() == tries and reason in ends.loc[name, "reason"]
-        assert tries > 1 or ends.loc[name, "reason"].startswith(reason)  # and would be again
+    assert None not in [worker.process._process.exitcode for worker in workers], "no process is left"
+    ends, stories = ends.set_index("job_id"), attempts.groupby("job_id")["status"].apply(" ".join)
+    assert stories.str.fullmatch("((retried|moved) )*(done|failed)").all() and (stories.str.count("retried") < 3).all()
+    for fault in ONCE:
+        assert ends["result"][fault] == {"value": fault} and (tmp_path / f"{fault}.done").read_text() == "done\n"
+    for fault, (tries, reason) in ALWAYS.items():
+        end = ends.loc[f"always {fault}"]
+        assert end["status"] == "failed" and reason in end["reason"] and stories[f"always {fault}"].count(" ") == tries - 1
+    for fault, reason in {"freeze": "no sign of life", "hang": "not done after"}.items():
+        assert reason in attempts.loc[attempts["job_id"] == fault, "reason"].iloc[0]
 
 
 @pytest.mark.slow
@@ -135,12 +124,6 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
     check(attempts, ends, specs)  # what could not begin goes on when it can
 
 
-def gangs_of(folder, **faults):
-    """Return gangs of two by name, of which some misbehave once, and a job on one slot."""
-    named = {name: {"path": str(folder / name), "fault": fault} for name, fault in faults.items()}
-    return [*(Spec(name, "tests.light:gang", arguments, 2) for name, arguments in named.items()), *sleeping(1)]
-
-
 def run_gangs(specs, folder, **options):
     devices = np.array([spec.devices for spec in specs])
     return run(specs, folder, registry.aimed("hybrid", gangs=True), devices=devices, **options)
@@ -149,20 +132,21 @@ def run_gangs(specs, folder, **options):
 @pytest.mark.slow
 def test_a_gang_runs_on_all_its_slots_or_on_none(tmp_path):
     """When a member dies, hangs or fails, all stop, and the job is tried again; its result is that of the first member."""
-    specs = gangs_of(tmp_path, plain=None, dies="kill", fails="fail", freezes="freeze", hangs="hang")
+    faults = (None, "kill", "fail", "freeze", "hang")
+    specs = [*(Spec(str(fault), "tests.light:gang", {"path": str(tmp_path / f"of {fault}"), "fault": fault}, 2)
+               for fault in faults),
+             *sleeping(1)]
     attempts, ends, _ = run_gangs(specs, tmp_path / "run", limits=replace(LIMITS, silent_s=2, least_s=4, overrun_factor=1))
     check(attempts, ends, specs)
     assert set(ends["status"]) == {"done"}
-    assert {row.job_id: row.result for row in ends.itertuples() if row.job_id != "j0"} == dict.fromkeys(
-        ("plain", "dies", "fails", "freezes", "hangs"), {"rank": 0, "count": 2})
+    assert [row.result for row in ends.itertuples() if row.job_id != "j0"] == [{"rank": 0, "count": 2}] * len(faults)
     for (name, _), rows in attempts[attempts["job_id"] != "j0"].groupby(["job_id", "attempt"]):
         assert sorted(rows["device"]) == ["cpu[0]", "cpu[1]"], name
         assert rows["start_s"].nunique() == rows["end_s"].nunique() == 1
     tries = attempts.groupby("job_id")["attempt"].max().to_dict()
-    assert tries == {"plain": 1, "j0": 1, **dict.fromkeys(("dies", "fails", "freezes", "hangs"), 2)}
-    reasons = attempts.set_index("job_id")["reason"]
-    assert "the worker was killed (signal 9)" in reasons["dies"].iloc[0]
-    assert not list((tmp_path / "run" / "gangs").iterdir())
+    assert tries == {**dict.fromkeys(faults[1:], 2), "None": 1, "j0": 1}
+    assert "the worker was killed (signal 9)" in attempts.set_index("job_id")["reason"]["kill"].iloc[0]
+    assert not list((tmp_path / "run/gangs").iterdir())
 
 
 @pytest.mark.slow
@@ -179,13 +163,11 @@ def test_a_gang_that_always_fails_ends_once_and_one_that_no_fleet_has_is_refused
 def test_a_slot_of_a_gang_that_is_removed_ends_the_attempt_while_others_are_placed(tmp_path):
     """The other member heeds nothing and is replaced after a moment, in which jobs start on the slots that are left."""
     gang = {"path": str(tmp_path / "gang"), "fault": "hang", "seconds": 0.3}
-    specs, limits = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], replace(LIMITS, grace_s=1.5)
-    with Service(tmp_path / "queue", registry.aimed("first-come"), lambda spec, device_type: 1.0, limits) as queue:
+    specs, removed = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], []
+    with served.opened(tmp_path / "queue", policy=registry.aimed("first-come"), spawn=ProcessWorker, limits=replace(
+            LIMITS, grace_s=1.5), slots=("cpu[0]", "cpu[1]", "cpu[2]")) as queue:
         for spec in specs:
             queue.submit(spec)
-        for number in range(3):
-            queue.add_slot(Slot(f"cpu[{number}]"))
-        removed = []
 
         def over():
             running = queue.attempts().query("job_id == 'gang' and status == 'running'")
@@ -277,7 +259,7 @@ def test_a_journal_is_read_by_its_owner_alone_and_written_by_one_process(tmp_pat
 def test_records_of_other_jobs_damaged_ones_and_jobs_that_can_run_nowhere_are_refused(tmp_path):
     run(sleeping(2), tmp_path / "ran", spawn=killed.Inline)
     (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "run.sqlite").write_bytes(b"not a database" * 100)
+    (tmp_path / "torn/run.sqlite").write_bytes(b"not a database" * 100)
     for count, folder, predicted, words in (
             (3, "ran", 1.0, "other jobs"), (2, "torn", 1.0, "damaged"), (2, "new", np.inf, "no device can run job 'j0'"),
             (2, "new", np.nan, "the predicted time of job 'j0' on 'cpu' is nan")):

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -15,22 +16,14 @@ from lib import execution, paths
 from lib.execution import ExecutionError, execute_notebook
 from lib.schedule.runtime import tasks
 from lib.schedule.runtime.worker_process import Job
-from tests import nightly, refused
+from tests import nightly, notebook, refused
 from tests.agents import until
-
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
 @pytest.fixture
 def written(tmp_path):
     """Return a function that writes a notebook of one parameter and one more cell."""
-    def write(code):
-        parameters = nbformat.v4.new_code_cell("steps: int = 1  # how many", metadata={"tags": ["parameters"]})
-        notebook = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell(code)])
-        notebook.metadata["kernelspec"] = KERNEL
-        nbformat.write(notebook, tmp_path / "source.ipynb")
-        return tmp_path / "source.ipynb"
-    return write
+    return partial(notebook, tmp_path / "source.ipynb", "steps: int = 1  # how many")
 
 
 def printed(path):
@@ -40,7 +33,7 @@ def printed(path):
 
 @pytest.mark.slow
 def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):
-    out = tmp_path / "a {folder}" / "a.ipynb"
+    out = tmp_path / "a {folder}/a.ipynb"
     job, path = Job("cpu", (), 1), str(written("import os; print('before', steps + 1, os.getcwd())"))
     assert tasks.notebook(job, path, {"steps": 41}, str(out)) == {"notebook": str(out)}
     assert printed(out) == f"before 42 {out.parent}\n"
@@ -51,7 +44,7 @@ def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("execute", "code", "words"), [
+@pytest.mark.parametrize("execute, code, words", [
     (execute_notebook, "print('before')\nraise ValueError('it broke,\\nbadly')", "ValueError: it broke, badly"),
     (execution._execute, "print('before')\nassert False", "AssertionError without a message, in cell [2]"),
     (execution._execute, "print('before', flush=True)\nimport os, time\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)",
@@ -64,8 +57,8 @@ def test_a_failure_is_one_line(written, tmp_path, execute, code, words):
     assert {path.name for path in tmp_path.iterdir()} == {"{out}.ipynb", "source.ipynb"}, "and nothing else stays behind"
 
 
-@pytest.mark.parametrize(("metadata", "told"), [
-    ({"kernelspec": {**KERNEL, "name": "gone"}}, "'gone', which is not installed; there are: "),
+@pytest.mark.parametrize("metadata, told", [
+    ({"kernelspec": {"name": "gone", "display_name": "Gone"}}, "'gone', which is not installed; there are: "),
     ({}, "source.ipynb names no kernel"), (None, "is no notebook"), ("missing", "source.ipynb is missing")])
 def test_what_is_no_notebook_to_run_is_refused(written, tmp_path, metadata, told):
     path = written("1")

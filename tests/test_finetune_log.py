@@ -70,7 +70,7 @@ def test_an_evaluation_has_scalars_figures_and_a_table_once_also_where_it_is_rep
     assert history(tmp_path, "val/acc@1") == [(7, pytest.approx(evaluation.values["val_acc@1"]))]
     assert len(seen.Scalars("val/loss")) == 1
     for name in ("confusion_matrix", "roc_micro"):
-        picture = (tmp_path / "figures" / f"val_{name}.png").read_bytes()
+        picture = (tmp_path / f"figures/val_{name}.png").read_bytes()
         assert len(seen.Images(f"val/{name}")) == 1 and picture.startswith(b"\x89PNG")
     text, = seen.Tensors("val/confusion_matrix/text_summary")
     assert len(text.tensor_proto.string_val[0].decode().splitlines()) == 5

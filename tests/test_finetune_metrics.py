@@ -103,7 +103,7 @@ def test_an_evaluation_is_written_and_read_back(tmp_path):
     path = before.write(tmp_path)
     after = Evaluation.read(path)
     assert path.name == "evaluation_val.json" and math.isnan(after.values["val_auroc_macro"])
-    assert after.values == pytest.approx(before.values, nan_ok=True) and (after.samples, after.split) == (1, "val")
+    assert after.values == pytest.approx(before.values, nan_ok=True) and after.samples == 1 and after.split == "val"
     assert (after.confusion == before.confusion).all() and np.allclose(after.roc, before.roc, atol=1e-6)
     path.write_text('{"split": "val", "values": {"a": []}, "samples": 1, "roc": [[], []], "confusion": []}')
     with refused("is no evaluation"):
@@ -113,7 +113,7 @@ def test_an_evaluation_is_written_and_read_back(tmp_path):
 def test_a_curve_of_many_points_is_thinned_and_keeps_its_ends():
     got = measured(*split(4, 4000))
     fpr, tpr = got.roc
-    assert len(fpr) <= 501 and (fpr[0], tpr[0], fpr[-1], tpr[-1]) == (0, 0, 1, 1)
+    assert len(fpr) <= 501 and fpr[0] == 0 and tpr[0] == 0 and fpr[-1] == 1 and tpr[-1] == 1
     assert sk.auc(fpr, tpr) == pytest.approx(got.values["val_auroc_micro"], abs=1e-3)
 
 

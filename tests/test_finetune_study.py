@@ -20,7 +20,7 @@ REFERENCE = min(paths.REFERENCE.glob("*/finetune/*"))
 @pytest.fixture
 def folder(home):
     """Give a copy of the reference run, as one that was trained here."""
-    return shutil.copytree(REFERENCE, paths.TRAINING / "pathmnist" / "one")
+    return shutil.copytree(REFERENCE, paths.TRAINING / "pathmnist/one")
 
 
 def test_a_run_is_shown_without_training_and_holds_together(folder):
@@ -28,7 +28,7 @@ def test_a_run_is_shown_without_training_and_holds_together(folder):
     results = study.study(FinetuneParams(run="pathmnist/one"))
     summary = results.summary
     assert results.note.startswith("Run pathmnist/one, trained here before.")
-    assert (results.final.split, len(results.labels)) == ("test", 9)
+    assert results.final.split == "test" and len(results.labels) == 9
     assert tables.recomputed(results) == pytest.approx({
         "batches": summary["batches"], "epochs": summary["epochs"], "best val_acc@1": summary["best_value"],
         "last training loss": summary["history"][-1]["train_loss"], "test acc@1": summary["test"]["test_acc@1"]}, abs=1e-6)
@@ -44,7 +44,7 @@ def test_key_numbers_follow_the_rows_and_not_the_summary(folder):
     assert tables.recomputed(results) == before | {"test acc@1": 1.0}
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [
+@pytest.mark.parametrize("name, content, words", [
     ("summary.json", "{}", r"summary.json is no summary of a run: it lacks run, dataset, monitor"),
     ("summary.json", None, r"holds no run that has ended; in .* there are: none"),
     ("evaluation_val.json", None, r"evaluation_val.json is missing"),

@@ -15,7 +15,7 @@ from bs4 import BeautifulSoup
 from lib import paths, store
 from lib.config import notebooks
 from lib.report import markup, notebook, page, runner, style, summary
-from tests import refused
+from tests import refused, written
 
 RUN = "document.title=7"
 PAYLOADS = (f"<img src=x onerror={RUN}>", f"<script>{RUN}</script>", f"<svg onload={RUN}>", f"[k](javascript:{RUN})",
@@ -159,20 +159,14 @@ def test_a_name_in_a_figure_is_what_it_says(name):
     ElementTree.fromstring(drawn)
 
 
-@pytest.mark.parametrize(("keys", "entry", "text", "told"), [
-    ([1], {}, None, "its key numbers are damaged"), ({}, {"stem": "../../x"}, None, "stem = '../../x'"),
-    ({}, {"status": "red"}, None, "status = 'red'"), ({}, {}, "[{}]", "stem is missing"), ({}, {}, "{", "not readable JSON")])
-def test_what_no_run_wrote_is_refused(home, keys, entry, text, told):
+@pytest.mark.parametrize("keys, entry, texts, told", [
+    ([1], {}, {}, "its key numbers are damaged"), ({}, {"stem": "../../x"}, {}, "stem = '../../x'"),
+    ({}, {"status": "red"}, {}, "status = 'red'"), ({}, {}, {"manifest.json": "[{}]"}, "stem is missing"),
+    ({}, {}, {"manifest.json": "{"}, "not readable JSON"), ({}, {}, {"01_machine.ipynb": "{}"}, "is no executed notebook")])
+def test_what_no_run_wrote_is_refused(home, keys, entry, texts, told):
     executed(home, [code(data(**{KEYS: keys}))], **entry)
-    if text:
-        (home / "manifest.json").write_text(text)
+    written(home, texts)
     with refused(told):
-        page.assemble(home)
-
-
-def test_a_damaged_notebook_is_refused(home):
-    (executed(home, []) / "01_machine.ipynb").write_text("{}")
-    with refused("is no executed notebook"):
         page.assemble(home)
 
 

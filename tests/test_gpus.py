@@ -43,20 +43,14 @@ def box(home, monkeypatch):
     def make(*what, **everywhere):
         made = fake_gpus.Box(home, *what, **everywhere)
         monkeypatch.setenv(fake_gpus.FILE, str(made.path))
-        for patch in fake_gpus.patches():
-            patch.start()
-            started.append(patch)
+        fake_gpus.put(monkeypatch)
         return made
 
-    started, before = [], (torch.cuda.is_initialized, torch.cuda.get_device_properties)
     monkeypatch.delenv(locks.MASK, raising=False)
     draw_small(monkeypatch)
     yield make
-    monkeypatch.undo()  # what a test put over these patches
-    for patch in reversed(started):
-        patch.stop()
+    monkeypatch.undo()
     fake_gpus.forget()
-    assert (torch.cuda.is_initialized, torch.cuda.get_device_properties) == before
 
 
 def swept(**more):
@@ -64,7 +58,7 @@ def swept(**more):
     return folder, aggregate.read(folder).table
 
 
-@pytest.mark.parametrize(("service", "visits"), [
+@pytest.mark.parametrize("service, visits", [
     (InProcess, visitor._visits), nightly(visitor.Service, fake_gpus.visits)])
 def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the_other(box, monkeypatch, service, visits):
     monkeypatch.setattr(visitor, "Service", service)
@@ -83,7 +77,7 @@ def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the
     assert (visits["gpu_others"] == 0).all(), "the workers of a run are no strangers to each other"
 
 
-@pytest.mark.parametrize(("nvml", "card", "verdict", "words"), [
+@pytest.mark.parametrize("nvml, card, verdict, words", [
     ("as it is", {}, "stable", "others used 0% of the GPU"),
     ("as it is", {"stranger": 1, "share": 0.8}, "unusable", "others used 80% of the GPU"),
     ("as it is", {"reasons": 0x24}, "noisy", "the GPU was throttled: too hot (driver)"),
@@ -111,7 +105,7 @@ def test_in_a_container_the_processes_of_the_host_have_other_numbers(box):
     assert GpuWatch(0, own.pids).reading().others == pytest.approx(0.3), "the busiest of two is taken for this one"
 
 
-@pytest.mark.parametrize(("mask", "in_use", "number", "uuid"), [
+@pytest.mark.parametrize("mask, in_use, number, uuid", [
     (None, False, 1, "GPU-1000"), (None, True, 1, "GPU-0000"),
     ("GPU-1,GPU-0", False, 0, "GPU-1000")])
 def test_a_card_is_the_one_that_cuda_calls_so(box, monkeypatch, mask, in_use, number, uuid):
@@ -132,7 +126,7 @@ def test_a_card_in_exclusive_mode_says_who_has_it(box):
         machine.use(machine.device("cuda:0"))
 
 
-@pytest.mark.parametrize(("nvml", "usable", "words"), [
+@pytest.mark.parametrize("nvml, usable, words", [
     ("as it is", True, "Not measured: cuda:0, cuda:1 (--devices all measures every card)."),
     ("as it is", False, "The driver, 570.0, lists 2 NVIDIA cards, and torch can use none: it has "), ("absent", False, "")])
 def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nvml, usable, words):
@@ -164,7 +158,7 @@ def visits(**gpu):
         for number in range(6) for key in "ab"])
 
 
-@pytest.mark.parametrize(("gpu", "n", "verdict", "why"), [
+@pytest.mark.parametrize("gpu, n, verdict, why", [
     ({"gpu_throttled": ["power brake"] * 2 + [""] * 4}, 4, "stable", ""),
     ({"gpu_throttled": ["power brake"] * 4 + [""] * 2}, 6, "noisy", "GPU was throttled in 4 of 6 rounds (power brake)"),
     ({"gpu_mhz": [900.0] * 3 + [1410.0] * 3}, 3, "stable", ""),
@@ -172,7 +166,7 @@ def visits(**gpu):
     ({"gpu_others": float("nan"), "gpu_unknown": "no NVML"}, 6, "noisy", "who else used the GPU is not known: no NVML")])
 def test_the_rounds_of_a_gpu_are_judged_by_the_gpu(gpu, n, verdict, why):
     row = aggregate.summarise(visits(**gpu)).iloc[0]
-    assert (row["n"], row["verdict"]) == (n, verdict)
+    assert row["n"] == n and row["verdict"] == verdict
     assert why in row["why"] and bool(row["why"]) == (verdict != "stable")
     assert row["other_cores"] == 12.0, "what the host did is in the row, and does not count"
 
@@ -210,7 +204,7 @@ def test_all_measures_the_cpu_apart_and_cards_of_each_kind_share_the_grid(sure):
     assert not first & second
 
 
-@pytest.mark.parametrize(("name", "measured"), [("Fake A", 18), ("Fake B", 36)])
+@pytest.mark.parametrize("name, measured", [("Fake A", 18), ("Fake B", 36)])
 def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(sure, name, measured):
     here = sure(2)
     here.change(1, name=name)
@@ -221,23 +215,19 @@ def test_what_a_card_of_this_model_measured_that_is_gone_is_not_measured_again(s
     assert set(after["config"]) == set(before["config"])
 
 
-def test_a_sweep_is_not_gone_on_with_on_another_card(sure):
+def test_a_sweep_is_not_gone_on_with_on_another_card_or_by_other_software(sure, monkeypatch):
     here = sure(2)
     here.change(1, name="Fake B")
+    walked("cpu")
     folder, before = walked("cuda:0")
     here.change(0, gone=True)  # the one behind it moves up
     with refused("mine/cuda-0 cannot be gone on with, cuda:0 is another one now: name was 'Fake A' and is 'Fake B'; give this "
                  "sweep another name"):
         walked("cuda:0")
-    pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
-
-
-def test_a_sweep_is_not_gone_on_with_by_other_software(sure, monkeypatch):
-    sure(0)
-    walked("cpu")
     monkeypatch.setattr(machine, "software", lambda: {"torch": "another"})
     with refused(r"mine/cpu cannot be gone on with, .*: software_id was '\w+' and is '\w+'; give this"):
         walked("cpu")
+    pd.testing.assert_frame_equal(aggregate.read(folder).table, before)
 
 
 def test_what_befalls_a_card_takes_no_table_from_the_other(sure, monkeypatch):
@@ -276,7 +266,7 @@ def test_a_card_whose_memory_another_user_holds_loses_no_point(sure):
     assert table.loc[~good, "reason"].str.contains("MB needed, 0.0005 MB allowed by memory_share").all()
 
 
-@pytest.mark.parametrize(("error", "told"), [
+@pytest.mark.parametrize("error, told", [
     (RuntimeError("CUDA error: unspecified launch failure\nCompile with ..."),
      "^cuda:0 broke; what was measured until then is kept: RuntimeError: CUDA e"),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -362,7 +352,7 @@ while True:
 @pytest.mark.cuda
 def test_a_sweep_on_a_card_knows_itself_and_its_leader_is_not_on_it(home):
     folder, table = swept(device="cuda:0")
-    visits = store.read(folder / "cuda-0" / "repeats.csv", "repeats")
+    visits = store.read(folder / "cuda-0/repeats.csv", "repeats")
     assert (table["status"] == "ok").all()
     assert (visits["gpu_mhz"] > 0).all() and visits["gpu_unknown"].isna().all(), visits["gpu_unknown"].unique()
     assert visits["gpu_others"].median() < 0.1

@@ -10,17 +10,17 @@ from lib.measure import ceilings
 from lib.measure.networks import visits_file
 from lib.measure.networks.case import Case
 from lib.measure.operators import sweep
-from tests import nightly, refused, writers
+from tests import killed, nightly, refused
 from tests.conftest import full_disk
 
 
 @pytest.mark.parametrize(("rounds", "kills"), [pytest.param(1, 1, marks=pytest.mark.slow),
                                                nightly(6, 20)])
 def test_several_writers_and_kills_at_a_start_lose_nothing(rounds, kills):
-    result = writers.run("sweep", "matrix", "networks", "--rounds", rounds, "--kills", kills, "--writers", 4, 8, 2)
+    result = killed.in_a_process("tests.writers", rounds, kills)
     assert [(name, one["wrong"], one["lost"]) for name, one in result.items()] == [
-        ("sweep", [], 0), ("matrix", [], 0), ("networks", [], 0)]
-    assert result["sweep"]["rows"] >= (rounds + kills) * 34, "headers, configurations and visits of each round"
+        ("Sweep", [], 0), ("Matrix", [], 0), ("Networks", [], 0)]
+    assert result["Sweep"]["rows"] >= (rounds + kills) * 34, "headers, configurations and visits of each round"
 
 
 def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):

@@ -1,22 +1,20 @@
-"""Several writers at once, and writers killed as they start: ``python -m tests.writers sweep --rounds 100 --kills 1000``.
+"""Several writers at once, and writers killed as they start: ``python -m tests.writers ROUNDS KILLS``.
 
 What they write is a scene of tests/scenes.py. Each line that one has written is noted apart; ``lost`` counts those that are not
 in the files in the end. Runs in a process of its own, which imports a scene once and forks its writers.
 """
 
-import argparse
 import collections
 import itertools
 import json
 import multiprocessing
 import os
 import random
+import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
-
-from tests import python
 
 FORK = multiprocessing.get_context("fork")
 END_S = 120.0  # a writer that takes longer than this hangs
@@ -77,20 +75,15 @@ def _round(scene, place, crews, kills_s):
     return _found(scene, folder, notes, ends)
 
 
-def run(*words):
-    """Run this module in a process of its own with ``words``; return its summary, a scene each."""
-    return json.loads(python("-m", "tests.writers", *words).stdout)
-
-
-def summary(scene, writers, rounds, kills):
+def summary(scene, rounds, kills):
     """Return how many lines writers have written, how many are lost, and what is wrong.
 
-    In each of the rounds so many writers, by turns, write at once, and half of them are killed meanwhile; each of the kills is
+    In each of the rounds four, eight or two writers write at once, and half of them are killed meanwhile; each of the kills is
     of a writer that is alone, after which another one goes on.
     """
     total, wrong, draw, begin = collections.Counter(), [], random.Random(0), time.monotonic()
     races = (([count], {draw.randrange(count): draw.uniform(0, KILLED_S) for _ in range(count // 2)})
-             for count in itertools.islice(itertools.cycle(writers), rounds))
+             for count in itertools.islice(itertools.cycle((4, 8, 2)), rounds))
     cuts = (([1, 1], {0: draw.uniform(0, KILLED_S)}) for _ in range(kills))
     for crews, kills_s in itertools.chain(races, cuts):
         with tempfile.TemporaryDirectory() as place:
@@ -103,11 +96,4 @@ def summary(scene, writers, rounds, kills):
 if __name__ == "__main__":
     from tests.scenes import SCENES
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("scenes", nargs="+", choices=SCENES)
-    parser.add_argument("--writers", type=int, nargs="+", default=[2, 4, 8], help="at once, by turns")
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--kills", type=int, default=6)
-    options = vars(parser.parse_args())
-    scenes = options.pop("scenes")
-    print(json.dumps({name: summary(SCENES[name](), **options) for name in scenes}))
+    print(json.dumps({scene.__name__: summary(scene(), *map(int, sys.argv[1:])) for scene in SCENES}))

@@ -70,7 +70,7 @@ def _attempt(data, folder):
         kind, content = ANY, changed({pick(data, sorted(index), "key"): pick(data, VALUES, "value")}, {})
     else:
         kind, content = ANY, damaged(archive(index, files), data)
-    path, target = folder / "inner" / "b.zip", folder / "inner" / "target"
+    path, target = folder / "inner/b.zip", folder / "inner/target"
     path.parent.mkdir()
     path.write_bytes(content)
     outcome = pass_through(lambda: _merged(path, target), kind, f"a bundle, {how}", files)

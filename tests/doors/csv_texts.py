@@ -57,6 +57,15 @@ def _open_quote(rows, data):
     return b"\n".join(lines)
 
 
+def drawn(rows, data, wrong):
+    """Draw a way to write rows, perhaps one of those that are ``wrong``, which change them; return it, its kind, and bytes."""
+    how = pick(data, [*SHAPES, *wrong], "how")
+    if how in SHAPES:
+        kind, change = SHAPES[how]
+        return how, kind, change(rows, data)
+    return how, WRONG, written(wrong[how]())
+
+
 SHAPES = {
     "one row has a field more": (WRONG, _wider),
     "one row has a field less": (WRONG, _narrower),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lib import store, tables
 from lib.columns import DTYPES
-from tests.doors import ANY, SAME, WRONG, Door, csv_texts, damaged, pass_through, pick
+from tests.doors import ANY, SAME, Door, csv_texts, damaged, pass_through, pick
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=12).filter(str.strip)
 
@@ -41,31 +41,23 @@ def _attempt(data, folder):
     columns = tables.TABLES[table]
     values = data.draw(st.lists(st.tuples(*map(cell, columns)), min_size=1, max_size=4), label="rows")
     frame = pd.DataFrame(values, columns=tables.columns(table)).astype({one.name: DTYPES[one.kind] for one in columns})
-    hows = [*csv_texts.SHAPES, "a wrong cell", "a column less", "a column more", "parquet", "parquet, damaged"]
-    how = pick(data, hows, "how")
-    path, kind = folder / "table.csv", WRONG
-    rows = csv_texts.parsed(store.encoded(frame, ".csv"))
-    if "parquet" in how:
-        kind, path, content = SAME, path.with_suffix(".parquet"), store.encoded(frame, ".parquet")
-        if how == "parquet, damaged":
+    rows, path = csv_texts.parsed(store.encoded(frame, ".csv")), folder / "table.csv"
+    column = pick(data, [number for number, one in enumerate(columns) if wrong_cells(one)], "column")
+
+    def wrong_cell():
+        pick(data, rows[1:], "row")[column] = pick(data, wrong_cells(columns[column]), "cell")
+        return rows
+
+    if data.draw(st.booleans(), "as Parquet"):
+        how, kind, path, content = "parquet", SAME, path.with_suffix(".parquet"), store.encoded(frame, ".parquet")
+        if data.draw(st.booleans(), "damaged"):
             kind, content = ANY, damaged(content, data)
-    elif how in csv_texts.SHAPES:
-        kind, change = csv_texts.SHAPES[how]
-        content = change(rows, data)
     else:
-        content = csv_texts.written(_changed(rows, columns, how, data))
+        how, kind, content = csv_texts.drawn(rows, data, {
+            "a wrong cell": wrong_cell, "a column less": lambda: csv_texts.without(rows, column),
+            "a column more": lambda: [[*row, "more" if row is rows[0] else "1"] for row in rows]})
     path.write_bytes(content)
     return pass_through(lambda: store.read(path, table), kind, f"{table} with {how}", frame)
-
-
-def _changed(rows, columns, how, data):
-    if how == "a column more":
-        return [[*row, "more" if number == 0 else "1"] for number, row in enumerate(rows)]
-    column = pick(data, [number for number, one in enumerate(columns) if wrong_cells(one)], "column")
-    if how == "a column less":
-        return csv_texts.without(rows, column)
-    pick(data, rows[1:], "row")[column] = pick(data, wrong_cells(columns[column]), "cell")
-    return rows
 
 
 DOOR = Door("own tables", _attempt)

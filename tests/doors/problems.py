@@ -1,11 +1,12 @@
 """The door of what people write to have jobs scheduled: times, devices, jobs, energy (``problem_files.read``)."""
 
 from dataclasses import astuple
+from functools import partial
 
 from hypothesis import strategies as st
 
 from lib.schedule import problem_files
-from tests.doors import SAME, WRONG, Door, csv_texts, pass_through, pick
+from tests.doors import Door, csv_texts, pass_through, pick
 
 SECONDS = st.floats(0.001, 1e6).map("{:.6g}".format)
 JOULES = st.just("") | st.floats(0, 1e9).map("{:.6g}".format)
@@ -33,23 +34,18 @@ def _tables(data):
             "energy": of_jobs([*types, "source"], *[JOULES] * len(types), sampled(["", "measured", "modelled", "assumed"]))}
 
 
-def _wrong(tables, data):
-    """Make one cell or row of one file wrong; return what was done."""
-    which = pick(data, sorted(tables), "file")
-    rows = tables[which]
+def _wrong(file, rows, how, data):
+    """Return the rows of a file with a wrong cell or row."""
     row = pick(data, rows[1:], "row")
-    what = pick(data, ["no id", "doubled", "no number", "a column less", "no row"], "what")
-    if what == "no id":
+    if how == "no id":
         row[0] = pick(data, NO_ID)
-    elif what == "doubled":
+    elif how == "doubled":
         rows.append(list(row))
-    elif what == "no number":
-        row[pick(data, {"devices": [2], "jobs": [1, 3]}.get(which, range(1, len(row))))] = pick(data, NO_NUMBER[which])
-    elif what == "a column less":
-        tables[which] = csv_texts.without(rows, 0 if which == "jobs" else pick(data, [0, 1]))  # jobs may lack the others
-    else:
-        del rows[1:]
-    return f"{which}: {what}"
+    elif how == "no number":
+        row[pick(data, {"devices": [2], "jobs": [1, 3]}.get(file, range(1, len(row))))] = pick(data, NO_NUMBER[file])
+    elif how == "a column less":
+        return csv_texts.without(rows, 0 if file == "jobs" else pick(data, [0, 1]))  # jobs may lack the others
+    return rows[:1] if how == "no row" else rows
 
 
 def _reordered(rows, data):
@@ -65,23 +61,16 @@ def _attempt(data, folder):
         parts = problem.energy, problem.jobs, problem.fleet
         return problem.predicted_s, problem.actual_s, *map(astuple, parts)
 
-    def write(tables):
-        for name, rows in tables.items():
-            paths[name].write_bytes(csv_texts.written(rows))
-
     tables = _tables(data)
-    write(tables)
-    expected = read()
-    how = pick(data, [*csv_texts.SHAPES, "columns in another order", *["a wrong cell"] * 6], "how")
-    kind, what = WRONG, how
-    if how == "a wrong cell":
-        what = _wrong(tables, data)
-        write(tables)
-    else:
-        which = pick(data, sorted(tables), "file")
-        kind, change = csv_texts.SHAPES.get(how, (SAME, _reordered))
-        paths[which].write_bytes(change(tables[which], data))
-    return pass_through(read, kind, what, expected)
+    for name, rows in tables.items():
+        paths[name].write_bytes(csv_texts.written(rows))
+    expected, file = read(), pick(data, sorted(tables), "file")
+    how, kind, content = csv_texts.drawn(tables[file], data, {how: partial(_wrong, file, tables[file], how, data) for how in (
+        "no id", "doubled", "no number", "a column less", "no row")})
+    if how == "as it is":
+        content = _reordered(tables[file], data)
+    paths[file].write_bytes(content)
+    return pass_through(read, kind, f"{file}: {how}", expected)
 
 
 DOOR = Door("problems of scheduling", _attempt)

@@ -6,7 +6,7 @@ from unittest import mock
 from lib import files, paths
 from lib.measure import importers
 from lib.schedule import gavel
-from tests.doors import ANY, SAME, VALUES, WRONG, Door, csv_texts, pass_through, pick
+from tests.doors import ANY, SAME, VALUES, Door, csv_texts, pass_through, pick
 from tests.doors.definitions import changed, places
 
 LINEAR = b"B,M,N,K,Latency\n1,64,32,128,0.5\n2,8,16,4,0.25\n"
@@ -39,17 +39,13 @@ def _table(data, folder):
     name = pick(data, sorted(READERS), "reader")
     original, read, counts, needed = READERS[name]
     rows, expected = csv_texts.parsed(original), read(folder, original)
-    how = pick(data, [*csv_texts.SHAPES, *["no count"] * 4, "a column less", "no row"], "how")
-    kind = WRONG
-    if how in csv_texts.SHAPES:
-        kind, change = csv_texts.SHAPES[how]
-        content = change(rows, data)
-    else:
-        if how == "no count":
-            pick(data, rows[1:])[pick(data, counts, "column")] = pick(data, NO_COUNTS)
-        elif how == "a column less":
-            rows = csv_texts.without(rows, pick(data, needed))
-        content = csv_texts.written(rows[:1] if how == "no row" else rows)
+
+    def no_count():
+        pick(data, rows[1:])[pick(data, counts, "column")] = pick(data, NO_COUNTS)
+        return rows
+
+    how, kind, content = csv_texts.drawn(rows, data, {
+        "no count": no_count, "a column less": lambda: csv_texts.without(rows, pick(data, needed)), "no row": lambda: rows[:1]})
     return pass_through(lambda: read(folder, content), kind, f"{name}: {how}", expected)
 
 
