@@ -195,7 +195,7 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
 
 def as_published(folder, networks=6):
     """Write training tables in the original study's columns alone: a published one has no others."""
-    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    source = min(paths.REFERENCE.glob("*/layer_power/training_data"))
     tables = {kind: pd.concat([pd.read_csv(path) for path in sorted(source.glob(f"*/{kind}.csv"))])
               for kind in dataset.ORIGINAL}
     for number in range(networks):
@@ -241,7 +241,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     (lambda table: table.assign(flops="x"), "flops hold what is no number"),
     (lambda table: table.assign(output_size=0), "row 1 below the header has .* as output_size: it is a number")])
 def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
-    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))))
+    source = min(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))
     (tmp_path / "m").mkdir()
     change(pd.read_csv(source)).to_csv(tmp_path / "m" / "dense.csv", index=False)
     with refused(words):

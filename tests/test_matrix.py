@@ -1,7 +1,6 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import functools
-import os
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -221,26 +220,14 @@ def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
     assert "Not Supported" in environment.clocks("cuda:0")["reason"]
 
 
-NCU = """#!/usr/bin/env bash
-if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
-printf '%s\\n' "$@" > "$NCU_SEEN"; echo "$LIB_OUTPUT" >> "$NCU_SEEN"
-while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {page} > "$2"; shift; done
-"""
-
-
 @pytest.fixture
 def counted(tmp_path, monkeypatch, verb, with_card):
     """Return a function that calls the verb with a profiler that writes a page, and keeps the words that it is called with."""
     def call(content):
-        (tmp_path / "page").write_text(content)
-        names = " ".join(name.partition(".")[0] for name in test_nsight.NEEDED)
-        (tmp_path / "ncu").write_text(NCU.format(known=names, page=tmp_path / "page"))
-        (tmp_path / "ncu").chmod(0o755)
+        monkeypatch.setenv("PATH", test_nsight.fake_profiler(tmp_path, content))
         return verb("--cells", "resnet18/b8/fp32", "--nsight", "-p", "iters", "3", device="cuda",
                     plan=lambda: small(grids={"cuda": {**CPU, "options": {}}}))
 
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("NCU_SEEN", str(tmp_path / "seen"))
     return call
 
 

@@ -164,7 +164,7 @@ def test_what_a_death_left_goes_with_the_next_registration_and_nothing_else(regi
 
 @pytest.mark.parametrize("uri", ["ftp://x", "http://127.0.0.1:9", "sqlite:////dev/null/x.db"])
 def test_a_registry_that_takes_nothing_is_refused_before_anything_is_trained(home, monkeypatch, uri):
-    training = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    training = min(paths.REFERENCE.glob("*/layer_power/training_data"))
     monkeypatch.setattr(layer_model, "fit", lambda *_: pytest.fail("trained"))
     refusal("layer-power", "train", training, "--device", "x", "--out", home / "models", "--register", uri)
     assert not (home / "models").exists()

@@ -129,12 +129,9 @@ def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path):
     papermill(tmp_path, "01_machine.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS)
 
 
-@pytest.mark.parametrize(("name", "words", "told"), [
-    ("02_profile", ("workload", "W9"), "no workload 'W9'; there are: W1, W2"),
-    ("01_machine", ("source", "replay", "-p", "devise", "cpu"), "01_machine: unknown name 'devise' (known: source, reference")])
-def test_wrong_input_is_one_line_and_a_failed_run(tmp_path, name, words, told):
+def test_wrong_input_is_one_line_and_a_failed_run(tmp_path):
     """What else is refused is tested in test_params, without a kernel."""
-    papermill(tmp_path, paths.NOTEBOOKS / f"{name}.ipynb", tmp_path / "out.ipynb", "-p", *words, cwd=tmp_path, status=1)
+    papermill(tmp_path, paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", "-p", "devise", "cpu", cwd=tmp_path, status=1)
     (error,) = [output for output in runner.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
-    assert error["ename"] == "InputError" and error["evalue"].startswith(told) and len(error["traceback"]) == 1
-    assert not (tmp_path / "data" / "runs").exists()
+    assert error["ename"] == "InputError" and error["evalue"].startswith("02_profile: unknown name 'devise' (known: workload,")
+    assert len(error["traceback"]) == 1 and not (tmp_path / "data" / "runs").exists()

@@ -140,9 +140,17 @@ def test_counted_points_are_judged_by_a_gpu_alone(tmp_path, monkeypatch):
 
 FAKE = """#!/usr/bin/env bash
 if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
-printf '%s\\n' "$@" > "$NCU_SEEN"
-while [ $# -gt 0 ]; do [ "$1" = --log-file ] && printf '{log}' > "$2"; shift; done
+printf '%s\\n' "$@" "$LIB_OUTPUT" > {folder}/seen
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {folder}/page > "$2"; shift; done
 """
+
+
+def fake_profiler(folder, text, known=NEEDED):
+    """Write a profiler that knows some metrics and writes a text, and its words to ``seen``; return the path to find it by."""
+    (folder / "page").write_text(text)
+    (folder / "ncu").write_text(FAKE.format(known=" ".join(name.partition(".")[0] for name in known), folder=folder))
+    (folder / "ncu").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize(("known", "log", "code", "told"), [
@@ -152,16 +160,12 @@ while [ $# -gt 0 ]; do [ "$1" = --log-file ] && printf '{log}' > "$2"; shift; do
 ])
 @pytest.mark.slow
 def test_the_collecting_script_asks_first_and_explains(tmp_path, known, log, code, told):
-    ncu = tmp_path / "ncu"
-    ncu.write_text(FAKE.format(known=" ".join(name.partition(".")[0] for name in known), log=log))
-    ncu.chmod(0o755)
-    seen = tmp_path / "seen"
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "NCU_SEEN": str(seen)}
+    environment = {**os.environ, "PATH": fake_profiler(tmp_path, log, known)}
     script = paths.PARAMS / "collect_nsight.sh"
     done = subprocess.run([shutil.which("bash"), script, tmp_path / "out.csv", "true", "7"], env=environment,
                           capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert told in done.stderr
     if code == 0:
-        words = seen.read_text().split("\n")
-        assert words[words.index("--metrics") + 1].split(",") == NEEDED and words[-3:-1] == ["true", "7"]
+        words = (tmp_path / "seen").read_text().split("\n")
+        assert words[words.index("--metrics") + 1].split(",") == NEEDED and words[-4:-2] == ["true", "7"]

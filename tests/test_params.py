@@ -7,7 +7,7 @@ import pytest
 from papermill.translators import PythonTranslator
 
 from lib import paths
-from lib.config import base, definitions, notebooks
+from lib.config import base, notebooks
 from lib.errors import InputError
 from lib.studies.scheduler_eval import host
 from tests import refused
@@ -35,15 +35,10 @@ def test_parameters_cell_is_the_class(name):
     ("03_sweep", {"name": "../x"}, "03_sweep: name = '../x"),
     ("03_sweep", {"device": "cuda,cuda:0"}, "device = 'cuda,cuda:0' names a device twice"),
     ("03_sweep", {"shard": "8/8"}, "shard = '8/8' must be i/n with i below n"),
-    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty")])
+    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty"), ("99_nothing", {}, "01_machine, 02_profile")])
 def test_a_wrong_value_is_named(name, values, words):
     with refused(re.escape(words)):
         notebooks.check(name, values)
-
-
-def test_an_unknown_name_is_told_with_the_known_ones():
-    with refused("02_profile: unknown name 'sauce' .known: workload, model, folder, device"):
-        base.build(notebooks.ProfileParams, {"sauce": 1}, "02_profile")
 
 
 def test_text_from_the_command_line_is_coerced():
@@ -128,15 +123,6 @@ def test_yaml_is_version_1_2(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: no\nb: 1e-3\nc: 12:30\nd: 010\n")
     assert base.load_yaml(file) == {"a": "no", "b": 1e-3, "c": "12:30", "d": 10}
-
-
-@pytest.mark.parametrize(("read", "wrong", "words"), [
-    (definitions.load_workloads, paths.PARAMS / "none.yaml", "missing"),
-    (definitions.workload, "W9", "W1, W2, W3, W4, W5, W6, W7"),
-    (notebooks.notebook_model, "99_nothing", "01_machine, 02_profile")])
-def test_what_is_not_there_is_named(read, wrong, words):
-    with refused(words):
-        read(wrong)
 
 
 def test_the_jobs_of_a_notebook_are_a_file(home):

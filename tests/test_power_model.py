@@ -18,8 +18,7 @@ from lib.predict.evaluation import models_at_hand
 from lib.predict.operators.features_gpu import Chip
 from lib.predict.power import model, training
 from lib.predict.power.model import OPS, PowerModel
-from tests import advice_on, output_of, refused
-from tests.test_published import parquet
+from tests import advice_on, output_of, refused, test_published
 
 FILE, SHORT_MS = model.path_of("h200-sxm", "bf16"), aiconfigurator.SHORT_MS
 ROOT = "aiconfigurator_core/systems/data"
@@ -27,9 +26,9 @@ CHIP = Chip.of(load_devices()["h200-sxm"], "bf16")
 
 
 def perf(folder, framework="vllm", version="0.22.0", **columns):
-    parquet(folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet", **{
-        "gemm_dtype": ["bfloat16", "bfloat16", "fp8_block"], "m": 64, "n": 128, "k": 256, "latency": [2.0, 0.019, 1.0],
-        "power": [600.0, 130.0, 500.0], "power_limit": 700.0, **columns})
+    test_published.perf(folder, version, framework, **{
+        "gemm_dtype": ["bfloat16", "bfloat16", "fp8_block"], "latency": [2.0, 0.019, 1.0], "power": [600.0, 130.0, 500.0],
+        "power_limit": 700.0, **columns})
 
 
 def packed(folder, target, *others):

@@ -56,20 +56,24 @@ def test_neusight_is_read_with_its_own_names(neusight):
 SIZES = ("batch", "in_channels", "out_channels", "kernel_h", "height", "width", "stride_h", "padding_h")
 
 
+def work(values):
+    """Return FLOPs and bytes of a convolution as importers count them."""
+    return np.concatenate(importers.convolution({name: np.array([value]) for name, value in values.items()}, 4))
+
+
 @pytest.mark.parametrize("sizes", [(2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
 def test_flops_and_bytes_are_those_of_the_operator_itself(sizes):
     values = dict(zip(SIZES, sizes, strict=True))
-    flops, moved = importers.convolution({name: np.array([value]) for name, value in values.items()}, 4)
+    flops, moved = work(values)
     square = {name.replace("_h", "_w"): value for name, value in values.items()}
     config = spaces.config("conv2d", values | square)
-    assert (flops[0], moved[0]) == spaces.work(config.ops())
+    assert (flops, moved) == spaces.work(config.ops())
 
 
 def test_counts_too_large_for_an_integer_give_work_and_not_an_overflow():
-    sizes = (2**20, 2**20, 2**20, 2, 2**20, 2**20, 1, 0)
-    flops, moved = importers.convolution({name: np.array([value]) for name, value in zip(SIZES, sizes, strict=True)}, 4)
-    assert flops[0] == pytest.approx(2.0 * 2**100 * 4, rel=1e-5)
-    assert moved[0] > 2**80
+    flops, moved = work(dict.fromkeys(SIZES, 2**20) | {"kernel_h": 2, "stride_h": 1, "padding_h": 0})
+    assert flops == pytest.approx(2.0 * 2**100 * 4, rel=1e-5)
+    assert moved > 2**80
 
 
 def test_the_original_sweep_is_checked_against_its_shapes(swept):
@@ -87,9 +91,9 @@ def parquet(path, **columns):
     return path
 
 
-def perf(folder, version="1.0.0", **columns):
+def perf(folder, version="1.0.0", framework="trtllm", **columns):
     """Write kernels as aiconfigurator publishes them, with other columns, or without those that are None."""
-    return parquet(folder / "h200_sxm" / "gemm" / "trtllm" / version / "gemm_perf.parquet", **{
+    return parquet(folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet", **{
         "gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns})
 
 

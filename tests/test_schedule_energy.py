@@ -44,7 +44,7 @@ def test_what_is_not_known_is_none_and_idling_without_watts_is_not_in_it(tmp_pat
     assert energy_of(problem_files.read(**whole)) == (None, None)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_table_of_watts_times_seconds_changes_nothing(seed):
     problem, faults = a_problem(seed), Faults(chance=0.3, seed=seed)
     idle, busy, setup_s = np.arange(3) + 3.0, np.arange(3) * 40 + 50.0, np.zeros(3)

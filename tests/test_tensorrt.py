@@ -170,14 +170,20 @@ def recording(folder, cycles=12, missing_s=0.0):
     (folder / dataset.IDLE).write_text(json.dumps({"timestamp": "x", "avg_idle_power": 2_000_000}))
 
 
+def converted(folder, words, **least):
+    """Bring the one raw recording there to training data, with a note of these words; return its layers of a kind by kind."""
+    (done,) = dataset.preprocess(folder / "raw", folder / "pre")
+    assert any(words in note for note in done.notes)
+    assert [path.name for path in done.written] == [dataset.LAYERWISE, dataset.ENGINE]
+    dataset.convert(folder / "pre", folder / "train", **least)
+    return {path.stem: pd.read_csv(path) for path in (folder / "train" / "alexnet").iterdir()}
+
+
 def test_from_raw_recordings_to_training_data(tmp_path):
     recording(tmp_path / "raw" / "alexnet" / "trt_profiling")
-    (done,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
-    assert [path.name for path in done.written] == [dataset.LAYERWISE, dataset.ENGINE]
-    assert any("36 of 36 windows" in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
+    tables = converted(tmp_path, "36 of 36 windows")
     for kind, watts in (("convolutional", 6.0), ("pooling", 4.0), ("dense", 8.0)):
-        table = pd.read_csv(tmp_path / "train" / "alexnet" / f"{kind}.csv")
+        table = tables[kind]
         assert tuple(table) == (*dataset.ORIGINAL[kind], *dataset.OURS), "the original's columns come first"
         assert table["power"].tolist() == pytest.approx([watts], rel=0.02)
         assert table["runtime"].tolist() == pytest.approx([100.0])
@@ -191,24 +197,18 @@ def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_p
     recording(tmp_path / "raw" / "alexnet", missing_s=missing_s)
     for name in missing:
         (tmp_path / "raw" / "alexnet" / name).unlink()
-    (done,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
-    assert any(words in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
-    table = pd.read_csv(tmp_path / "train/alexnet/dense.csv")
+    table = converted(tmp_path, words)["dense"]
     assert table["power"].isna().all() and table["runtime"].notna().all()
 
 
 def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refused(tmp_path):
-    raw, folder = tmp_path / "raw_data", tmp_path / "raw_data" / "alexnet" / "trt_profiling"
+    raw, folder = tmp_path / "raw", tmp_path / "raw" / "alexnet" / "trt_profiling"
     recording(folder)
     (folder / dataset.POWER).rename(raw / "alexnet" / "alexnet_power_log.log")
     (folder / dataset.IDLE).rename(raw / dataset.IDLE)
     for name in ("60_seconds_idling_power_log.log", "idling_power_log_20240131-120000.log"):
         (raw / name).touch()
-    (done,) = dataset.preprocess(raw, tmp_path / "pre")
-    assert any("36 of 36 windows" in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
-    assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
+    assert converted(tmp_path, "36 of 36 windows")["dense"]["power"].tolist() == pytest.approx([8.0], rel=0.02)
     dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
     (raw / "alexnet" / "alexnet_power_log.log").rename(raw / "power_log.log")

@@ -149,13 +149,6 @@ def test_training_learns_synthetic_volumes(home):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.cuda
-def test_cuda_trains():
-    of = task()
-    trainer = Trainer(of, Options(torch.device("cuda:0"), precision="fp16", pin_memory=True))
-    assert np.isfinite(trainer.train(batches(of, [8, 8])))
-
-
 def test_sgd_is_that_of_the_textbook():
     momentum, weight_decay = 0.5, 0.1
     model = torch.nn.Linear(1, 1, bias=False)
