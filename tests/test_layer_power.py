@@ -35,7 +35,7 @@ def recorded(folder, name="simple_cnn", runs=3):
 
 @pytest.fixture
 def small_engine(tmp_path):
-    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json").path
+    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json")
 
 
 def as_engine(graph, path):
@@ -103,19 +103,18 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     assert not models and len(rejected) == 3
 
 
-def test_every_row_says_what_the_model_is_of(tmp_path):
-    small = as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "e.json")
+def test_every_row_says_what_the_model_is_of(small_engine):
     shipped = training.load_models(RTX, (training.SHIPPED,))
-    rows = predictions.of_engine(small, shipped)
-    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small.layers)
+    rows = predictions.of_engine(small_engine, shipped)
+    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small_engine.layers)
     known = rows["kind"].isin(["convolutional", "pooling", "dense"])
     assert (rows.loc[known, "runtime_low"] < rows.loc[known, "runtime_prediction"]).all()
     assert rows.loc[~known, "runtime_prediction"].isna().all() and rows["power_prediction"].isna().all()
     assert rows["note"].str.contains(f"trained on {RTX}, and the engine's device is not stated").all()
     assert rows.loc[known, "note"].str.contains(f"no power of .* layers was measured on {RTX}").all()
-    assert not predictions.of_engine(small, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
+    assert not predictions.of_engine(small_engine, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
     with refused(f"trained on {RTX}, not on jetson-orin"):
-        predictions.of_engine(small, shipped, "jetson-orin", strict=True)
+        predictions.of_engine(small_engine, shipped, "jetson-orin", strict=True)
 
 
 def test_a_total_is_the_sum_of_what_is_predicted():
@@ -228,7 +227,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
     assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
     names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
-    predict = "layer-power", "predict", "--trt-engine-path", small_engine, "--result-csv-path"
+    predict = "layer-power", "predict", "--trt-engine-path", small_engine.path, "--result-csv-path"
     output_of(*predict, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
     output_of(*predict, tmp_path / "files.csv", "--models", models)
     registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))

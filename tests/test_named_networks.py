@@ -216,15 +216,24 @@ def test_a_builder_that_reads_large_weights_is_built_of_real_ones():
     assert type(fakes.build(Reads).weight) is nn.Parameter
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("hf:nowhere", "nowhere is missing; name a folder that holds a config.json"),
-    ("hf:{}", "config.json is missing"), ("hf:{}/broken", "cannot be read"), ("hf:{}/strange", "cannot be read"),
-    ("hf:{}/wrong", "cannot be"), ("hf:{}/remote", "cannot be read"),
-    ("timm:convnext_tinny", "timm has no network 'convnext_tinny'; the nearest: convnext_tiny"),
-    ("timm:hf-hub:some/net", "timm has no network"),
-    ("timm:resnet50.nobodys", "timm has no 'nobodys' of 'resnet50'; there are: "),
-    ("resnet51", "no model 'resnet51'; there are: W1"), ("convnext_tinny", "; the nearest: convnext_tiny")])
-def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
+NO_NAMES = """
+hf:nowhere             nowhere is missing; name a folder that holds a config.json
+hf:{}                  config.json is missing
+hf:{}/broken           cannot be read
+hf:{}/strange          cannot be read
+hf:{}/wrong            cannot be
+hf:{}/remote           cannot be read
+timm:convnext_tinny    timm has no network 'convnext_tinny'; the nearest: convnext_tiny
+timm:hf-hub:some/net   timm has no network
+timm:resnet50.nobodys  timm has no 'nobodys' of 'resnet50'; there are:
+resnet51               no model 'resnet51'; there are: W1
+convnext_tinny         ; the nearest: convnext_tiny
+"""
+
+
+@pytest.mark.parametrize("case", NO_NAMES.strip().splitlines())
+def test_a_name_that_is_none_is_one_line(case, tmp_path):
+    name, words = case.split(maxsplit=1)
     for folder, content in {"broken": "{", "strange": '{"model_type": "no-such-type"}',
                             "wrong": '{"model_type": "bert", "hidden_size": "wide"}',
                             "remote": '{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}'}.items():
@@ -255,10 +264,9 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
     assert (graph.output, graph.parameters) == ((2, 1000), parameters)
 
 
-@pytest.mark.parametrize("text", ["512:int64", "3x224"])
-def test_a_network_of_timm_takes_pictures(text):
-    with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
-        networks.network("timm:resnet18", 1, text)
+def test_a_network_of_timm_takes_pictures():
+    with refused("takes pictures, channels x height x width, not 512:int64; give 3x224x224"):
+        networks.network("timm:resnet18", 1, "512:int64")
 
 
 def test_the_command_line_names_the_inputs(configs):

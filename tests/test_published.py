@@ -1,11 +1,10 @@
 """Published data: each original's layout, its known numbers, and what is refused."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from lib import paths, store
+from lib import files, paths, store
 from lib.measure import importers
 from lib.measure.published import aiconfigurator
 from lib.schedule import gavel
@@ -84,17 +83,12 @@ def test_the_original_sweep_is_checked_against_its_shapes(swept):
         importers.pytorch_scheduler(swept)
 
 
-def parquet(path, **columns):
-    """Write columns as a published table, without those that are None; return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def perf(folder, version="1.0.0", framework="trtllm", **columns):
+    """Write kernels as aiconfigurator publishes them, with other columns, or without those that are None; return the path."""
+    path = files.folder(folder / "h200_sxm" / "gemm" / framework / version) / "gemm_perf.parquet"
+    columns = {"gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns}
     pd.DataFrame({name: values for name, values in columns.items() if values is not None}).to_parquet(path)
     return path
-
-
-def perf(folder, version="1.0.0", framework="trtllm", **columns):
-    """Write kernels as aiconfigurator publishes them, with other columns, or without those that are None."""
-    return parquet(folder / "h200_sxm" / "gemm" / framework / version / "gemm_perf.parquet", **{
-        "gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns})
 
 
 def test_aiconfigurator_takes_the_newest_version(tmp_path):
@@ -129,13 +123,9 @@ def test_a_kernel_too_large_has_no_output(neusight):
     ({"k": None}, r"missing \(or doubled\) columns \[k\]"), ({"m": [-1, 1]}, "as m: it is a whole number from 1"),
     ({"n": [[1], [2]]}, "as n")])
 def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
-    perf(tmp_path, **columns)
+    path = perf(tmp_path, **columns)
     with refused(what):
         aiconfigurator.gemms(tmp_path)
-
-
-def test_parquet_of_others_that_is_cut_short_is_refused(tmp_path):
-    path = perf(tmp_path)
     path.write_bytes(path.read_bytes()[:-10])
     with refused("is not readable Parquet"):
         aiconfigurator.gemms(tmp_path)

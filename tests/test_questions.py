@@ -73,9 +73,7 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
 @pytest.mark.parametrize(("content", "words"), [
     ("model\n", "has no row"),
     ("network,device\na,cpu\n", "missing the column model; unknown columns"),
-    ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size"),
-    ("model,device\na\n", "line 2 has 1 fields"),
-    ("model;device\na;cpu\n", "separated by semicolons")])
+    ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size")])
 def test_a_file_that_is_no_table_of_questions_is_one_line(content, words, tmp_path):
     (tmp_path / "q.csv").write_text(content)
     assert words in refusal("advise", "--questions", tmp_path / "q.csv")

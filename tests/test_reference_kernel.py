@@ -15,10 +15,10 @@ from lib.measure.speed_history import Speed
 from tests import refused
 
 
-def _visits(elasticity, slow, configs=40):
+def _visits(elasticity, slow):
     """Return visits of configurations, half of them while the kernel took ``slow`` times as long."""
     rows = [{"config": f"c{number}", "latency_ms": 0.1 * (number + 1) * slowed**elasticity, "yardstick_ms": 0.3 * slowed}
-            for number in range(configs) for slowed in (1.0, 1.0, slow, slow)]
+            for number in range(40) for slowed in (1.0, 1.0, slow, slow)]
     return pd.DataFrame(rows)
 
 

@@ -1,6 +1,7 @@
 """The runner, the report and the command line: strict, red where something failed, silent about nothing."""
 
 import errno
+import re
 import subprocess
 import threading
 import time
@@ -12,6 +13,7 @@ import nbformat
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
+from nbformat import v4
 
 from lib import files, paths, progress, store
 from lib.cli.main import _parser
@@ -47,12 +49,11 @@ def outcome(stem, **more):
                              "error": "", "seconds": 1.0, "finished_utc": "now", **more})
 
 
-def executed(folder, stem, **numbers):
-    """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
+def executed(folder, stem, *cells, **numbers):
+    """Write an executed notebook of cells that recorded ``numbers`` (name=(value, tolerance))."""
     recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
-    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
+    cell = v4.new_code_cell("", outputs=[v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
+    nbformat.write(v4.new_notebook(cells=[*cells, cell]), files.folder(folder) / f"{stem}.ipynb")
     return outcome(stem)
 
 
@@ -60,9 +61,9 @@ def executed(folder, stem, **numbers):
 def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", home)
     first, *others = [section.notebook for section in definitions.load_report_plan().sections]
-    cells = [nbformat.v4.new_code_cell(code) for code in ("print('before')", "raise ValueError('it broke <here>')")]
+    cells = [v4.new_code_cell(code) for code in ("print('before')", "raise ValueError('it broke <here>')")]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), home / f"{first}.ipynb")
+    nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / f"{first}.ipynb")
     (failed,) = runner.run([runner.Job(first, first)], paths.EXECUTED)
     assert (failed.status, failed.error) == ("failed", "ValueError: it broke <here>")
     built = page.assemble(paths.EXECUTED)
@@ -75,21 +76,20 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypa
 
 def test_the_page_answers_first_and_folds_the_rest(home):
     def code(text, tags=(), **data):
-        output = nbformat.v4.new_output("display_data", {kind.replace("_", "/"): value for kind, value in data.items()})
-        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
+        output = v4.new_output("display_data", {kind.replace("_", "/"): value for kind, value in data.items()})
+        return v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
 
     table = style.table_html(pd.DataFrame({"row": range(30)}), "Thirty rows.")
     runs = {"W1_cpu throughput": 4321.0, "W1_cpu verdict": "stable", "W2_cpu throughput": 77.0, "W2_cpu verdict": "unusable"}
-    numbers = {name: {"value": value, "unit": "", "tolerance": None} for name, value in runs.items()}
-    cells = [nbformat.v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
-             nbformat.v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
+    cells = [v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
+             v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
              code("", text_markdown="A finding."),
-             nbformat.v4.new_markdown_cell("## Inventory"), code("", text_markdown="A detail."),
-             code("", ["front"], text_markdown="- The answer."), nbformat.v4.new_markdown_cell("## What we learned"),
-             code("", text_markdown="- A finding."), code("", **{runner.KEYS_MIME: numbers})]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), files.folder(home / "executed") / "01_machine_cpu.ipynb")
-    runner._merge([outcome("01_machine_cpu")], home / "executed")
-    soup = BeautifulSoup(page.assemble(home / "executed").html, "html.parser")
+             v4.new_markdown_cell("## Inventory"), code("", text_markdown="A detail."),
+             code("", ["front"], text_markdown="- The answer."), v4.new_markdown_cell("## What we learned"),
+             code("", text_markdown="- A finding.")]
+    numbers = {name: (value, None) for name, value in runs.items()}
+    runner._merge([executed(paths.EXECUTED, "01_machine_cpu", *cells, **numbers)], paths.EXECUTED)
+    soup = BeautifulSoup(page.assemble(paths.EXECUTED).html, "html.parser")
     folded = {line.get_text(): line.parent.extract().get_text() for line in soup.find_all("summary")}
     assert "The method." in folded["Method"] and "A detail." in folded["Inventory"] and "29" in folded["Thirty rows. (30 rows)"]
     first, section = soup.find(id="abstract").get_text(), soup.find(id="s1").get_text()
@@ -120,24 +120,40 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     assert runner.moved(home / "c", [outcome("s", status="failed", error="it broke")]) == ["s: it broke"]
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("run 99", "no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile"),
-    ("run --workloads W1,W77", "no workload 'W77'; there are: W1"), ("run 02 -p precision fp8", "precision = 'fp8'"),
-    ("run 02 --devices cpu -p nope 1", "no chosen notebook has the parameter nope"),
-    ("run 02 --devices cpu,xpu", "device 'xpu' is not here; this machine has: cpu"),
-    ("run 02 --source replay --devices xpu", "the reference has no device xpu; it has: cpu (or all)"),
-    ("run 03 -p name ..", "name = '..'"), ("run --workloads W1,,W2", "'W1,,W2' is no list of names"),
-    ("run --report --check", "not allowed with"), ("import bundle nowhere.zip", "nowhere.zip is missing"),
-    ("bundle", "nothing to pack"), ("report --executed nowhere", "nothing has been run yet: no manifest in nowhere"),
-    ("report --figure there.html", "there.html exists already"), ("report --out .", "is a folder"),
-    *((line, f"argument {line.split()[1]}: ") for line in (
-        "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
-        "run --devices cpu,cpu", "contention --rounds nan", "contention --workloads W1,W1")),
-    ("contention --workloads W99", "W99"), ("run-jobs j.csv --slots 0", "--slots: '0'")])
-def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, line, words):
+REFUSED = """
+run 99                                 no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile
+run --workloads W1,W77                 no workload 'W77'; there are: W1
+run 02 -p precision fp8                precision = 'fp8'
+run 02 --devices cpu -p nope 1         no chosen notebook has the parameter nope
+run 02 --devices cpu,xpu               device 'xpu' is not here; this machine has: cpu
+run 02 --source replay --devices xpu   the reference has no device xpu; it has: cpu (or all)
+run 03 -p name ..                      name = '..'
+run --workloads W1,,W2                 'W1,,W2' is no list of names
+run --report --check                   not allowed with
+run --devices cpu,cpu                  argument --devices:
+import bundle nowhere.zip              nowhere.zip is missing
+bundle                                 nothing to pack
+report --executed nowhere              nothing has been run yet: no manifest in nowhere
+report --figure there.html             there.html exists already
+report --out .                         is a folder
+matrix --repeats 0                     argument --repeats:
+matrix --cells ,                       argument --cells:
+networks --case-s inf                  argument --case-s:
+networks --name ../x                   argument --name:
+networks --networks W6,W6              argument --networks:
+contention --rounds nan                argument --rounds:
+contention --workloads W1,W1           argument --workloads:
+contention --workloads W99             W99
+run-jobs j.csv --slots 0               --slots: '0'
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, case):
     monkeypatch.chdir(home)
     (home / "there.html").write_text("theirs")
-    assert words in refusal(*line.split(" "))
+    line, words = re.split(" {2,}", case)
+    assert words in refusal(*line.split())
     assert [path.name for path in home.iterdir()] == ["there.html"]
 
 

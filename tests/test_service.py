@@ -133,8 +133,9 @@ CALLS = st.one_of(st.tuples(st.sampled_from(["submit", "submit", "reorder"]), JO
 
 def called(service, what, *words):
     """Return what a call returns."""
-    arguments = {"submit": lambda: (light(words[0]), 0.0, 0.0, words[1]), "add_slot": lambda: (Slot(*words),)}
-    return getattr(service, what)(*arguments.get(what, lambda: words)())
+    if what == "submit":
+        return service.submit(light(words[0]), priority=words[1])
+    return getattr(service, what)(*[Slot(*words)] if what == "add_slot" else words)
 
 
 @given(calls=st.lists(CALLS, min_size=15, max_size=40), seed=st.integers(0, 10**6),

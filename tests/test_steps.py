@@ -4,8 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from functools import reduce
-from operator import getitem
 
 import numpy as np
 import pandas as pd
@@ -32,6 +30,7 @@ from lib.studies.scheduler_eval import mixes, scenario
 from lib.work import networks
 from lib.work.graph import capture, counts
 from tests import advice_on, output_of, refusal, refused
+from tests.doors import definitions
 
 pytestmark = pytest.mark.slow
 
@@ -125,19 +124,11 @@ def test_an_interval_is_that_of_groups_left_out_and_one_group_says_nothing_of_ot
         step.fit("h2d", terms, measured, np.zeros(24), "test")
 
 
-def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
-    load = steps.loading("W1", w1)
-    for predictor in (cpu, t4):
-        whole = steps.predict(predictor, w1, load)
-        assert tuple(whole.parts) == STEP_PHASES and all(one.predicted_ms > 0 for one in whole.parts.values())
-        assert whole.predicted_ms - whole.beside_ms == pytest.approx(whole.passes.predicted_ms)
-        assert whole.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6)
-    assert whole.parts["loader_wait"].source == f"as on {SHIPPED.stem}"
-
-
 def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, w1):
     load = steps.loading("W1", w1)
-    plain, wait_ms = steps.predict(t4, w1, load), steps.predict(t4, w1, load).parts["loader_wait"].predicted_ms
+    plain = steps.predict(t4, w1, load)
+    wait_ms = plain.parts["loader_wait"].predicted_ms
+    assert plain.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6), "and what Adam keeps"
     assert steps.predict(t4, w1, load, Recipe(num_workers=1)).predicted_ms == pytest.approx(
         max(plain.predicted_ms - wait_ms, wait_ms))
     assert steps.predict(cpu, w1, load, Recipe(num_workers=4)).parts["loader_wait"].predicted_ms == 0
@@ -291,9 +282,7 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
     ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0),
     ("learners.MLP.regressor.terms", ["a"] * 5), ("learners.GBT.regressor.form", "rates")])
 def test_a_damaged_file_is_one_line(place, value, tmp_path):
-    path, content = tmp_path / SHIPPED.name, json.loads(SHIPPED.read_text())
-    *above, last = place.split(".")
-    reduce(getitem, above, content)[last] = value
+    path, content = tmp_path / SHIPPED.name, definitions.changed(json.loads(SHIPPED.read_text()), place.split("."), value)
     for text in (json.dumps(content), "{", "null"):
         path.write_text(text)
         with refused(str(path)):

@@ -238,20 +238,14 @@ def test_what_has_no_end_is_not_read_to_its_end(monkeypatch):
 OLDER = {"runs": "*/runs/*.csv", "networks": "*/networks/networks.parquet", "sweep": "*/sweeps/*/sweep.parquet"}
 
 
-def older_file(folder, table, suffix):
-    """Write a table as the version before wrote it, by hand: the columns that came since are not there."""
-    frame = store.read(next(paths.REFERENCE.glob(OLDER[table])), table)
-    since = [column.name for column in tables.TABLES[table] if column.since > 1]
-    path = folder / f"older{suffix}"
-    path.write_bytes(store.encoded(frame.drop(columns=since), suffix))
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 @pytest.mark.parametrize("table", OLDER)
 def test_a_file_of_an_older_version_is_read_with_what_came_since_at_its_defaults(tmp_path, table, suffix):
-    path = older_file(tmp_path, table, suffix)
-    before = path.read_bytes()
+    """As the version before wrote it: the columns that came since are not there."""
+    frame = store.read(next(paths.REFERENCE.glob(OLDER[table])), table)
+    before = store.encoded(frame.drop(columns=[column.name for column in tables.TABLES[table] if column.since > 1]), suffix)
+    path = tmp_path / f"older{suffix}"
+    path.write_bytes(before)
     frame = store.read(path, table)
     assert list(frame) == tables.columns(table), "new columns come last"
     for column, default in (("energy_reason", tables.NO_ENERGY), ("energy_method", "not measured"), ("energy_n", 0)):

@@ -157,11 +157,11 @@ def test_power_of_another_time_or_of_another_engine_is_brought_to_no_layer(tmp_p
         mapping.layerwise(engine.read(written(tmp_path / "e.json", pooling())), times, log, 1.0)
 
 
-def recording(folder, cycles=12, missing_s=0.0):
-    """Write a raw recording of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
+def recording(folder, missing_s=0.0):
+    """Write a raw recording of twelve cycles of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
     layers = [convolution(), pooling(), dense()]
     written(folder / dataset.ENGINE, *layers, REFORMAT)
-    ends_s = 1000 + 0.1 * np.arange(1, 3 * cycles + 1).reshape(cycles, 3)
+    ends_s = 1000 + 0.1 * np.arange(1, 37).reshape(12, 3)
     times = {layer["Name"]: [[100.0, stamped(end_s)] for end_s in ends_s[:, number]] for number, layer in enumerate(layers)}
     (folder / dataset.LATENCY).write_text(json.dumps(dict(reversed(times.items()))))
     at_s = np.arange(1000.0005, ends_s.max() - missing_s, 0.002)

@@ -185,20 +185,15 @@ def test_the_nearest_of_several_reference_machines_by_ceilings(reference):
     assert transfer_cpu.transferred([small, reference], None)[0].device == "cpu-small-1"
 
 
-def test_gemms_scale_by_gemms_and_memory_by_all_working_sets_of_both(reference):
-    model = replace(reference, facts=reference.facts | {
-        "peak_gflops": 400.0, "gemm_gflops": 200.0, "gbps_by_mb": {"1": 100.0, "64": 40.0, "2e+03": 9.0}})
-    here = Host("1", 2, 100.0, 5.0, None, gemm_gflops=100.0, gbps_by_mb={"1": 50.0, "64": 5.0, "0.5": 200.0})
+def test_gemms_scale_by_gemms_memory_by_all_working_sets_of_both_and_the_rest_by_threads_and_cores(reference):
+    model = replace(reference, facts=reference.facts | {"peak_gflops": 400.0, "gemm_gflops": 200.0, "threads": 4, "core_us": 0.3,
+                                                        "gbps_by_mb": {"1": 100.0, "64": 40.0, "2e+03": 9.0}})
+    here = Host("1", 2, 100.0, 5.0, None, gemm_gflops=100.0, core_us=0.3, gbps_by_mb={"1": 50.0, "64": 5.0, "0.5": 200.0})
     scalings = {name: part.scaling for name, part in transfer_cpu.scaled(model, here).parts.items()}
-    assert {name: (one.compute, one.memory) for name, one in scalings.items()} == {
-        name: (0.5 if name.startswith(("gemm", "attention")) else 0.25, pytest.approx(0.25)) for name in model.parts}
-
-
-def test_the_rest_of_an_operator_scales_with_the_threads_and_the_speed_of_a_core(reference):
-    model = replace(reference, facts=reference.facts | {"threads": 4, "core_us": 0.3})
-    rests = [transfer_cpu.scaling(model, Host("1", threads, 100.0, 5.0, None, core_us=core_us)).rest
-             for threads, core_us in ((2, 0.3), (8, 0.6), (1, None))]
-    assert rests == pytest.approx([0.5, 1.0, 0.25])
+    assert {name: (one.compute, one.memory, one.rest) for name, one in scalings.items()} == {
+        name: (0.5 if name.startswith(("gemm", "attention")) else 0.25, pytest.approx(0.25), 0.5) for name in model.parts}
+    assert [transfer_cpu.scaling(model, replace(here, threads=threads, core_us=core_us)).rest
+            for threads, core_us in ((8, 0.6), (1, None))] == pytest.approx([1.0, 0.25])
 
 
 def _answers(model, table):

@@ -187,9 +187,8 @@ def cpu():
     return registry.Predictor("cpu", "fp32", model)
 
 
-@pytest.fixture
-def gpu():
-    return lambda device, dtype: registry.for_devices([device], dtype, shipped=True)[0]
+def gpu(device, dtype):
+    return registry.for_devices([device], dtype, shipped=True)[0]
 
 
 def quoted(predictor, *query, **more):
@@ -220,7 +219,7 @@ def test_a_calibrated_cpu_quotes_its_own_calibration(cpu):
     assert quoted(cpu, "simple_cnn").words == "no network was measured when this machine was calibrated"
 
 
-def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gpu):
+def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     t4 = gpu("t4", "fp32")
     given, scores = quoted(t4, "resnet50", 8), [part.scores["mape"] for part in t4.model.parts.values() if part.scores]
     assert min(scores) < given.numbers["mape"] < max(scores)
@@ -232,7 +231,7 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gp
     assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
 
 
-def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
+def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out():
     """The L40S errs little on its own unseen shapes; those are not the RTX 4090's."""
     own, other = (gpu(device, "bf16").model for device in ("l40s", "rtx-4090"))
     any_gpu = registry.load(registry.model_files(shipped=True)["any-gpu", "bf16"])
