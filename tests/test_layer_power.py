@@ -222,7 +222,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     uri, models = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "models"
     output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
               "--register", uri)
-    model = layer_model.LayerModel.load(models / "convolutional" / "runtime" / "jetson.json")
+    model = layer_model.LayerModel.load(models / "convolutional/runtime/jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
     listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
     assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
@@ -235,14 +235,14 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     (lambda table: table.drop(columns="runtime"), "lacks the columns runtime"),
     (lambda table: table.assign(flops="x"), "flops hold what is no number"),
     (lambda table: table.assign(output_size=0), "row 1 below the header has .* as output_size: it is a number")])
 def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
     source = min(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))
     (tmp_path / "m").mkdir()
-    change(pd.read_csv(source)).to_csv(tmp_path / "m" / "dense.csv", index=False)
+    change(pd.read_csv(source)).to_csv(tmp_path / "m/dense.csv", index=False)
     with refused(words):
         dataset.read_training(tmp_path)
 
@@ -250,7 +250,7 @@ def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
 @pytest.mark.slow
 def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(tmp_path, monkeypatch):
     """RTX 3060 Laptop, each network left out with its three export routes."""
-    raw = SHARED / "data" / "edgeprofiler" / "desktop"
+    raw = SHARED / "data/edgeprofiler/desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
     monkeypatch.setattr(study.paths, "DATA", tmp_path)

@@ -62,7 +62,7 @@ def test_cells_of_the_default_matrix():
     assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
 
 
-@pytest.mark.parametrize(("device", "instructions", "precision"), [
+@pytest.mark.parametrize("device, instructions, precision", [
     ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", (), "fp16")])
 def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
     monkeypatch.setattr(machine, "instructions", lambda dtype: instructions)
@@ -72,7 +72,7 @@ def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypat
     assert [cell.params.precision for cell in found] == list(dict.fromkeys(["fp32", precision]))
 
 
-@pytest.mark.parametrize(("ask", "words"), [
+@pytest.mark.parametrize("ask, words", [
     ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
     ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option")])
 def test_wrong_questions(ask, words):
@@ -117,7 +117,7 @@ def test_a_device_that_others_hold_is_no_failed_cell(home):
     assert not (paths.MATRIX / "cells.csv").exists()
 
 
-@pytest.mark.parametrize(("measure", "status", "reason"), [
+@pytest.mark.parametrize("measure, status, reason", [
     (functools.partial(pretend, verdict="unusable", reason="others took 1.0 cores"), "ok",
      "unusable, so it does not count: others took 1.0 cores"),
     (Mock(side_effect=WorkerLostError("the worker was killed")), "failed", "the worker was killed")])
@@ -179,7 +179,7 @@ def environment_of(name, rates, **more):
     return pd.DataFrame(runs)
 
 
-@pytest.mark.parametrize(("rates", "word", "status"), [
+@pytest.mark.parametrize("rates, word, status", [
     ({"net": [50.0, 52.0], "other": [9.0], "third": [0.8]}, "slower", 1),
     ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0)])  # the interval is over cells
 def test_two_environments_are_compared_cell_by_cell(home, rates, word, status):

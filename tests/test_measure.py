@@ -40,7 +40,7 @@ def test_the_bootstrap_interval_covers():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-@pytest.mark.parametrize(("call_ms", "calls", "samples"), [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
+@pytest.mark.parametrize("call_ms, calls, samples", [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
 def test_measure_fills_its_samples_and_its_budget(clock, call_ms, calls, samples):
     result = timing.measure(lambda: clock.work(call_ms / 1e3), CPU, budget_s=0.2)
     assert result.samples_ms == pytest.approx(call_ms), "one call, not several"
@@ -63,7 +63,7 @@ def test_compare_finds_a_ratio_through_drift():
     assert result.high - result.low < 0.03
 
 
-@pytest.mark.parametrize(("steps", "seen", "threads", "twin", "earlier", "verdict", "reason"), [
+@pytest.mark.parametrize("steps, seen, threads, twin, earlier, verdict, reason", [
     ([10] * 30, QUIET, 2, 10.2, [9.9, 10.1], "stable", ""),
     ([10] * 10 + [10.5] * 10 + [11] * 10, QUIET, 2, None, None, "noisy", "thirds differ by 10%"),
     ([10, 20] * 15, QUIET, 2, None, None, "unusable", "IQR is 67%"),
@@ -90,7 +90,7 @@ def test_a_busy_neighbour_is_seen():
     assert seen.own_cores < 0.2
 
 
-@pytest.mark.parametrize(("cores", "seconds"), [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 2], (60, 6))])
+@pytest.mark.parametrize("cores, seconds", [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 2], (60, 6))])
 def test_seconds_are_counted_on_our_own_cores_by_their_numbers_and_else_on_all(monkeypatch, tmp_path, cores, seconds):
     """Of core 1, which is offline, Linux has no line."""
     tick = os.sysconf("SC_CLK_TCK")
@@ -189,7 +189,7 @@ def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch)
 
 
 def test_the_reference_machine_keeps_its_id():
-    facts = store.read_json(next((paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "ceilings").glob("*.meta.json")))
+    facts = store.read_json(next((paths.REFERENCE / "amd-epyc-2c-ea2da3d4/ceilings").glob("*.meta.json")))
     assert store.digest(facts["hardware"]) == facts["hardware_id"] == "ea2da3d4"
     assert set(facts["hardware"]) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
 
@@ -223,8 +223,8 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     again = ceilings.ceilings(p)
     assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    (home / "reference" / "box" / "runs").mkdir(parents=True)
-    (home / "data" / "ceilings").rename(home / "reference" / "box" / "ceilings")
+    (home / "reference/box/runs").mkdir(parents=True)
+    (home / "data/ceilings").rename(home / "reference/box/ceilings")
     replayed = ceilings.ceilings(MachineParams(source="replay"))
     pd.testing.assert_frame_equal(replayed.table, store.read(replayed.files[0], "ceilings"))
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note

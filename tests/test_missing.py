@@ -37,7 +37,7 @@ NAN = np.nan
 
 def discovered():
     """Return module and name of every figure (without a declared result) and of all numbers of sentences."""
-    for path in [paths.ROOT / "lib" / "report" / "gantt.py", *sorted((paths.ROOT / "lib" / "studies").rglob("*.py"))]:
+    for path in [paths.ROOT / "lib/report/gantt.py", *sorted((paths.ROOT / "lib/studies").rglob("*.py"))]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and (
                     not node.returns or ast.unparse(node.returns) == "Numbers"):
@@ -255,7 +255,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("where", "name"), sorted(discovered()), ids=lambda value: value.split(".")[-1])
+@pytest.mark.parametrize("where, name", sorted(discovered()), ids=lambda value: value.split(".")[-1])
 @pytest.mark.slow
 def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
     """Numbers have the same names whatever rows there are, so that a sentence without one is left out, and none fails."""
@@ -286,7 +286,7 @@ def drawn(function, arguments):
     return "figure"
 
 
-@pytest.mark.parametrize(("sentences", "told"), [
+@pytest.mark.parametrize("sentences, told", [
     ("A {whole} of {part:.1f}.", "A 3 of 1.5."),
     (["One.", "{nan} is left out.", "{none} too.", "{infinite:.0f} too.", "Two."], "One.\nTwo."),
     ({"yes": "It is {whole}.", "else": "It is not."}, "It is 3."),

@@ -69,7 +69,7 @@ def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(
         assert products(op.name for op in graph.ops) == products(ran(net, mode)) != []
 
 
-@pytest.mark.parametrize(("name", "text", "shapes"), [
+@pytest.mark.parametrize("name, text, shapes", [
     ("bert", "16", {"input_ids": (3, 16, "int64")}),
     ("t5", "9:int64", {"input_ids": (3, 9, "int64"), "decoder_input_ids": (3, 9, "int64")}),
     ("clip", "7:int32", {"input_ids": (3, 7, "int32"), "pixel_values": (3, 3, 32, 32, "float32")})])
@@ -100,13 +100,13 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     assert rows.loc["FlopCounterMode", "rest"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("text", "meant"), [
+@pytest.mark.parametrize("text, meant", [
     ("3X8X8", (Input((3, 8, 8)),)), ("7:bf16", (Input((7,), "bfloat16"),)), (":int64", (Input((), "int64"),))])
 def test_inputs_are_read_as_they_are_meant(text, meant):
     assert inputs.parse(text) == meant
 
 
-@pytest.mark.parametrize(("text", "words"), [
+@pytest.mark.parametrize("text, words", [
     ("3x", "input shape '3x' is none"), ("512:int65", "no element type 'int65' of an input"),
     ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
     ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none")])
@@ -242,7 +242,7 @@ def test_a_name_that_is_none_is_one_line(case, tmp_path):
         capture.of_network(networks.network(name.format(tmp_path)))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@pytest.mark.parametrize("changes, words", [
     ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10,000,000 is more than 1,000"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config: no model here is of quantised")])
 def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path):
@@ -253,7 +253,7 @@ def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path
         networks.network(written(tmp_path / "clip", "clip", **{**CONFIGS["clip"][0], "text_config": {**SMALL, **changes}}))
 
 
-@pytest.mark.parametrize(("name", "family", "text", "shape", "parameters"), [
+@pytest.mark.parametrize("name, family, text, shape, parameters", [
     ("convnext_atto", "convnext", "", (3, 224, 224), 3_695_520),
     ("vit_tiny_patch16_224", "vision_transformer", "3x96x96", (3, 96, 96), 5_686_696),
     ("resnet18.a1_in1k", "resnet", "1x64x64", (1, 64, 64), 11_683_240)])

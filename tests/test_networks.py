@@ -119,7 +119,7 @@ def test_networks_have_the_energy_of_a_known_power(raw, metered, networks_here):
     assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
 
 
-@pytest.mark.parametrize(("slow", "expected"), [
+@pytest.mark.parametrize("slow, expected", [
     (3, [1.0, 5, "stable", ""]), (4, [5.0, 8, "unusable", "fewer than five passes on a processor as fast as usual"])])
 def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
     table = campaign.summarise([visit(slow=slow)], IDS, "cpu")
@@ -172,7 +172,7 @@ def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(raw,
     assert [json.loads(line)["device"] for line in raw.read_text().splitlines()] == ["cpu", "cuda:0", "cpu"]
 
 
-@pytest.mark.parametrize(("line", "words"), [
+@pytest.mark.parametrize("line, words", [
     ("{", "line 2 is no visit"), ('{"round": 0}', "line 2: network is missing"), ("\x00\xff", "line 2 is no visit"),
     ('{"results": [{"energy": {"watts": 1, "energy_j": "much"}}]}', "line 2: .*energy_j = 'much'.*unknown name 'watts'")])
 def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(raw, pretended, line, words):
@@ -205,14 +205,14 @@ def test_the_verb(home, pretended):
     command = "networks", "--plan", plan, "--networks", "W6", "--name", "mine"
     assert output_of(*command, "--dry-run") == "W6 infer b1 fp32, memory kept\n"
     assert "1 of 1 cases" in output_of(*command)
-    table = store.read(paths.NETWORKS / "mine" / "networks.parquet", "networks")
+    table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
     assert "no network W9 in the plan; there are: W6, W7" in refusal("networks", "--plan", plan, "--networks", "W9")
     elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
     assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
 
 
-@pytest.mark.parametrize(("device", "heaps"), [("cpu", ["default", "kept"]), ("cuda", ["default"])])
+@pytest.mark.parametrize("device, heaps", [("cpu", ["default", "kept"]), ("cuda", ["default"])])
 def test_the_heap_of_the_host_is_a_condition_of_the_cpu_alone(pretended, with_card, device, heaps):
     table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], device, rounds=1)
     assert sorted(table["memory"]) == heaps and (table["status"] == "ok").all()

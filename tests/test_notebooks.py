@@ -82,7 +82,7 @@ def test_the_report_is_whole_and_needs_no_network(page, outcomes):
 def test_the_committed_figure_is_that_of_the_replayed_notebooks(outcomes):
     """Where it is not: as the README says below that figure."""
     numbers = {outcome.stem: runner.keys(REPLAYED / "executed" / f"{outcome.stem}.ipynb") for outcome in outcomes}
-    figure = (paths.ROOT / "figures" / "summary.svg").read_text(encoding="utf-8")
+    figure = (paths.ROOT / "figures/summary.svg").read_text(encoding="utf-8")
     texts = (html.unescape(re.search(r"<dc:description>(.*?)</dc:description>", figure, re.S).group(1)),
              summary.description(numbers))
     value = re.compile(r"(?<= )[\d,.]+\d(?=[,.])")
@@ -119,7 +119,7 @@ def papermill(folder, *words, **how):
 def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
     papermill(tmp_path, paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb",
               *"-p workload W6 -p iters 5 -p device cpu".split(), cwd=tmp_path)
-    assert (tmp_path / "data" / "profiles" / "run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
+    assert (tmp_path / "data/profiles/run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
     printed = "".join("".join(output.get("text", "")) for output in runner.outputs(tmp_path / "out.ipynb"))
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
     assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
@@ -134,4 +134,4 @@ def test_wrong_input_is_one_line_and_a_failed_run(tmp_path):
     papermill(tmp_path, paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb", "-p", "devise", "cpu", cwd=tmp_path, status=1)
     (error,) = [output for output in runner.outputs(tmp_path / "out.ipynb") if output["output_type"] == "error"]
     assert error["ename"] == "InputError" and error["evalue"].startswith("02_profile: unknown name 'devise' (known: workload,")
-    assert len(error["traceback"]) == 1 and not (tmp_path / "data" / "runs").exists()
+    assert len(error["traceback"]) == 1 and not (tmp_path / "data/runs").exists()

@@ -61,7 +61,7 @@ def test_kernels_are_summed_and_a_fused_multiply_add_counts_two(tmp_path):
     assert work["label"].tolist() == ["step", "sgemm", "relu"]
 
 
-@pytest.mark.parametrize(("metric", "column", "text", "units"), [
+@pytest.mark.parametrize("metric, column, text, units", [
     ("gpu__time_duration.sum", "seconds", "2,000.5", {
         "nsecond": 2000.5e-9, "ns": 2000.5e-9, "usecond": 2000.5e-6, "us": 2000.5e-6, "msecond": 2.0005, "ms": 2.0005,
         "second": 2000.5}),
@@ -101,7 +101,7 @@ def test_users_choose_the_counters(tmp_path):
             definitions.load_metrics(own)
 
 
-@pytest.mark.parametrize(("text", "words"), [
+@pytest.mark.parametrize("text, words", [
     ("==WARNING== No kernels were profiled.\n", "no kernels were profiled"),
     ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n",
      "NVreg_RestrictProfilingToAdminUsers"),
@@ -151,7 +151,7 @@ def fake_profiler(folder, text, known=NEEDED):
     return f"{folder}:{os.environ['PATH']}"
 
 
-@pytest.mark.parametrize(("known", "log", "code", "told"), [
+@pytest.mark.parametrize("known, log, code, told", [
     (NEEDED, '"ID","Kernel Name"', 0, "give it to 05_roofline"),
     (NEEDED, "==ERROR== ERR_NVGPUCTRPERM", 1, "NVreg_RestrictProfilingToAdminUsers"),
     (NEEDED[1:], "", 2, "no metric gpu__time_duration.sum"),

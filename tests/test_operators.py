@@ -77,7 +77,7 @@ def test_convolution_flops_are_the_formula(drawn):
     assert counts.matrix_flops(backward[0]) == 2 * counts.matrix_flops(ops[0])
 
 
-@pytest.mark.parametrize(("name", "params", "words"), [
+@pytest.mark.parametrize("name, params, words", [
     ("conv2d", CONV | {"groups": 3}, "groups 3 do not divide the channels 8 and 16"),
     ("conv2d", CONV | {"kernel_h": 20}, "the kernel reaches over 20 of 12 padded positions along height"),
     ("conv2d", CONV | {"colour": 1}, "unknown parameters .colour."), ("conv2d", {"batch": 1}, "missing .*kernel_h"),

@@ -238,7 +238,7 @@ def test_networks_of_a_gpu_that_this_project_measured_are_labels_and_those_of_a_
     assert set(table["dtype"]) == {"fp32", "bf16"} and table["model"].nunique() == 18
     with refused("no usable network of a GPU; those of CPUs are scored by models --errors"):
         labels.measured_networks(next(paths.REFERENCE.glob("amd*/networks/runtimes/networks.parquet")))
-    both = outsiders.read(folder / "networks", paths.REFERENCE / "intel-xeon-2c-397e4cfa" / "networks")
+    both = outsiders.read(folder / "networks", paths.REFERENCE / "intel-xeon-2c-397e4cfa/networks")
     assert both["error"].str.contains("no usable network of a GPU").sum() == 1
 
 

@@ -34,7 +34,7 @@ def test_a_roof_is_the_best_of_the_same_hardware_and_threads_however_often_it_wa
 
 @pytest.fixture(scope="module")
 def rows():
-    table = store.read(COMMITTED / "sweeps" / "conv2d_kernel_cold" / "sweep.parquet", "sweep")
+    table = store.read(COMMITTED / "sweeps/conv2d_kernel_cold/sweep.parquet", "sweep")
     return table[(table["status"] == "ok") & (table["verdict"] == "stable")].head(200).assign(hardware_id="feedbeef")
 
 

@@ -24,7 +24,7 @@ def test_parameters_cell_is_the_class(name):
     assert all(item["help"] for item in inspected.values()), "every parameter has a help text"
 
 
-@pytest.mark.parametrize(("name", "values", "words"), [
+@pytest.mark.parametrize("name, values, words", [
     ("01_machine", {"device": "../x"}, "device = '../x' "),
     ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16', 'fp16' or 'amp'"),
     ("02_profile", {"iters": -1}, "iters = -1 should be greater than or equal to 0"),
@@ -90,7 +90,7 @@ SCENARIOS = ("kinds: {a: {model: W1, mode: train}}\n"
 WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [
+@pytest.mark.parametrize("name, text, words", [
     ("workloads", "workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}}", "the name 7 is no text; put it in quotes"),
     ("workloads", WORKLOAD + ", id: W9}}", "W1: its id is its name"),
     ("workloads", "workloads: {W1: {dataset: x}}", "W1: size is missing; model is missing"),

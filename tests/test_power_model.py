@@ -74,7 +74,7 @@ def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch):
     assert "h200-sxm: power of 3 GEMMs in" in text and "; 1 of them ran in windows too short for the sensor" in text
 
 
-@pytest.mark.parametrize(("name", "words"), [
+@pytest.mark.parametrize("name, words", [
     ("damaged.whl", "is no wheel or is damaged"), ("a.txt", "is neither a folder nor a wheel"),
     ("other.whl", "holds no aiconfigurator_core/systems/data/")])
 def test_what_is_no_wheel_is_one_line(tmp_path, name, words):
@@ -155,7 +155,7 @@ def test_the_model_that_ships_says_what_it_is_and_how_wrong():
     assert model.of_device("h200-sxm", "fp32") is None and FILE.stat().st_size < 300_000
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     (lambda content: content["facts"].pop("limit_w"), "facts.limit_w is missing"),
     (lambda content: content["facts"].update(least_w=800.0), "least_w is not below limit_w"),
     (lambda content: content.update(parts={"gemm forward": content["parts"].pop(model.PART)}), "it has other parts than"),

@@ -122,7 +122,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     assert unprofiled.run["images_per_sec"] > 0
 
 
-@pytest.mark.parametrize(("switches", "words"), [
+@pytest.mark.parametrize("switches, words", [
     ({"nvtx": True}, "nvtx ranges need a CUDA device"),
     ({"prefetch_factor": 2}, "prefetch_factor needs num_workers"),
     ({"deterministic": True, "cudnn_benchmark": True}, "exclude each other"),

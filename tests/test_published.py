@@ -85,7 +85,7 @@ def test_the_original_sweep_is_checked_against_its_shapes(swept):
 
 def perf(folder, version="1.0.0", framework="trtllm", **columns):
     """Write kernels as aiconfigurator publishes them, with other columns, or without those that are None; return the path."""
-    path = files.folder(folder / "h200_sxm" / "gemm" / framework / version) / "gemm_perf.parquet"
+    path = files.folder(folder / "h200_sxm/gemm" / framework / version) / "gemm_perf.parquet"
     columns = {"gemm_dtype": ["bfloat16", "fp8"], "m": 64, "n": 128, "k": 256, "latency": 2.0, "sauce": 1, **columns}
     pd.DataFrame({name: values for name, values in columns.items() if values is not None}).to_parquet(path)
     return path
@@ -108,18 +108,18 @@ def test_what_cannot_be_imported(tmp_path):
     with refused("has no <operator>/<GPU>.csv"):
         importers.neusight(tmp_path)
     (tmp_path / "conv").mkdir()
-    (tmp_path / "conv" / "Tesla T9.csv").write_text(CONV)
+    (tmp_path / "conv/Tesla T9.csv").write_text(CONV)
     with refused("no device 'Tesla T9' in params/devices.yaml"):
         importers.neusight(tmp_path)
 
 
 def test_a_kernel_too_large_has_no_output(neusight):
-    (neusight / "conv" / "Tesla T4.csv").write_text(CONV.replace("16,1,14,2,0", "16,15,14,2,0"))
+    (neusight / "conv/Tesla T4.csv").write_text(CONV.replace("16,1,14,2,0", "16,15,14,2,0"))
     with refused("row 2 below the header has a kernel larger than its padded input"):
         importers.neusight(neusight)
 
 
-@pytest.mark.parametrize(("columns", "what"), [
+@pytest.mark.parametrize("columns, what", [
     ({"k": None}, r"missing \(or doubled\) columns \[k\]"), ({"m": [-1, 1]}, "as m: it is a whole number from 1"),
     ({"n": [[1], [2]]}, "as n")])
 def test_damaged_parquet_of_others_is_refused_in_one_line(tmp_path, columns, what):
@@ -175,7 +175,7 @@ def test_the_layout_of_the_original_is_read_and_what_is_not_is_named(neusight, h
     flat = importers.neusight(neusight)["t4"]
     for op in list(neusight.iterdir()):
         (op / "p2.1.0").mkdir()
-        (op / "Tesla T4.csv").rename(op / "p2.1.0" / "Tesla T4.csv")
+        (op / "Tesla T4.csv").rename(op / "p2.1.0/Tesla T4.csv")
     assert importers.neusight_ignored(neusight) == []
     pd.testing.assert_frame_equal(importers.neusight(neusight)["t4"], flat)
     for name in ("embedding/p2.1.0", "bmm/p2.0.1"):

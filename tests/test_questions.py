@@ -70,7 +70,7 @@ def test_a_batch_that_cannot_be_captured_leaves_the_others_their_answers(tmp_pat
     assert "Expected more than 1 value per channel" in table["error"][0]
 
 
-@pytest.mark.parametrize(("content", "words"), [
+@pytest.mark.parametrize("content, words", [
     ("model\n", "has no row"),
     ("network,device\na,cpu\n", "missing the column model; unknown columns"),
     ("model,colour\na,red\n", "unknown columns [colour]; it takes: model, batch_size")])

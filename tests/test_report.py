@@ -227,7 +227,7 @@ def test_help_and_import_are_light():
 @pytest.fixture
 def cluster(tmp_path):
     """Return how a task of a template calls the interpreter: LIB_OUTPUT, and a line that the program takes."""
-    python = tmp_path / ".venv" / "bin" / "python"
+    python = tmp_path / ".venv/bin/python"
 
     def run(template, *words, **environment):
         script = str(paths.PARAMS / f"slurm_{template}.sbatch")

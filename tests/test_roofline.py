@@ -74,7 +74,7 @@ def test_levels_launches_and_the_sum_of_operators():
     assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("change", "reason"), [
+@pytest.mark.parametrize("change, reason", [
     ({"bytes": 0}, "without bytes"), ({"flops": 0}, "without FLOPs"),
     ({"elapsed_sec": 0}, "without time"), ({"verdict": "unusable"}, "unusable"), ({"roof_dtype": "fp64"}, "without roof")])
 def test_what_makes_no_point_is_counted(change, reason):
@@ -171,8 +171,8 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
     roof = replace(CPU, hardware_id=here)
     made = roofline.points(frame.assign(verdict="noisy"), [roof])
     isolated.save_points(made, facts)
-    (home / "reference" / "box" / "runs").mkdir(parents=True)
-    paths.POINTS.rename(home / "reference" / "box" / "points")
+    (home / "reference/box/runs").mkdir(parents=True)
+    paths.POINTS.rename(home / "reference/box/points")
     stored, note = isolated.stored_points("cpu", "fp32", here)
     pd.testing.assert_frame_equal(roofline.points(stored, [roof])[roofline.WORK], stored[roofline.WORK])
     assert "points_cpu_fp32.csv" in note
@@ -220,7 +220,7 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         timed(("network", broken))
 
 
-@pytest.mark.parametrize(("name", "read", "written", "touched"), [
+@pytest.mark.parametrize("name, read, written, touched", [
     ("relu_", 0, 0, 64), ("relu", 0, 1, 128), ("relu", -1, -1, 128)])
 def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
     before, after = (TensorSpec((4, 4), (4, 1), storage=storage) for storage in (read, written))

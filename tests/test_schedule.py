@@ -42,7 +42,7 @@ def test_known_answers():
     assert figures(problem, "matching")["mean_jct_s"] == pytest.approx((2 + 4 + 4) / 3)
 
 
-@pytest.mark.parametrize(("predicted_s", "actual_s", "statuses"), [
+@pytest.mark.parametrize("predicted_s, actual_s, statuses", [
     (1e-9, 1e-9, ["done"]),  # at 1e9 s such a job ends as it starts, to the last bit
     (9e-8, 1.0, ["moved", "done"])])  # it will be overdue in a seventh of a bit, and is moved a bit later
 def test_a_look_sooner_than_the_clock_can_tell_is_not_past(predicted_s, actual_s, statuses):
@@ -126,7 +126,7 @@ def test_sifting_finds_the_optimum_of_the_whole_programme(case):
     assert (used_s.sum(axis=0) + busy_s <= counts * result.makespan_s * (1 + 1e-8)).all()
 
 
-@pytest.mark.parametrize(("part", "column", "values", "words"), [
+@pytest.mark.parametrize("part, column, values, words", [
     ("jobs", "arrival_s", np.zeros(6), r"arrival_s is \(6,\), there are 5 jobs and 3"),
     ("fleet", "type_of", np.full(6, 3), "type_of gives each of the 6 devices the number of its type, 0 to 2"),
     (None, "energy", JobEnergy(np.ones((4, 3)), ("measured",) * 5), r"energy is \(4, 3\), there are 5 jobs")])
@@ -159,7 +159,7 @@ WRONG = {
                ("job_id,cpu,gpu,source\na,1,1,guessed\n", "source of 'a' is 'guessed': it is one of measured")]}
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [(name, *case) for name, cases in WRONG.items() for case in cases])
+@pytest.mark.parametrize("name, text, words", [(name, *case) for name, cases in WRONG.items() for case in cases])
 def test_bad_files_are_refused(tmp_path, name, text, words):
     with refused(words):
         problem_files.read(**files(tmp_path, **{name: text}))
@@ -187,7 +187,7 @@ def test_a_cpu_is_one_in_capitals_too(tmp_path):
     assert set(answer.schedule["device"]) == {"c"} and answer.figures["makespan_s"] == 35
 
 
-@pytest.mark.parametrize(("policy", "objective", "words"), [
+@pytest.mark.parametrize("policy, objective, words", [
     ("cpu-only", "makespan", "none is a CPU: a CPU's type begins with cpu"), ("matching", "energy", "takes no objective"),
     ("hybrid", "speed", "no objective 'speed'"), ("magic", "makespan", "no policy 'magic'"),
     ("hybrid", "deadline", "the objective deadline needs deadline_s of some job")])

@@ -23,7 +23,7 @@ def energy_of(problem, name="fastest", faults=None, **options):
     return result["energy_j"], result["energy_source"]
 
 
-@pytest.mark.parametrize(("table", "joules", "source"), [
+@pytest.mark.parametrize("table, joules, source", [
     # on the gpu for 9 s while the cpu idles at 5 W
     ("job_id,cpu,gpu\na,1,500\nb,1,900\nc,1,100\n", 500 + 900 + 100 + 45, "measured, idling assumed"),
     ("job_id,cpu,gpu,source\na,1,500,\nb,1,900,modelled\nc,1,100,measured\n", 1545, "modelled, idling assumed"),

@@ -85,7 +85,7 @@ def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spre
     assert whole.parts[whole.longest].predicted_ms == max(sizes)
 
 
-@pytest.mark.parametrize(("optimizer", "moved"), [("adam", 72), ("adamw", 80)])
+@pytest.mark.parametrize("optimizer, moved", [("adam", 72), ("adamw", 80)])
 def test_an_optimizer_moves_so_many_bytes_a_parameter(optimizer, moved):
     """Operator by operator: Adam's eight read and write 18 numbers, its weight decay two more."""
     ops = capture.optimizer_ops(1_000_000, optimizer)
@@ -106,7 +106,7 @@ def costs_known(seed, rates):
     return terms, terms.to_numpy() @ list(rates.values()), np.arange(24) % 6
 
 
-@pytest.mark.parametrize(("name", "rates"), [
+@pytest.mark.parametrize("name, rates", [
     ("loader_wait", {"batches": 0.3, "samples": 0.03, "mb": 0.4, "resized_mb": 1.2}),
     ("optimizer", {"operators_ms": 1.0, "calls": 0.004})])
 def test_costs_are_the_rates_that_made_the_times(name, rates):
@@ -226,9 +226,9 @@ def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1, without_learne
     twice = {case: one | {"rates": {term: 2 * rate for term, rate in one["rates"].items()}}
              for case, one in shipped.compositions.items()}
     replace(shipped, device=name, facts=shipped.facts | {"hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
-        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2" / "trained"))
+        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2/trained"))
     path, = profiled_steps.learn_all("measure")
-    assert path == paths.IMPORTED / "box-v2" / "trained" / "steps" / f"{name}.json"
+    assert path == paths.IMPORTED / "box-v2/trained/steps" / f"{name}.json"
     (box,) = registry.for_devices(["box-v2"], "fp32")
     whole = steps.predict(box, w1, steps.loading("W1", w1))
     assert whole.parts["loader_wait"].source == f"profiles of {name}"
@@ -242,7 +242,7 @@ def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_u
         as_gpu(name)
         as_gpu(name, hardware_id="there", folder=paths.IMPORTED / "other", copy_ms=3.0)
     as_gpu("W1", "Abacus 9000", "third", paths.IMPORTED / "third")
-    path = paths.MODELS / "steps" / "t4.json"
+    path = paths.MODELS / "steps/t4.json"
     assert str(path) in output_of("models", "--train", "profiles") and json.loads(path.read_text())["source"] == "profiles"
     model = StepModel.load(path)
     assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
@@ -277,7 +277,7 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
         profiled_steps.published(path, "replay")
 
 
-@pytest.mark.parametrize(("place", "value"), [
+@pytest.mark.parametrize("place, value", [
     ("schema", 2), ("source", "guesses"), ("device", "../t4"), ("costs", {}), ("code", "import os"),
     ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0),
     ("learners.MLP.regressor.terms", ["a"] * 5), ("learners.GBT.regressor.form", "rates")])

@@ -38,7 +38,7 @@ def frame():
 
 
 def test_the_dictionary_in_data_readme_is_the_schemas():
-    page = (paths.ROOT / "data" / "README.md").read_text()
+    page = (paths.ROOT / "data/README.md").read_text()
     assert page == tables.with_dictionary(page), "write it: python -m lib data dictionary --write"
 
 
@@ -88,7 +88,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_rows(tmp_path):
     assert len(store.read(tmp_path / "full.csv", "overheads")) > 50
 
 
-@pytest.mark.parametrize(("text", "words"), [
+@pytest.mark.parametrize("text, words", [
     ("{", "a.json is not readable JSON"), ('{"a": {"b": 1, "b": 2}}', "'b' is there twice"),
     ('{"a\\ud800": 1}', "is not readable JSON")])
 def test_damaged_json_is_refused(tmp_path, text, words):
@@ -103,7 +103,7 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
     assert store.read(path, "overheads")["what"].tolist() == ["one two three four"]
 
 
-@pytest.mark.parametrize(("text", "what"), [
+@pytest.mark.parametrize("text, what", [
     (f"{HEADER}\ncpu,launch,1,1,3,how,h,s,more\n", "line 2 has 9 fields, the header has 8"),
     (f"{HEADER},what\ncpu,launch,1,1,3,how,h,s,x\n", "column what is there twice"),
     ("a,b\n1,2\n", r"a.csv is no overheads table: missing columns \[.*, unknown \[a, b\]"),
@@ -178,7 +178,7 @@ def people(tmp_path, text):
     return input_tables.read(tmp_path / "people.csv", tables.TABLES["jobs"])
 
 
-@pytest.mark.parametrize(("text", "what"), [
+@pytest.mark.parametrize("text, what", [
     ("job_id,steps\na,1\n,1\n", "row 2 below the header has no job_id"),
     ("job_id,steps\na,1\nN/A,1\n", "row 2 below the header: job_id 'N/A' stands for an empty cell"),
     ("job_id,steps\ncaf\u00e9,1\ncafe\u0301,2\n", "'café' is there twice"),

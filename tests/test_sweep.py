@@ -54,7 +54,7 @@ def here(small, monkeypatch):
 
 def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     folder = measure(op="conv2d,linear", seed=1, count=8, latency_type="both", cache="both")
-    table, raw = aggregate.read(folder).table, store.read(folder / "cpu" / "repeats.csv", "repeats")
+    table, raw = aggregate.read(folder).table, store.read(folder / "cpu/repeats.csv", "repeats")
     assert len(table) == 8 and set(table["status"]) == {"ok"} and table["config"].is_unique
     for _, row in table.iterrows():
         latencies = raw.loc[raw["config"] == row["config"], "latency_ms"]
@@ -90,7 +90,7 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
 
 def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by):
     folder = measure(name="cut")
-    raw = folder / "cpu" / "repeats.csv"
+    raw = folder / "cpu/repeats.csv"
     kept = raw.read_bytes()[:int(0.3 * raw.stat().st_size)]
     raw.write_bytes(kept)
     (folder / "sweep.parquet").unlink()
@@ -117,7 +117,7 @@ def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_a
             started.append(self)
             super().__init__(*arguments, **start)
 
-    started, raw = [], paths.SWEEPS / "killed" / "cpu" / "repeats.csv"
+    started, raw = [], paths.SWEEPS / "killed/cpu/repeats.csv"
     monkeypatch.setattr(allocator, "RETAINED", {})  # so that all have the same software
     monkeypatch.setattr(visitor, "_DEATHS", 1)
     monkeypatch.setattr(visitor, "Service", Mortal)
@@ -145,7 +145,7 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, mo
     monkeypatch.setattr(device_sweep, "SAME_FAILURES", 2)
     with refused("cpu: stopped after 2 identical failures; activation: no answer within 0.001 s"):
         measure(op="activation", timeout_s=0.001, name="hung")
-    assert store.read(paths.SWEEPS / "hung" / "cpu" / "repeats.csv", "repeats")["status"].tolist() == ["failed"] * len(asked)
+    assert store.read(paths.SWEEPS / "hung/cpu/repeats.csv", "repeats")["status"].tolist() == ["failed"] * len(asked)
     assert len(asked) == 2
 
 
@@ -161,7 +161,7 @@ def test_a_grid_without_a_valid_point_says_why(visits_by, monkeypatch):
         measure(**POOLS)
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize("change, told", [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
     ({"count": 0}, "it would never end")])
@@ -170,7 +170,7 @@ def test_wrong_parameters_are_told_before_anything_is_measured(home, change, tol
         measure(**change)
 
 
-@pytest.mark.parametrize(("file", "text", "told"), [
+@pytest.mark.parametrize("file, text, told", [
     ("repeats.csv", "a,b\n1,2\n", "is no repeats table"), ("configs.csv", "\x00\xff", "configs.csv")])
 def test_foreign_and_corrupt_files_are_refused_and_kept(visits_by, file, text, told):
     path = measure(name="mine") / "cpu" / file
@@ -293,12 +293,12 @@ def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypa
     assert len(warm) and not set(warm["energy_reason"].dropna())
     np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
     assert set(warm["energy_method"]) == {"replay of power_log.log integration"}
-    loops = store.read(folder / "cpu" / "energies.csv", "energies").set_index("config").loc[warm.index]
+    loops = store.read(folder / "cpu/energies.csv", "energies").set_index("config").loc[warm.index]
     seconds = loops["energy_j"] * loops["calls"] / metered
     assert ((seconds >= 0.5) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
 
 
-@pytest.mark.parametrize(("dtype", "seconds", "why"), [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
+@pytest.mark.parametrize("dtype, seconds, why", [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
 def test_a_point_without_an_energy_says_why_at_once(metered, dtype, seconds, why):
     config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
     bench = visit.Bench(device, 20.0)

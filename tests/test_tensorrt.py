@@ -18,7 +18,7 @@ from lib.tensorrt import engine
 from lib.tensorrt.recordings import dataset, mapping
 from tests import SHARED, refused
 
-EDGE = SHARED / "data" / "edgeprofiler"
+EDGE = SHARED / "data/edgeprofiler"
 HALF = "Channel major FP16 format where channel % 8 == 0"
 
 
@@ -61,7 +61,7 @@ def test_work_and_bytes_of_layers_are_exact(tmp_path):
     assert read.layers[0].bytes == 2 * (8 * 16 * 16 + 4 * 8 * 8 + 144 + 4)
 
 
-@pytest.mark.parametrize(("layers", "what"), [
+@pytest.mark.parametrize("layers, what", [
     *(([convolution(**changes)], what) for changes, what in (
         ({"Stride": []}, "without Stride"), ({"Groups": 3}, "not divisible by 3 groups"),
         ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"),
@@ -85,7 +85,7 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
     assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
 
 
-@pytest.mark.parametrize(("path", "gmacs"), [
+@pytest.mark.parametrize("path, gmacs", [
     (EDGE / "model_training/sample_data/resnet18_trt_engine_info.json", 1.814073344),
     (EDGE / "model_training/sample_data/vgg16_trt_engine_info.json", 15.470264320),
     (paths.REFERENCE / "intel-xeon-2c-1674c245/layer_power/raw_data/resnet18/trt_engine_info.json", 1.814073344),
@@ -148,7 +148,7 @@ def test_a_window_has_the_mean_of_the_samples_within_it_and_none_without(samples
         np.testing.assert_allclose(mean_w, inside @ power_w / inside.sum(axis=1))
 
 
-@pytest.mark.parametrize(("name", "end_s", "words"), [
+@pytest.mark.parametrize("name, end_s, words", [
     ("pool", 100.0, "does not overlap"), ("pool", np.nan, "no time stamps"), ("other", 1.0, "not of one engine")])
 def test_power_of_another_time_or_of_another_engine_is_brought_to_no_layer(tmp_path, name, end_s, words):
     log = PowerLog(np.array([0.0, 1.0]), np.full(2, 5.0))
@@ -176,11 +176,11 @@ def converted(folder, words, **least):
     assert any(words in note for note in done.notes)
     assert [path.name for path in done.written] == [dataset.LAYERWISE, dataset.ENGINE]
     dataset.convert(folder / "pre", folder / "train", **least)
-    return {path.stem: pd.read_csv(path) for path in (folder / "train" / "alexnet").iterdir()}
+    return {path.stem: pd.read_csv(path) for path in (folder / "train/alexnet").iterdir()}
 
 
 def test_from_raw_recordings_to_training_data(tmp_path):
-    recording(tmp_path / "raw" / "alexnet" / "trt_profiling")
+    recording(tmp_path / "raw/alexnet/trt_profiling")
     tables = converted(tmp_path, "36 of 36 windows")
     for kind, watts in (("convolutional", 6.0), ("pooling", 4.0), ("dense", 8.0)):
         table = tables[kind]
@@ -190,28 +190,28 @@ def test_from_raw_recordings_to_training_data(tmp_path):
         assert kind == "dense" or table[["kernel_0", "kernel_1"]].to_numpy().tolist() == [[3, 3]]
 
 
-@pytest.mark.parametrize(("missing_s", "missing", "words"), [
+@pytest.mark.parametrize("missing_s, missing, words", [
     (0, [dataset.POWER], "no power: power_log.log missing"),
     (0.95, [], "27 of 36 windows hold a power sample, 9 lie outside of the log")])
 def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_path, missing_s, missing, words):
-    recording(tmp_path / "raw" / "alexnet", missing_s=missing_s)
+    recording(tmp_path / "raw/alexnet", missing_s=missing_s)
     for name in missing:
-        (tmp_path / "raw" / "alexnet" / name).unlink()
+        (tmp_path / "raw/alexnet" / name).unlink()
     table = converted(tmp_path, words)["dense"]
     assert table["power"].isna().all() and table["runtime"].notna().all()
 
 
 def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refused(tmp_path):
-    raw, folder = tmp_path / "raw", tmp_path / "raw" / "alexnet" / "trt_profiling"
+    raw, folder = tmp_path / "raw", tmp_path / "raw/alexnet/trt_profiling"
     recording(folder)
-    (folder / dataset.POWER).rename(raw / "alexnet" / "alexnet_power_log.log")
+    (folder / dataset.POWER).rename(raw / "alexnet/alexnet_power_log.log")
     (folder / dataset.IDLE).rename(raw / dataset.IDLE)
     for name in ("60_seconds_idling_power_log.log", "idling_power_log_20240131-120000.log"):
         (raw / name).touch()
     assert converted(tmp_path, "36 of 36 windows")["dense"]["power"].tolist() == pytest.approx([8.0], rel=0.02)
     dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
-    (raw / "alexnet" / "alexnet_power_log.log").rename(raw / "power_log.log")
+    (raw / "alexnet/alexnet_power_log.log").rename(raw / "power_log.log")
     with refused(f"{raw / 'power_log.log'} is used by no recording"):
         dataset.preprocess(raw, tmp_path / "pre")
 

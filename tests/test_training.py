@@ -49,7 +49,7 @@ def test_models_by_name_and_wrong_ones():
         Trainer(task(model="alexnet"), Options(CPU))
 
 
-@pytest.mark.parametrize(("sizes", "weight"), [([4, 4, 4, 4], None), ([4, 4, 1], [4 / 9, 4 / 9, 1 / 9].__getitem__)])
+@pytest.mark.parametrize("sizes, weight", [([4, 4, 4, 4], None), ([4, 4, 1], [4 / 9, 4 / 9, 1 / 9].__getitem__)])
 def test_accumulated_gradients_are_those_of_the_big_batch(sizes, weight):
     torch.manual_seed(0)  # of the weights: with some of them a sum in float32 differs by more
     of, pieces = task(), batches(task(), sizes)

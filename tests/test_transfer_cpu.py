@@ -44,7 +44,7 @@ def test_an_operator_takes_longer_by_no_more_than_the_slowest_of_all_ratios(ms, 
     assert ms / max(ratios) * (1 - 1e-9) <= scaled <= ms / min(ratios) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("flops", "moved", "ms", "scaled_ms"), [
+@pytest.mark.parametrize("flops, moved, ms, scaled_ms", [
     (0.0, 1e8, 11.0, 14), (1e9, 1e8, 20.0, 30), (1e9, 1e8, 16.0, 24)])
 def test_known_answers_of_a_scaling(flops, moved, ms, scaled_ms):
     """The roofs are 10, 20 and 20 ms."""
@@ -229,7 +229,7 @@ def test_what_was_measured_with_other_threads_is_not_shown_as_measured(reference
             for one in (predictor, other)] == [[False] * 3, [True] * 3]
 
 
-@pytest.mark.parametrize(("count", "within"), [(60, 0.1), (8, 0.35)])
+@pytest.mark.parametrize("count, within", [(60, 0.1), (8, 0.35)])
 def test_few_points_correct_a_scaled_model_by_what_the_scaling_left(count, within, swept, reference):
     model = transfer_cpu.scaled(reference, Host("1", 2, 50.0, 20.0, None))
     rows = swept[(swept["op"] == "linear") & (swept["pass"] == "forward")].head(300)
@@ -260,7 +260,7 @@ def _networks(count, factor, fresh=0.25, noise=0.05, seed=0):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize(("factor", "fresh"), [(1.4, 0.25), (0.7, 0.6)])
+@pytest.mark.parametrize("factor, fresh", [(1.4, 0.25), (0.7, 0.6)])
 def test_a_few_networks_calibrate_the_compositions_of_both_heaps(factor, fresh):
     corrected = calibrate_networks.calibrated(BASE, _networks(5, factor, fresh, seed=1))
     for case, rows in _networks(60, factor, fresh, seed=2).groupby(["mode", "memory"]):
@@ -307,7 +307,7 @@ def test_networks_at_moments_of_different_speed_tell_how_they_follow_the_kernel(
     assert np.ptp(np.log(usual["latency_ms"])) < 0.15
 
 
-@pytest.mark.parametrize(("others", "stolen", "free"), [(0.4, 0.0, 4), (1.0, 1.0, 2), (9.0, 0.0, 1)])
+@pytest.mark.parametrize("others, stolen, free", [(0.4, 0.0, 4), (1.0, 1.0, 2), (9.0, 0.0, 1)])
 def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, free):
     monkeypatch.setattr(load, "own_cores", lambda: range(4))
     monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))

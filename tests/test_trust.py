@@ -34,7 +34,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def predicted():
-    return pd.read_csv(archive.machine_folder(CPU) / "predictions" / "networks.csv")
+    return pd.read_csv(archive.machine_folder(CPU) / "predictions/networks.csv")
 
 
 def of(table, **values):
@@ -69,7 +69,7 @@ def network_of(build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("build", "kind"), [
+@pytest.mark.parametrize("build, kind", [
     ("convnext_tiny", "CNN"), ("vit_b_32", "transformer"), (mixer, "other"), (Attention, "transformer"),
     (lambda: Attention(8), "hybrid")])
 def test_kinds_are_of_what_is_computed_and_the_same_of_both_forms_of_work(build, kind):
@@ -149,7 +149,7 @@ def test_the_interval_of_an_answer_is_that_of_its_kind():
     assert of_hybrids != of_all
 
 
-@pytest.mark.parametrize(("name", "message"), [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
+@pytest.mark.parametrize("name, message", [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
 def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
@@ -196,7 +196,7 @@ def quoted(predictor, *query, **more):
     return quote.quote(Answer(CapturedQuery(Query(*query, **more)), predictor))
 
 
-@pytest.mark.parametrize(("model", "mode", "batch", "words"), [
+@pytest.mark.parametrize("model, mode, batch, words", [
     ("resnet18", "infer", 512, "CNN networks on {}, infer, batch 8, default allocator"),
     ("resnet18", "train", 8, "forward and backward of CNN networks on {}, train, batch 8, retained heap"),
     ("vit_b_32", "infer", 8, "transformer networks on {}, infer, batch 8, default allocator")])

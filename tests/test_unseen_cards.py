@@ -100,7 +100,7 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     assert np.abs(fitting.shift([exact])).max() < 1e-3
 
 
-@pytest.mark.parametrize(("device", "wider"), [("rtx-5090", 1), ("t4", 2)])
+@pytest.mark.parametrize("device, wider", [("rtx-5090", 1), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
     shared, trained = (card_model.of_device(name).conditions for name in (card_model.ANY, "rtx-3090"))
     for condition, fitted in card_model.load_for(device).conditions.items():
@@ -189,7 +189,7 @@ def test_networks_of_its_user_calibrate_a_card(home):
     assert {one.basis for one in shipped.card.conditions.values()} == {"others"}
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@pytest.mark.parametrize("options, words", [
     (["--device", "a10"], "1 networks of 1 families are usable, 10 or more.*timm:nonet_1"),
     (["--device", "mi300x"], "mi300x cannot be calibrated: params/devices.yaml needs an entry"),
     (["--budget-s", "60", "--dtype", "fp32"], "leave out --dtype, --budget-s"),

@@ -171,7 +171,7 @@ subprocess:Popen     is a class, but not a torch.nn.Module
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "words"), [
+@pytest.mark.parametrize("name, words", [
     *(line.split(maxsplit=1) for line in FAILURES),
     *((name, f"model {name!r} names no class of yours; the form is module:Class, such as mynet:Net")
       for name in (":X", "../x:Y", "a:b:c", "x:Y()", "x\n:Y"))], ids=repr)
@@ -211,14 +211,14 @@ def test_what_users_code_sets_for_the_process_is_put_back(zoo):
     assert _settings() == before
 
 
-@pytest.mark.parametrize(("name", "mode"), [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),
+@pytest.mark.parametrize("name, mode", [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),
                                             ("zoo:Random", "train"), ("zoo:PartlyEmpty", "train")])
 def test_what_can_be_answered_is(name, mode, zoo):
     answer = advise.advise(Query(name, 1, "3x8x8", mode), ["cpu", "t4"])
     assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all() and len(answer.crossovers)
 
 
-@pytest.mark.parametrize(("shape", "words"), [
+@pytest.mark.parametrize("shape, words", [
     ("5x224x224", "model 'resnet18' takes 2D inputs of 3 channels, not 5x224x224; give 3x224x224"),
     ("3x8", "not 3x8; give 3x8x224"), ("512:int64", "not 512:int64; give 3x224x224"),
     *[(shape, f"input shape {shape!r} is none; give channels and sizes such as 3x224x224") for shape in (
