@@ -234,13 +234,14 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
 
 def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_row_is_usable():
     found = ceilings.ceilings(MachineParams(source="replay"))
-    rows = found.table.index[(found.table["level"] == "compute") & (found.table["dtype"] == "fp32")]
+    fp32 = "level == 'compute' and dtype == 'fp32'"
+    rows = found.table.query(fp32).index
     rates, words = found.table["peak_gflops"][rows], "UNUSABLE, measured on a busy machine and perhaps too low: fp32."
     for first, rate, warning in (("unusable", rates.max(), words), ("noisy", rates.iloc[0], "")):
         verdict = found.table["verdict"].copy()
         verdict[rows] = [first, *["unusable"] * (len(rows) - 1)]
         busy = dataclasses.replace(found, table=found.table.assign(verdict=verdict))
-        best = busy.best[(busy.best["level"] == "compute") & (busy.best["dtype"] == "fp32")]
+        best = busy.best.query(fp32)
         assert (set(best["verdict"]), best["peak_gflops"].max(), busy.warning) == ({first}, rate, warning)
 
 

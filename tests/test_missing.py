@@ -96,9 +96,10 @@ ANY = table(
     device=["cpu", "gpu"], source="measured", dtype=["fp32", "bf16"], level="RAM", network=["a", "b"], error=[0.1, -0.05],
     batch_size=1, uncounted=["", "sort"], group=["convolution", "pooling"], kind=["CNN", "hybrid"], family=["f", "g"],
     relative_error=[0.1, -0.7], mode="infer", tuning=[True, False], first_use=[True, False], memory="default",
-    out_of_range=False, status="ok", verdict="stable", what="networks", condition="c", n=20, left_out="families", feature=["a", "b"], same=[True, False],
-    epoch=[0, 1], workload_id="W1", device_type="cpu", beside=["nothing", "W1"], beside_type=["", "cpu"], env="e",
-    arch="net", backend="cpu", precision="fp32", job_id=["j1", "j2"], start_s=0.0, attempt=1, job_class=["a", "b"])
+    out_of_range=False, status="ok", verdict="stable", what="networks", condition="c", n=20, left_out="families",
+    feature=["a", "b"], same=[True, False], epoch=[0, 1], workload_id="W1", device_type="cpu", beside=["nothing", "W1"],
+    beside_type=["", "cpu"], env="e", arch="net", backend="cpu", precision="fp32", job_id=["j1", "j2"], start_s=0.0, attempt=1,
+    job_class=["a", "b"])
 # What makes rows: a function, or the columns themselves, two rows or more.
 MADE = {
     "profile": lambda: store.read(min(paths.REFERENCE.glob("*/profiles/*W2*_train.csv")), "profile"),
@@ -209,7 +210,7 @@ CALLS = {
     "roofline.against_vendor": ("points", lambda rows: (roofline_of(rows), "fp64")),
     "complexity.growth": ("rows", lambda rows: (intensity_by_batch(rows),)),
     "cost_model.operators": ("scores", lambda rows: (rows, rows_of("rows").head(len(rows)))),
-    "cost_model.networks": ("predictions", lambda rows: (evaluated_of(rows),)),
+    "cost_model.networks": ("rows", lambda rows: (evaluated_of(rows),)),
     "cost_model.runtimes": (runtime_choices.rows, lambda rows: (rows, 1)),
     "cost_model.runtime_numbers": (runtime_choices.rows, compared),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),

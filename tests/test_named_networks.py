@@ -106,11 +106,19 @@ def test_inputs_are_read_as_they_are_meant(text, meant):
     assert inputs.parse(text) == meant
 
 
-@pytest.mark.parametrize("text, words", [
-    ("3x", "input shape '3x' is none"), ("512:int65", "no element type 'int65' of an input"),
-    ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
-    ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none")])
-def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
+NO_INPUTS = """
+3x            input shape '3x' is none
+512:int65     no element type 'int65' of an input
+nowhere.yaml  nowhere.yaml is missing
+empty.yaml    names no input
+list.yaml     expected a mapping
+wrong.yaml    wrong.yaml: ids '6x' is none
+"""
+
+
+@pytest.mark.parametrize("case", NO_INPUTS.strip().splitlines())
+def test_inputs_that_are_none_are_one_line(case, tmp_path, monkeypatch):
+    text, words = case.split(maxsplit=1)
     monkeypatch.chdir(written_to(tmp_path, {"empty.yaml": "{}", "list.yaml": "[1, 2]", "wrong.yaml": "ids: 6x"}))
     with refused(words):
         inputs.parse(text)

@@ -116,17 +116,14 @@ def papermill(folder, *words, **how):
     return python("-m", "papermill", "--no-progress-bar", *words, LIB_OUTPUT=str(folder), **how)
 
 
-def test_measuring_from_another_folder_gives_the_notebook_and_the_csv(tmp_path):
-    papermill(tmp_path, paths.NOTEBOOKS / "02_profile.ipynb", tmp_path / "out.ipynb",
-              *"-p workload W6 -p iters 5 -p device cpu".split(), cwd=tmp_path)
+def test_measuring_in_the_notebooks_folder_gives_the_notebook_and_the_csv(tmp_path):
+    """From other folders agents and runs of jobs do so (test_agents, test_campaign)."""
+    papermill(tmp_path, "02_profile.ipynb", tmp_path / "out.ipynb", *"-p workload W6 -p iters 5 -p device cpu".split(),
+              cwd=paths.NOTEBOOKS)
     assert (tmp_path / "data/profiles/run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
     printed = "".join("".join(output.get("text", "")) for output in runner.outputs(tmp_path / "out.ipynb"))
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
     assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
-
-
-def test_a_kernel_started_in_the_notebooks_folder_runs_them_unchanged(tmp_path):
-    papermill(tmp_path, "01_machine.ipynb", tmp_path / "out.ipynb", "-p", "source", "replay", cwd=paths.NOTEBOOKS)
 
 
 def test_wrong_input_is_one_line_and_a_failed_run(tmp_path):

@@ -196,12 +196,10 @@ def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeyp
 
 
 def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
-    together, begun, shares, lock = threading.Barrier(2), [], {}, threading.Lock()
+    together, shares = threading.Barrier(2), {}
 
     def execute(job, _, __, threads):
-        with lock:
-            begun.append(job.stem)
-            shares[job.stem] = threads
+        shares[job.stem] = threads
         if "cuda" in job.stem:
             together.wait(timeout=30)  # neither ends before the other one has begun
         return outcome(job.stem, notebook=job.notebook)
@@ -213,6 +211,7 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
     runner._merge([outcome("04_complexity", notebook="04_complexity", **failed), outcome("01_machine_cpu", **failed)],
                   paths.EXECUTED)
     assert [one.stem for one in runner.run(planned, paths.EXECUTED, cores=7)] == stems
+    begun = list(shares)
     assert shares == {stem: 4 if "cuda" in stem else 0 for stem in stems}, "cards share the cores"
     assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
     entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]

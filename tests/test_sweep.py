@@ -37,13 +37,9 @@ def small(home, monkeypatch):
 
 
 @pytest.fixture
-def visits_by(small, monkeypatch):
-    """Return what puts another worker in the place of the process that visits; ``Visitor`` is in its place from the start."""
-    def use(worker):
-        monkeypatch.setattr(device_sweep, "Visitor", worker)
-
-    use(Visitor)
-    return use
+def pretended(small, monkeypatch):
+    """Put a worker in the place of the process that visits."""
+    monkeypatch.setattr(device_sweep, "Visitor", Visitor)
 
 
 @pytest.fixture
@@ -74,7 +70,7 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert len(lines) == export.representable(table[table["op"] == "conv2d"]).sum()
 
 
-def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(visits_by):
+def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(pretended):
     assert measure(name="mine") == measure(name="mine") == paths.SWEEPS / "mine"
     with refused("holds another sweep, with count = 6"):
         measure(name="mine", count=7)
@@ -88,7 +84,7 @@ def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
                      "missing": 0}
 
 
-def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by):
+def test_cut_short_in_a_line_it_ends_with_every_row_once(pretended):
     folder = measure(name="cut")
     raw = folder / "cpu/repeats.csv"
     kept = raw.read_bytes()[:int(0.3 * raw.stat().st_size)]
@@ -155,7 +151,7 @@ def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(here, mo
         measure(**POOLS)
 
 
-def test_a_grid_without_a_valid_point_says_why(visits_by, monkeypatch):
+def test_a_grid_without_a_valid_point_says_why(pretended, monkeypatch):
     draw_small(monkeypatch, padding=[2])
     with refused("no valid point to measure .6 invalid, 0 skipped.; the last: .*more than half"):
         measure(**POOLS)
@@ -172,7 +168,7 @@ def test_wrong_parameters_are_told_before_anything_is_measured(home, change, tol
 
 @pytest.mark.parametrize("file, text, told", [
     ("repeats.csv", "a,b\n1,2\n", "is no repeats table"), ("configs.csv", "\x00\xff", "configs.csv")])
-def test_foreign_and_corrupt_files_are_refused_and_kept(visits_by, file, text, told):
+def test_foreign_and_corrupt_files_are_refused_and_kept(pretended, file, text, told):
     path = measure(name="mine") / "cpu" / file
     path.write_text(text)
     with refused(told):
@@ -188,8 +184,8 @@ class Failing(Visitor):
         return visited(latency_ms=np.nan, status="failed", reason=f"reason {self.visits // 2}")
 
 
-def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(visits_by, with_card):
-    visits_by(Failing)
+def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(pretended, with_card, monkeypatch):
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
     for device in ("cpu", "cuda:0"):
         with refused(f"{device}: each of 3 configurations failed, 2 of them with: reason 1$"):
             measure(count=3, name="failing", device=device)
@@ -200,7 +196,7 @@ def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_devic
 
 
 @pytest.mark.parametrize("budget_s", [0, 1e5])
-def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(visits_by, monkeypatch, budget_s):
+def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(pretended, monkeypatch, budget_s):
     monkeypatch.setattr(device_sweep, "_MOST_SKIPPED", 20)
     for _ in range(2):
         with refused(r"no valid point to measure \(0 invalid, 20 skipped\); the last: .* MB needed"):
@@ -236,7 +232,7 @@ def test_rows_that_repeat_the_last_result_are_found():
     assert not aggregate.stale(pd.Series(ticks), pd.Series(range(300))).any()
 
 
-def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(visits_by, monkeypatch):
+def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(pretended, monkeypatch):
     monkeypatch.setattr(Visitor, "visit", lambda *_: visited(latency_ms=0.012223999947309494))
     table = aggregate.read(measure()).table
     assert set(table["status"]) == {"failed"}
