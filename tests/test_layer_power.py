@@ -248,12 +248,11 @@ def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
 
 
 @pytest.mark.slow
-def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(tmp_path, monkeypatch):
+def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(home):
     """RTX 3060 Laptop, each network left out with its three export routes."""
     raw = SHARED / "data/edgeprofiler/desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
-    monkeypatch.setattr(study.paths, "DATA", tmp_path)
     results = study.study(LayerPowerParams(recordings=str(raw), device_name=RTX))
     assert results.recorded.power == "not measured" and layer_tables.recovered(results.recorded).empty
     assert set(results.layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}

@@ -56,20 +56,19 @@ def gemms(count=1200, seed=0, shortest=8):
 
 
 @pytest.mark.slow
-def test_a_wheel_and_its_folder_give_the_same_tables(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
-    data = tmp_path / "site" / ROOT
+def test_a_wheel_and_its_folder_give_the_same_tables(home):
+    data = home / "site" / ROOT
     perf(data)
     perf(data, "trtllm", "1.0.0", power=None, power_limit=None)
-    file = packed(data, tmp_path / "aiconfigurator_core-0.12.0.whl",
+    file = packed(data, home / "aiconfigurator_core-0.12.0.whl",
                   f"{ROOT}/h200_sxm/gemm/../../evil_perf.parquet", f"{ROOT}/h200_sxm/notes.txt")
     with aiconfigurator.data_folder(file) as folder:
         of_wheel = aiconfigurator.gemm_power(folder)["h200-sxm"]
         assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
     assert not folder.exists()
-    for path in (file, tmp_path / "site", data):
+    for path in (file, home / "site", data):
         text = output_of("import", "aiconfigurator", path)
-        imported = tmp_path / "imported/h200-sxm/power/aiconfigurator/power.parquet"
+        imported = paths.IMPORTED / "h200-sxm/power/aiconfigurator/power.parquet"
         assert store.read(imported, "power").equals(of_wheel)
     assert "h200-sxm: power of 3 GEMMs in" in text and "; 1 of them ran in windows too short for the sensor" in text
 
@@ -85,23 +84,22 @@ def test_what_is_no_wheel_is_one_line(tmp_path, name, words):
         pass
 
 
-def test_power_is_imported_with_short_windows_marked(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "IMPORTED", tmp_path / "imported")
-    perf(tmp_path, power=None)
-    assert aiconfigurator.gemm_power(tmp_path) == {}
+def test_power_is_imported_with_short_windows_marked(home):
+    perf(home, power=None)
+    assert aiconfigurator.gemm_power(home) == {}
     with refused("no power of h200-sxm was imported; run: python -m lib import aiconfigurator"):
         training.power_table("h200-sxm")
-    perf(tmp_path, power=[600.0, 130.0, 900.0])
-    perf(tmp_path, version="0.9.0", power=[1.0, 1.0, 1.0])
-    perf(tmp_path, "trtllm", "1.0.0", power=None, power_limit=None)
-    table = aiconfigurator.gemm_power(tmp_path)["h200-sxm"]
+    perf(home, power=[600.0, 130.0, 900.0])
+    perf(home, version="0.9.0", power=[1.0, 1.0, 1.0])
+    perf(home, "trtllm", "1.0.0", power=None, power_limit=None)
+    table = aiconfigurator.gemm_power(home)["h200-sxm"]
     assert table[["power_w", "window", "status", "dtype"]].fillna(0).to_numpy().tolist() == [
         [600.0, "long", "ok", "bf16"], [130.0, "short", "ok", "bf16"], [0, "long", "failed", "fp8_block"]]
     assert table["flops"].iloc[0] == 2 * 64 * 128 * 256
-    output_of("import", "aiconfigurator", tmp_path)
+    output_of("import", "aiconfigurator", home)
     imported = training.power_table("h200-sxm")
     assert imported.equals(store.validate(table, "power", "here"))
-    assert store.read_json(next(tmp_path.rglob("power.meta.json")))["short_windows"] == 1
+    assert store.read_json(next(home.rglob("power.meta.json")))["short_windows"] == 1
     with refused("trained on 500 bf16 rows or more of long windows, there are 1"):
         training.usable(imported, CHIP)
 

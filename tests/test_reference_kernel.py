@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib import paths
 from lib.measure import speed_history
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.measure.speed_history import Speed
@@ -72,10 +71,9 @@ def test_a_history_tells_the_range_and_few_looks_leave_it_wide():
     assert few["here_high_ms"] > 1.8 * 42.0, "a processor that was looked at three times may be on a shared host"
 
 
-def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "DATA", tmp_path)
+def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(home, monkeypatch):
     assert [speed_history.look().looks for _ in range(3)] == [1, 2, 3]
-    (file,) = tmp_path.rglob("*.csv")
+    (file,) = home.rglob("*.csv")
     assert len(file.read_text().splitlines()) == 4
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lib import paths, store
+from lib import store
 from lib.schedule import api, bounds, gavel, problem_files
 from lib.schedule.policies import registry
 from lib.schedule.portable import compiled
@@ -165,12 +165,11 @@ def test_bad_files_are_refused(tmp_path, name, text, words):
         problem_files.read(**files(tmp_path, **{name: text}))
 
 
-def test_published_throughputs_become_problems(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "IMPORTED", tmp_path)
+def test_published_throughputs_become_problems(home):
     known = {"v100": (4.0, 2.0, 7.0), "p100": (2.0, 0, 3.0), "k80": (1.0, 1.0, 1.0)}
     rates = {device: {job: {"null": rate} for job, rate in zip(("('A', 1)", "('B', 1)", "('A', 2)"), row, strict=True)}
              for device, row in known.items()}
-    source = tmp_path / "given.json"
+    source = home / "given.json"
     source.write_text(json.dumps(rates))
     path, rows = gavel.import_table(source)
     assert rows == 9

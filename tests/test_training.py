@@ -41,8 +41,6 @@ def test_parameter_counts_by_hand():
 
 def test_models_by_name_and_wrong_ones():
     assert models.build("mobilenet_v2", 1, 4)(torch.zeros(2, 1, 64, 64)).shape == (2, 4)
-    with refused("no model 'resnet5000'; there are: simple_cnn, resnet18_2d, cnn3d"):
-        models.build("resnet5000", 3, 2)
     with refused("takes 3D inputs, but the dataset is 2D; 2D models: simple_cnn, resnet18_2d"):
         models.build("cnn3d", 3, 2, spatial=2)
     with refused(r"'alexnet' cannot take inputs of \(1, 28, 28\)"):
