@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import paired
-from lib import locks, paths, store
+from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
@@ -142,20 +140,6 @@ def test_children_and_for_a_worker_its_leader_and_the_other_workers_are_not_othe
     program.write_text(LEADER)
     done = python(program, PYTHONPATH=str(paths.ROOT))
     assert min(map(float, done.stdout.split())) >= 0.55, "what the leader and its other worker used is counted as ours"
-
-
-def test_a_device_is_measured_by_one_process_at_a_time():
-    name = f"test-{time.monotonic_ns()}"
-    program = ("import sys\nfrom lib import locks\n"
-               f"with locks.device({name!r}):\n print('held', flush=True); sys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "held\n"
-    with refused("is being measured by another process"), locks.device(name, timeout_s=0.2):
-        pass
-    holder.kill()
-    holder.wait()
-    with locks.device(name, timeout_s=5):
-        pass
 
 
 def test_ids_keep_hardware_and_software_apart():

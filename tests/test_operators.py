@@ -82,7 +82,6 @@ def test_convolution_flops_are_the_formula(drawn):
     ("conv2d", CONV | {"kernel_h": 20}, "the kernel reaches over 20 of 12 padded positions along height"),
     ("conv2d", CONV | {"colour": 1}, "unknown parameters .colour."), ("conv2d", {"batch": 1}, "missing .*kernel_h"),
     ("conv2d", CONV | {"layout": "nt"}, "layout 'nt' is none; there are: contiguous, channels_last"),
-    ("conv9d", {}, "no operator family 'conv9d'; there are: conv2d"),
     ("pool2d", {"kind": "avg", "batch": 1, "in_channels": 1, "height": 4, "width": 4}, "kind avg needs kernel_h")])
 def test_impossible_parameters_are_refused(name, params, words):
     with refused(words):

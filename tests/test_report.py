@@ -25,8 +25,7 @@ from tests import called, output_of, python, refusal
 
 
 def jobs(**more):
-    values = {"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more}
-    return runner.plan(**values)
+    return runner.plan(**{"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more})
 
 
 def test_the_plan_runs_over_workloads_and_devices():

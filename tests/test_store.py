@@ -112,7 +112,8 @@ def test_line_breaks_in_a_text_become_spaces_so_that_a_line_is_a_row(tmp_path):
     (f'{HEADER}\ncpu,"launch,1,1,3,how,h,s\n', "line 2: unexpected end of data"),
     (f"{HEADER}\ncpu,launch,1_0,1,3,how,h,s\n", "'1_0', it takes a number"),
     (f"{HEADER}\ncpu,launch,1,1,1.5,how,h,s\n", "it takes a whole number"),
-    (HEADER + "\ncpu,launch,1,1,3,how,h,s" * 3 + '\ncpu,launch,"1,5",1,3,how,h,s\n', r"holds '1,5', it takes a number \(at index 3")])
+    (HEADER + "\ncpu,launch,1,1,3,how,h,s" * 3 + '\ncpu,launch,"1,5",1,3,how,h,s\n',
+     r"holds '1,5', it takes a number \(at index 3")])
 def test_a_csv_that_does_not_fit_its_table_is_refused(tmp_path, text, what):
     (tmp_path / "a.csv").write_text(text, errors="surrogateescape")
     with refused(what):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib import paths, store, tables
+from lib import paths, store
 from lib.config.notebooks import SweepParams
 from lib.measure import importers, machine
 from lib.measure.energy import meters
@@ -16,7 +16,7 @@ from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
 from lib.work.graph import spaces
-from tests import refused
+from tests import refused, row
 from tests.interrupted import cut_again_and_again
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
@@ -52,14 +52,14 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     folder = measure(op="conv2d,linear", seed=1, count=8, latency_type="both", cache="both")
     table, raw = aggregate.read(folder).table, store.read(folder / "cpu/repeats.csv", "repeats")
     assert len(table) == 8 and set(table["status"]) == {"ok"} and table["config"].is_unique
-    for _, row in table.iterrows():
-        latencies = raw.loc[raw["config"] == row["config"], "latency_ms"]
-        assert latencies.min() <= row["low_ms"] <= row["latency_ms"] <= row["high_ms"] <= latencies.max()
-        assert bool(row["reason"]) == (row["verdict"] != "stable"), "and what is not stable says why"
-        values = row[list(spaces.families.family(row["op"]).parameters)].dropna().to_dict()
-        config = spaces.config(row["op"], values, row["dtype"], row["pass"])
-        assert spaces.work(config.ops()) == (row["flops"], row["bytes"])
-        assert row["gflops"] == pytest.approx(row["flops"] / row["latency_ms"] / 1e6)
+    for _, point in table.iterrows():
+        latencies = raw.loc[raw["config"] == point["config"], "latency_ms"]
+        assert latencies.min() <= point["low_ms"] <= point["latency_ms"] <= point["high_ms"] <= latencies.max()
+        assert bool(point["reason"]) == (point["verdict"] != "stable"), "and what is not stable says why"
+        values = point[list(spaces.families.family(point["op"]).parameters)].dropna().to_dict()
+        config = spaces.config(point["op"], values, point["dtype"], point["pass"])
+        assert spaces.work(config.ops()) == (point["flops"], point["bytes"])
+        assert point["gflops"] == pytest.approx(point["flops"] / point["latency_ms"] / 1e6)
     assert {*zip(table["latency_type"], table["cache"], strict=True)} == {
         *itertools.product(("kernel", "end_to_end"), ("warm", "cold"))}
     assert table["energy_reason"].str.contains("energy_s is 0").all()
@@ -184,7 +184,8 @@ class Failing(Visitor):
         return visited(latency_ms=np.nan, status="failed", reason=f"reason {self.visits // 2}")
 
 
-def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(pretended, with_card, monkeypatch):
+def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(
+        pretended, with_card, monkeypatch):
     monkeypatch.setattr(device_sweep, "Visitor", Failing)
     for device in ("cpu", "cuda:0"):
         with refused(f"{device}: each of 3 configurations failed, 2 of them with: reason 1$"):
@@ -241,13 +242,12 @@ def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(pretended, monkeypa
 
 def convolutions(**changed):
     """Return rows of ``sweep``: convolutions that the original's columns describe, but for what is ``changed``: lists."""
-    texts = {column.name: "" for column in store.TABLES["sweep"] if column.kind == "text"}
     ones = {f"{name}_{side}": 1 for name in ("stride", "padding", "dilation") for side in "hw"}
     plain = {"op": "conv2d", "dtype": "fp32", "pass": "forward", "device": "cpu", "latency_type": "kernel", "cache": "warm",
              "status": "ok", "verdict": "stable", "batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 10,
              "kernel_h": 3, "kernel_w": 3, "groups": 1, "bias": 0, "layout": "contiguous", "input_grad": 1, "latency_ms": 0.5,
              "bytes": 1e3, "flops": 2.0 * 2 * 4 * 80 * 27}
-    return pd.DataFrame({**dict.fromkeys(tables.columns("sweep")), **texts, **ones, **plain, **changed})
+    return pd.DataFrame({**row("sweep", **ones, **plain).iloc[0], **changed})
 
 
 def exported(rows, folder):

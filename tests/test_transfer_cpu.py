@@ -29,7 +29,7 @@ from lib.studies.finetune import study as finetune_study
 from lib.studies.scheduler_eval import scenario
 from lib.tables import columns
 from lib.work import networks
-from tests import advice_on, called, refused
+from tests import advice_on, called
 
 pytestmark = pytest.mark.slow
 
@@ -106,18 +106,6 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch,
     assert third["source"] == (f"zero-shot from {own.device}, scaled by ceilings measured here (compute x0.50, memory x0.50, "
                                "rest x0.50)") and not without
     assert third["predicted_ms"] == pytest.approx(2 * first["predicted_ms"]) and third["out_of_range"]
-
-
-def test_a_damaged_model_that_is_not_needed_stops_no_answer(monkeypatch, tmp_path):
-    path, damaged = registry.cpu_files("fp32", shipped=True)[0], tmp_path / "cpu-x-0000_fp32.json.gz"
-    model = registry.load(path)
-    damaged.write_bytes(b"no model")
-    monkeypatch.setattr(registry, "_files_of_this_cpu", lambda *_: [path, damaged])
-    monkeypatch.setattr(transfer_cpu, "identity", lambda: {name: model.facts[name] for name in ("hardware_id", "threads")})
-    assert registry.predictor("cpu", "fp32").model.device == model.device
-    monkeypatch.setattr(transfer_cpu, "identity", lambda: {"hardware_id": "another", "threads": 1})
-    with refused("cpu-x-0000_fp32.json.gz"):
-        registry.predictor("cpu", "fp32")
 
 
 def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home, monkeypatch):
