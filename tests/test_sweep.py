@@ -17,7 +17,6 @@ from lib.measure.operators import aggregate, device_sweep, export, sweep, visit,
 from lib.measure.worker import WorkerLostError
 from lib.work.graph import spaces
 from tests import refused, row
-from tests.interrupted import cut_again_and_again
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -75,13 +74,6 @@ def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(pretended):
     with refused("holds another sweep, with count = 6"):
         measure(name="mine", count=7)
     assert measure().name + "-v2" == measure().name
-
-
-@pytest.mark.nightly
-def test_killed_again_and_again_it_ends_with_every_row_once(tmp_path):
-    result = cut_again_and_again(tmp_path, kills=3, count=24, seed=1)
-    assert result == {"kills": 3, "rows": result["rows"], "lost": 0, "torn": 0, "twice": 0, "configurations": 24, "repeated": 0,
-                     "missing": 0}
 
 
 def test_cut_short_in_a_line_it_ends_with_every_row_once(pretended):

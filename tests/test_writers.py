@@ -14,7 +14,7 @@ from tests import nightly, refused, writers
 from tests.conftest import full_disk
 
 
-@pytest.mark.parametrize("rounds, kills", [pytest.param(1, 1, marks=pytest.mark.slow),
+@pytest.mark.parametrize(("rounds", "kills"), [pytest.param(1, 1, marks=pytest.mark.slow),
                                                nightly(6, 20)])
 def test_several_writers_and_kills_at_a_start_lose_nothing(rounds, kills):
     result = writers.run("sweep", "matrix", "networks", "--rounds", rounds, "--kills", kills, "--writers", 4, 8, 2)
