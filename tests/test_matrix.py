@@ -56,10 +56,10 @@ def test_cells_of_the_default_matrix():
         f"{model}/b{batch}/fp32{optimizer}" for model in ("resnet50", "vgg16", "mobilenet_v2") for batch in (16, 32, 64)
         for optimizer in ("", "/sgd")], "the CPU has every cell that it had in the original, and each with both optimizers"
     cell = found[0]
-    assert (cell.workload.id, cell.params.batch_size) == ("pathmnist-224", 16)
-    assert (cell.label, cell.params.optimizer) == (f"{machine.name()}/resnet50/b16/fp32", "adam")
+    assert cell.workload.id == "pathmnist-224" and cell.params.batch_size == 16
+    assert cell.label == f"{machine.name()}/resnet50/b16/fp32" and cell.params.optimizer == "adam"
     one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
-    assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
+    assert one.name == "vgg16/b16/fp32" and one.params.iters == 3
 
 
 @pytest.mark.parametrize("device, instructions, precision", [
@@ -106,8 +106,8 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     counted = run["verdict"] != "unusable"  # neighbours may disturb it
     assert rows["reason"].item() == ("" if counted else f"unusable, so it does not count: {run['reason']}")
     assert matrix.repeats_done(found) == {found[0].label: int(counted)}
-    assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
-        "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
+    assert run["label"] == "box/simple_cnn/b8/fp32" and run["arch"] == "simple_cnn" and run["workload_id"] == "pathmnist-28"
+    assert run["batch_size"] == 8 and run["measured_iters"] == 2
 
 
 def test_a_device_that_others_hold_is_no_failed_cell(home):
@@ -124,7 +124,7 @@ def test_a_device_that_others_hold_is_no_failed_cell(home):
 def test_what_does_not_count_has_a_reason(home, measure, status, reason):
     found = matrix.cells(small(), "cpu", [CELL])
     row = matrix.run_matrix(found, 1, measure=measure).squeeze()
-    assert (row["status"], row["reason"]) == (status, reason)
+    assert row["status"] == status and row["reason"] == reason
     assert matrix.repeats_done(found) == {found[0].label: 0}
 
 
@@ -160,7 +160,7 @@ def verb(home, monkeypatch):
 def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb):
     noted = functools.partial(small, notes="of the file")
     status, shown, _ = verb("--dry-run")
-    assert (status, shown.splitlines()[1]) == (0, "box/resnet18/b8/fp32: 0 of 2 runs are there")
+    assert status == 0 and shown.splitlines()[1] == "box/resnet18/b8/fp32: 0 of 2 runs are there"
     status, shown, _ = verb("--repeats", "1", "-p", "iters", "3", plan=noted)
     assert status == 0 and "| box |" in shown
     assert str(paths.MATRIX / "throughput_box.md") in shown
@@ -168,7 +168,7 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     assert verb("--notes", "of a call that measures nothing")[0] == 0
     assert verb("--cells", "none")[0] == 2
     first, second = store.read_json(environment.path_of("box"))
-    assert (first["notes"], second["notes"]) == ("of the file", "of the call")
+    assert first["notes"] == "of the file" and second["notes"] == "of the call"
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
 
 
@@ -200,8 +200,8 @@ def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, qui
     measured = profile_run.measure(cell.params, workload=cell.workload)
     run, rows = measured.run, measured.rows[~measured.rows["warmup"]]
     assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8}
-    assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
-        ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
+    assert run["label"] == "box/simple_cnn/b8/fp32/sgd" and run["optimizer"] == "sgd" and run["data_source"] == "imagefolder"
+    assert run["dataset"] == "imagefolder"
 
 
 def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
@@ -235,7 +235,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     page = test_nsight.page([test_nsight.kernel()], metrics=test_nsight.NEEDED)
     status, shown, _ = counted(page)
     path = paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
-    assert (status, shown.splitlines()[0], path.is_file()) == (0, str(path), True)
+    assert status == 0 and shown.splitlines()[0] == str(path) and path.is_file()
     assert "WARNING: nsight_box-resnet18-b8-fp32 lacks counters of tensor cores" in shown
     words = (home / "seen").read_text().split("\n")
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
@@ -245,7 +245,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
 
 def test_a_cell_without_counters_says_why(counted):
     status, shown, _ = counted("==ERROR== ERR_NVGPUCTRPERM")
-    assert (status, shown.count("\n")) == (1, 1)
+    assert status == 1 and shown.count("\n") == 1
     assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: the driver lets only administrators read the")
 
 

@@ -269,7 +269,7 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
     net = networks.network(f"timm:{name}", 2, text)
     assert net.shape == (2, *shape) and networks.family(net.name) == family
     graph = capture.of_network(net)
-    assert (graph.output, graph.parameters) == ((2, 1000), parameters)
+    assert graph.output == (2, 1000) and graph.parameters == parameters
 
 
 def test_a_network_of_timm_takes_pictures():

@@ -38,7 +38,7 @@ def outcomes(checked):
 
 def test_the_key_numbers_reproduce(checked):
     status, printed, _ = checked
-    assert (status, re.sub(r"\d+", "#", printed)) == (0, "reproduced: the key numbers of # replayed notebooks did not move\n")
+    assert status == 0 and re.sub(r"\d+", "#", printed) == "reproduced: the key numbers of # replayed notebooks did not move\n"
 
 
 def test_every_notebook_and_workload_was_replayed_shows_figures_and_no_nan(outcomes):

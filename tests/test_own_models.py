@@ -34,7 +34,7 @@ def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_pa
     for number, table in enumerate(several):
         _sweep(tmp_path, table, f"s{number}")
     (target,) = training.targets(tmp_path)
-    assert (target.cache, target.threads) == ("cold", 1)
+    assert target.cache == "cold" and target.threads == 1
     assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
     assert len(training.reference_sweeps(tmp_path, replace(target, threads=2))[0]) == 45
     with refused("one model answers for one value of threads, the table has 1, 2"):
@@ -83,6 +83,6 @@ def test_a_model_trained_on_what_was_measured_here_is_this_machines_also_beside_
     path = model.save(registry.path_of(model.device, "fp32", files.folder(folder / "trained")))
     for _ in range(2):
         predictor = registry.predictor("cpu", "fp32")
-        assert (predictor.origin, predictor.model.device) == ("", model.device)
+        assert predictor.origin == "" and predictor.model.device == model.device
         assert registry.machine_files(folder)["cpu", "fp32"] == path
         (files.folder(folder / "models") / path.name).write_bytes(b"x")

@@ -43,7 +43,7 @@ def test_a_wrong_value_is_named(name, values, words):
 
 def test_text_from_the_command_line_is_coerced():
     p = notebooks.check("02_profile", {"channels_last": "true", "iters": "7", "lr": "1e-3", "unrelated": object()})
-    assert (p.channels_last, p.iters, p.lr) == (True, 7, 1e-3)
+    assert p.channels_last is True and p.iters == 7 and p.lr == 1e-3
     assert notebooks.check("03_sweep", {"op": "linear,linear,conv2d"}).ops == ["linear", "conv2d"]
 
 

@@ -64,7 +64,7 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypa
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / f"{first}.ipynb")
     (failed,) = runner.run([runner.Job(first, first)], paths.EXECUTED)
-    assert (failed.status, failed.error) == ("failed", "ValueError: it broke <here>")
+    assert failed.status == "failed" and failed.error == "ValueError: it broke <here>"
     built = page.assemble(paths.EXECUTED)
     text = built.html.decode()
     assert built.problems == [f"{first}: {failed.error}", *(f"{name}: has not been run" for name in others)]
@@ -251,8 +251,8 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     [[folder, line]] = cluster("sweep", "-p", "rounds", "3", SLURM_ARRAY_TASK_ID="3", DEVICES="all", **where)
     options = _parser().parse_args(line.split())
     p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
-    assert (folder, p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == (
-        f"{slurm}/sweep-3", "all", "original_convolution", "3/100", 0, 3, "shard")
+    assert folder == f"{slurm}/sweep-3" and p.device == "all" and p.grid == "original_convolution" and p.shard == "3/100"
+    assert p.budget_s == 0 and p.rounds == 3 and p.name == "shard"
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
     assert cluster("collect", **where) == []
     shards, earlier = [f"{slurm}/sweep-{number}/data/sweeps/shard" for number in range(2)], slurm / "merged/data/sweeps/linear"

@@ -79,7 +79,7 @@ def test_levels_launches_and_the_sum_of_operators():
     ({"elapsed_sec": 0}, "without time"), ({"verdict": "unusable"}, "unusable"), ({"roof_dtype": "fp64"}, "without roof")])
 def test_what_makes_no_point_is_counted(change, reason):
     made = points(change)
-    assert (len(made), made.attrs["left out"], list(made)) == (0, {reason: 1}, tables.columns("points"))
+    assert len(made) == 0 and made.attrs["left out"] == {reason: 1} and list(made) == tables.columns("points")
 
 
 def test_points_fit_their_table_and_each_dtype_has_its_own_roof():
@@ -103,7 +103,7 @@ def test_mixtures_are_refused():
 def test_vendor_ceilings_are_a_table_of_their_own():
     table = tables.validate(vendor("rtx-4090-laptop"), "ceilings", "here")
     fp32, desktop = roofline.roofs(table)[0], definitions.vendor_device("rtx-4090")
-    assert (set(table["source"]), fp32.dtype) == ({"vendor"}, "fp32")
+    assert set(table["source"]) == {"vendor"} and fp32.dtype == "fp32"
     assert fp32.peak_gflops < desktop.peak_gflops["fp32"] / 2
     assert math.isnan(fp32.launch_us)
     with refused("several: measured, vendor"):
@@ -185,7 +185,7 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     runs = archive.runs("replay").query("workload_id == 'W1'")
     monkeypatch.setattr(archive, "runs", lambda source, reference: runs)
     result = study.study(RooflineParams(source="replay", vendor="t4", models="resnet50"))
-    assert (len(result.steps), len(result.networks)) == (1, 1)
+    assert len(result.steps) == 1 and len(result.networks) == 1
     assert set(result.operators["kind"]) == {"operator"}
     compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"

@@ -190,7 +190,7 @@ def test_what_ships_follows_from_the_reference_profiles(without_learners):
     (predictor,) = registry.for_devices([profiled_steps.device_of(runs, "replay")], "fp32", shipped=True)
     profiles = profiled_steps.gather(runs, "replay", predictor)
     shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem)
-    assert (steps.own_files(predictor)[0], again.runs) == (SHIPPED, shipped.runs)
+    assert steps.own_files(predictor)[0] == SHIPPED and again.runs == shipped.runs
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
@@ -245,7 +245,7 @@ def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_u
     path = paths.MODELS / "steps/t4.json"
     assert str(path) in output_of("models", "--train", "profiles") and json.loads(path.read_text())["source"] == "profiles"
     model = StepModel.load(path)
-    assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
+    assert model.device == "t4" and model.hardware_id == "here there" and len(model.runs) == 6
     assert set(model.learners) == set(step_learners.NAMES) and model.costs["h2d"].groups == 3
     copy = steps.predict(replace(t4, shipped=False), w1, steps.loading("W1", w1)).parts["h2d"]
     assert copy.predicted_ms == pytest.approx(1.8, rel=0.05), "of 1.5 and 3.0, by least squares of relative errors"

@@ -150,7 +150,7 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
                                  ("cpu", 2, False)):
         before = len(looks)
         status, out, error = called(*f"{verb} --device {device} --json".split())
-        assert (status, len(looks)) == (0, number)
+        assert status == 0 and len(looks) == number
         assert ("measuring its ceilings first" in error) == (number > before)
         assert ("zero-shot from cpu-" in out) == ("cpu" in device)
         if verb.startswith("advise "):
@@ -207,7 +207,7 @@ def test_scaling_twice_is_scaling_once(measured, reference):
     once = transfer_cpu.scaled(reference, slower)
     twice = transfer_cpu.scaled(transfer_cpu.scaled(reference, slow), slower)
     assert _answers(twice, measured) == pytest.approx(_answers(once, measured))
-    assert (twice.facts["threads"], twice.facts["sweeps"]) == (1, [])
+    assert twice.facts["threads"] == 1 and twice.facts["sweeps"] == []
 
 
 def test_what_was_measured_with_other_threads_is_not_shown_as_measured(reference):

@@ -102,7 +102,7 @@ def test_workers_that_find_modules_imported_have_this_environment_and_are_of_one
     monkeypatch.setenv("OURS", "second")
     second = call(seen, imported=("colorsys",))
     assert first["imported"] and first["parent"] != os.getpid()
-    assert (first["ours"], second) == ("first", {**first, "ours": "second"})
+    assert first["ours"] == "first" and second == {**first, "ours": "second"}
     with pytest.raises(WorkerLostError, match="signal 9"):
         call(kill_this, imported=("colorsys",))
     forkserver._forkserver._stop()
