@@ -87,30 +87,31 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
 
 SCENARIOS = ("kinds: {a: {model: W1, mode: train}}\n"
              "scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}")
-WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
+WRONG = """
+workloads | workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}} | the name 7 is no text; put it in quotes
+workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1, id: W9}} | W1: its id is its name
+workloads | workloads: {W1: {dataset: x}} | W1: size is missing; model is missing
+workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 0}} | batch_size = 0 should be greater than or equal to 1
+workloads | workloads: {W1: {}, W1: {}} | line 1 is not readable YAML: found duplicate key
+devices | {devices: {a: {}}, more: 1} | expected a mapping 'devices:' of name to definition and nothing else
+matrix | {grids: {tpu: {}}} | grids.tpu
+networks | {rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]} | case_s = 0
+sweeps | spaces: {copy: {axes: {outer: {log: [0, 4]}, inner: 1}}} | is no range from 0 to 4
+sweeps | spaces: {copy: {axes: {outer: inner, inner: outer}}} | copy: outer, inner refer to one another
+sweeps | spaces: {copy: {axes: {outer: two, inner: 1}}} | outer = 'two' is no number, and no other axis
+sweeps | spaces: {copy: {axes: {outer: 2}}} | missing [inner]
+sweeps | spaces: {copy: {axes: {outer: 2, inner: 1, colour: 1}}} | copy has no parameters colour
+sweeps | spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}} | copy.passes.0 = 'sideways'
+sweeps | {spaces: {}, grids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}} | a grid takes exact lists
+sweeps | {spaces: {}, grids: {g: {op: fft, axes: {}}}} | no operator family 'fft'
+"""
 
 
 @pytest.mark.parametrize("name, text, words", [
-    ("workloads", "workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}}", "the name 7 is no text; put it in quotes"),
-    ("workloads", WORKLOAD + ", id: W9}}", "W1: its id is its name"),
-    ("workloads", "workloads: {W1: {dataset: x}}", "W1: size is missing; model is missing"),
-    ("workloads", WORKLOAD.replace(" 1", " 0") + "}}", "W1: batch_size = 0 should be greater than or equal to 1"),
-    ("workloads", "workloads: {W1: {}, W1: {}}", "line 1 is not readable YAML: found duplicate key"),
-    ("workloads", "[" * 5000, "is not readable YAML"),
-    ("devices", "devices: {a: {}}\nmore: 1", "expected a mapping 'devices:' of name to definition and nothing else"),
-    ("matrix", "{grids: {tpu: {}}}", "grids.tpu"),
-    *[("scenarios", SCENARIOS.replace(right, wrong), words) for right, wrong, words in (
+    *(line.split(" | ") for line in WRONG.strip().splitlines()), ("workloads", "[" * 5000, "is not readable YAML"),
+    *(("scenarios", SCENARIOS.replace(right, wrong), words) for right, wrong, words in (
         ("count: 1", 'count: 1, idle_w: "inf"', "idle_w"), ("shortest_s: 1", "shortest_s: 3", "shortest_s"),
-        ("mode: train", "mode: fly", "mode"), ("note: n", "note: n, kinds: [b]", "no kinds b"))],
-    ("networks", "{rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]}", "case_s = 0"),
-    *[("sweeps", f"spaces: {{copy: {{axes: {{{axes}}}}}}}", words) for axes, words in (
-        ("outer: {log: [0, 4]}, inner: 1", "is no range from 0 to 4"),
-        ("outer: inner, inner: outer", "copy: outer, inner refer to one another"),
-        ("outer: two, inner: 1", "outer = 'two' is no number, and no other axis"), ("outer: 2", "missing [inner]"),
-        ("outer: 2, inner: 1, colour: 1", "copy has no parameters colour"))],
-    ("sweeps", "spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}}", "copy.passes.0 = 'sideways'"),
-    ("sweeps", "spaces: {}\ngrids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}", "a grid takes exact lists"),
-    ("sweeps", "spaces: {}\ngrids: {g: {op: fft, axes: {}}}", "no operator family 'fft'")])
+        ("mode: train", "mode: fly", "mode"), ("note: n", "note: n, kinds: [b]", "no kinds b")))])
 @pytest.mark.slow
 def test_a_wrong_entry_of_a_yaml_says_what_is_wrong(name, text, words, tmp_path):
     file = tmp_path / f"{name}.yaml"

@@ -88,7 +88,6 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
 @pytest.mark.parametrize("path, gmacs", [
     (EDGE / "model_training/sample_data/resnet18_trt_engine_info.json", 1.814073344),
     (EDGE / "model_training/sample_data/vgg16_trt_engine_info.json", 15.470264320),
-    (paths.REFERENCE / "intel-xeon-2c-1674c245/layer_power/raw_data/resnet18/trt_engine_info.json", 1.814073344),
     (paths.REFERENCE / "amd-epyc-2c-ea2da3d4/engines/vgg16_trt_engine_info.json", 15.470264320)])
 def test_multiply_adds_of_sample_engines_are_those_of_the_networks(path, gmacs):
     """The numbers are those of torchvision's ResNet-18 and VGG-16 at 224 x 224, counted by hand from their shapes."""
