@@ -212,7 +212,6 @@ def test_the_verb(home, pretended):
     assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
 
 
-@pytest.mark.parametrize("device, heaps", [("cpu", ["default", "kept"]), ("cuda", ["default"])])
-def test_the_heap_of_the_host_is_a_condition_of_the_cpu_alone(pretended, with_card, device, heaps):
-    table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], device, rounds=1)
-    assert sorted(table["memory"]) == heaps and (table["status"] == "ok").all()
+def test_the_heap_of_the_host_is_no_condition_of_a_gpu(pretended, with_card):
+    table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], "cuda", rounds=1)
+    assert table[["memory", "status"]].to_numpy().tolist() == [["default", "ok"]]

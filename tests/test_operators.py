@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from lib.work.graph import counts, families, rebuild, spaces
 from tests import refused
 
-CPU = torch.device("cpu")
 CONV = {"batch": 2, "in_channels": 8, "out_channels": 16, "height": 10, "width": 12, "kernel_h": 3, "kernel_w": 3,
         "stride_h": 2, "stride_w": 1, "padding_h": 1, "padding_w": 0}
 SWEEPS = spaces.load_sweeps()
@@ -45,7 +44,7 @@ def test_sampled_configurations_are_valid_recognised_and_run(name):
         seen.add(config.key)
         flops, moved = spaces.work(ops)
         assert flops <= 2e7 and 0 < moved <= 2e6
-        rebuild.runnable(ops, CPU)()
+        rebuild.runnable(ops, torch.device("cpu"))()
         if config.passes == "forward":
             assert told(ops[0]) == (name, canonical(name, dict(config.parameters)))
 

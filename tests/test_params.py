@@ -91,7 +91,7 @@ WRONG = """
 workloads | workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}} | the name 7 is no text; put it in quotes
 workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1, id: W9}} | W1: its id is its name
 workloads | workloads: {W1: {dataset: x}} | W1: size is missing; model is missing
-workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 0}} | batch_size = 0 should be greater than or equal to 1
+workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 0}} | batch_size = 0 should be greater than or
 workloads | workloads: {W1: {}, W1: {}} | line 1 is not readable YAML: found duplicate key
 devices | {devices: {a: {}}, more: 1} | expected a mapping 'devices:' of name to definition and nothing else
 matrix | {grids: {tpu: {}}} | grids.tpu

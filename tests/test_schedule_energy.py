@@ -55,20 +55,14 @@ def test_a_table_of_watts_times_seconds_changes_nothing(seed):
     assert energy_of(plain, faults=faults)[0] == pytest.approx(energy_of(stated, faults=faults)[0])
 
 
-def test_set_up_idles_and_an_attempt_that_died_took_its_share():
+def test_a_device_idles_until_the_first_job_comes_and_in_its_set_up_and_an_attempt_that_died_took_its_share():
     fleet = Fleet.from_counts({"gpu": 1}, idle_w=[10], busy_w=[100], setup_s=[2])
     stated = JobEnergy(np.array([[80.0]]), ("modelled",))
-    problem = Problem(Jobs.plain(1), fleet, np.array([[4.0]]), np.array([[4.0]]), energy=stated)
+    problem = Problem(Jobs.plain(1, np.array([3.0])), fleet, np.array([[4.0]]), np.array([[4.0]]), energy=stated)
     outcome = simulate(problem, policy("fastest"))
-    for end_s, share in ((6.0, 1), (4.0, 0.5)):
+    for end_s, share in ((9.0, 1), (7.0, 0.5)):
         attempt = outcome.schedule.assign(end_s=end_s)
-        assert energy.of_schedule(problem, attempt, end_s) == (pytest.approx(2 * 10 + share * 80), "modelled, idling assumed")
-
-
-def test_a_device_idles_from_the_beginning_also_before_the_first_job_comes():
-    fleet = Fleet.from_counts({"gpu": 2}, idle_w=[10], busy_w=[100])
-    problem = Problem(Jobs.plain(1, np.array([6.0])), fleet, np.array([[4.0]]), np.array([[4.0]]))
-    assert energy_of(problem) == (pytest.approx(4 * 100 + (2 * 10 - 4) * 10), "assumed")
+        assert energy.of_schedule(problem, attempt, end_s) == (pytest.approx(5 * 10 + share * 80), "modelled, idling assumed")
 
 
 def test_a_policy_that_spares_energy_goes_by_the_table_and_not_by_watts():

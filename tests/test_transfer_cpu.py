@@ -174,8 +174,9 @@ def test_the_nearest_of_several_reference_machines_by_ceilings(reference):
 
 
 def test_gemms_scale_by_gemms_memory_by_all_working_sets_of_both_and_the_rest_by_threads_and_cores(reference):
-    model = replace(reference, facts=reference.facts | {"peak_gflops": 400.0, "gemm_gflops": 200.0, "threads": 4, "core_us": 0.3,
-                                                        "gbps_by_mb": {"1": 100.0, "64": 40.0, "2e+03": 9.0}})
+    model = replace(reference, facts=reference.facts | {
+        "peak_gflops": 400.0, "gemm_gflops": 200.0, "threads": 4, "core_us": 0.3,
+        "gbps_by_mb": {"1": 100.0, "64": 40.0, "2e+03": 9.0}})
     here = Host("1", 2, 100.0, 5.0, None, gemm_gflops=100.0, core_us=0.3, gbps_by_mb={"1": 50.0, "64": 5.0, "0.5": 200.0})
     scalings = {name: part.scaling for name, part in transfer_cpu.scaled(model, here).parts.items()}
     assert {name: (one.compute, one.memory, one.rest) for name, one in scalings.items()} == {
