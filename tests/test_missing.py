@@ -87,11 +87,11 @@ def table(numbers, gaps="", **others):
 
 # Two rows with what figures and sentences read of most tables; the second lacks what is not always measured.
 ANY = table(
-    "peak_gflops peak_gbps ridge_point predicted_ms low_ms high_ms flops_forward activation_mb parameter_mb flops_per_byte "
-    "flops bytes bytes_forward latency_ms tensors_mb peak_mb memory_mb rss_mb rss_predicted_mb rss_low_mb rss_high_mb "
-    "replayed_mb from_ms to_ms median mape_pct median_pct bias_pct coverage_pct points mape mape_low mape_high added_mape "
-    "published_ms shipped_ms train_loss images_per_sec train_s step_ms slowdown end_s predicted_s actual_s roof_ms operators_roof_ms "
-    "memory_bound_pct over_operators ours mean",
+    "peak_gflops peak_gbps ridge_point predicted_ms low_ms high_ms flops_forward activation_mb parameter_mb "
+    "flops_per_byte flops bytes bytes_forward latency_ms tensors_mb peak_mb memory_mb rss_mb rss_predicted_mb rss_low_mb "
+    "rss_high_mb replayed_mb from_ms to_ms median mape_pct median_pct bias_pct coverage_pct points mape mape_low "
+    "mape_high added_mape published_ms shipped_ms train_loss images_per_sec train_s step_ms slowdown end_s predicted_s "
+    "actual_s roof_ms operators_roof_ms memory_bound_pct over_operators ours mean",
     "measured_ms flops_backward backward_over_forward monitored energy_j theirs difference rest std",
     device=["cpu", "gpu"], source="measured", dtype=["fp32", "bf16"], level="RAM", network=["a", "b"], error=[0.1, -0.05],
     batch_size=1, uncounted=["", "sort"], group=["convolution", "pooling"], kind=["CNN", "hybrid"], family=["f", "g"],

@@ -186,9 +186,9 @@ def test_a_network_of_any_size_is_built_without_memory():
 class Half(nn.Module):
     """A network in half precision, as its builder leaves it; some of its tensors are shared."""
 
-    def __init__(self, width=331):
+    def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width, bias=False))
+        self.layers = nn.Sequential(nn.Linear(331, 331), nn.BatchNorm1d(331), nn.Linear(331, 331, bias=False))
         self.layers[2].weight = self.layers[0].weight
         self.half()
 

@@ -15,10 +15,9 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat import v4
 
-from lib import files, paths, progress, store
+from lib import files, paths, progress
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
-from lib.errors import InputError
 from lib.report import page, plots, runner, style
 from lib.work.graph import spaces
 from tests import called, output_of, python, refusal
@@ -172,13 +171,6 @@ def test_a_report_goes_to_new_files_or_replaces_its_own(home, monkeypatch):
     assert "cannot be written (No space left on device)" in called("report")[2].splitlines()[-1]
     assert (paths.REPORT / "index.html").read_bytes() == before
     assert names() == ["executed", "index.html", "summary.svg"], "nothing half"
-
-
-def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch):
-    monkeypatch.setattr(runner, "execute", lambda job, *_: outcome(job.stem))
-    monkeypatch.setattr(store, "write_json", Mock(side_effect=InputError("manifest.json: cannot be written")))
-    status, _, error = called("run", "01", "--devices", "cpu")
-    assert status == 2 and error.splitlines()[-1] == "error: manifest.json: cannot be written"
 
 
 def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch):
