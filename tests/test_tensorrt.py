@@ -175,7 +175,7 @@ def converted(folder, words, **least):
     assert any(words in note for note in done.notes)
     assert [path.name for path in done.written] == [dataset.LAYERWISE, dataset.ENGINE]
     dataset.convert(folder / "pre", folder / "train", **least)
-    return {path.stem: pd.read_csv(path) for path in (folder / "train/alexnet").iterdir()}
+    return {path.stem: pd.read_csv(path) for path in (folder / "train/alexnet").glob("*.csv")}
 
 
 def test_from_raw_recordings_to_training_data(tmp_path):
