@@ -174,7 +174,8 @@ def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(raw,
 
 @pytest.mark.parametrize("line, words", [
     ("{", "line 2 is no visit"), ('{"round": 0}', "line 2: network is missing"), ("\x00\xff", "line 2 is no visit"),
-    ('{"results": [{"energy": {"watts": 1, "energy_j": "much"}}]}', "line 2: .*energy_j = 'much'.*unknown name 'watts'")])
+    (visit().line.decode().replace('"energy": null', '"energy": {"energy_j": "much"}').strip(),
+     "line 2: results.0.energy.energy_j = 'much' should be a valid number.*results.0.energy.power_w is missing")])
 def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(raw, pretended, line, words):
     campaign.measure(PAIR, rounds=1, raw=raw)
     content = raw.read_bytes() + line.encode() + b"\n"
