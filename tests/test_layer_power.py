@@ -35,7 +35,7 @@ def recorded(folder, name="simple_cnn", runs=3):
 
 @pytest.fixture
 def small_engine(tmp_path):
-    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json").path
+    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json")
 
 
 def as_engine(graph, path):
@@ -103,19 +103,18 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     assert not models and len(rejected) == 3
 
 
-def test_every_row_says_what_the_model_is_of(tmp_path):
-    small = as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "e.json")
+def test_every_row_says_what_the_model_is_of(small_engine):
     shipped = training.load_models(RTX, (training.SHIPPED,))
-    rows = predictions.of_engine(small, shipped)
-    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small.layers)
+    rows = predictions.of_engine(small_engine, shipped)
+    assert tuple(rows) == predictions.COLUMNS and len(rows) == len(small_engine.layers)
     known = rows["kind"].isin(["convolutional", "pooling", "dense"])
     assert (rows.loc[known, "runtime_low"] < rows.loc[known, "runtime_prediction"]).all()
     assert rows.loc[~known, "runtime_prediction"].isna().all() and rows["power_prediction"].isna().all()
     assert rows["note"].str.contains(f"trained on {RTX}, and the engine's device is not stated").all()
     assert rows.loc[known, "note"].str.contains(f"no power of .* layers was measured on {RTX}").all()
-    assert not predictions.of_engine(small, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
+    assert not predictions.of_engine(small_engine, shipped, RTX).loc[known, "note"].str.contains("trained on").any()
     with refused(f"trained on {RTX}, not on jetson-orin"):
-        predictions.of_engine(small, shipped, "jetson-orin", strict=True)
+        predictions.of_engine(small_engine, shipped, "jetson-orin", strict=True)
 
 
 def test_a_total_is_the_sum_of_what_is_predicted():
@@ -195,7 +194,7 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
 
 def as_published(folder, networks=6):
     """Write training tables in the original study's columns alone: a published one has no others."""
-    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    source = min(paths.REFERENCE.glob("*/layer_power/training_data"))
     tables = {kind: pd.concat([pd.read_csv(path) for path in sorted(source.glob(f"*/{kind}.csv"))])
               for kind in dataset.ORIGINAL}
     for number in range(networks):
@@ -223,12 +222,12 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     uri, models = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "models"
     output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
               "--register", uri)
-    model = layer_model.LayerModel.load(models / "convolutional" / "runtime" / "jetson.json")
+    model = layer_model.LayerModel.load(models / "convolutional/runtime/jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
     listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
     assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
     names = [f"{kind}-{target}-jetson" for kind in dataset.ORIGINAL for target in ("runtime", "power")]
-    predict = "layer-power", "predict", "--trt-engine-path", small_engine, "--result-csv-path"
+    predict = "layer-power", "predict", "--trt-engine-path", small_engine.path, "--result-csv-path"
     output_of(*predict, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
     output_of(*predict, tmp_path / "files.csv", "--models", models)
     registered, files = (pd.read_csv(tmp_path / f"{name}.csv") for name in ("registered", "files"))
@@ -236,25 +235,24 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     assert registered.loc[registered["kind"].isin(dataset.ORIGINAL), "power_prediction"].notna().all()
 
 
-@pytest.mark.parametrize(("change", "words"), [
+@pytest.mark.parametrize("change, words", [
     (lambda table: table.drop(columns="runtime"), "lacks the columns runtime"),
     (lambda table: table.assign(flops="x"), "flops hold what is no number"),
     (lambda table: table.assign(output_size=0), "row 1 below the header has .* as output_size: it is a number")])
 def test_training_rows_that_cannot_be_are_refused(tmp_path, change, words):
-    source = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))))
+    source = min(paths.REFERENCE.glob("*/layer_power/training_data/resnet18/dense.csv"))
     (tmp_path / "m").mkdir()
-    change(pd.read_csv(source)).to_csv(tmp_path / "m" / "dense.csv", index=False)
+    change(pd.read_csv(source)).to_csv(tmp_path / "m/dense.csv", index=False)
     with refused(words):
         dataset.read_training(tmp_path)
 
 
 @pytest.mark.slow
-def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(tmp_path, monkeypatch):
+def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error(home):
     """RTX 3060 Laptop, each network left out with its three export routes."""
-    raw = SHARED / "data" / "edgeprofiler" / "desktop"
+    raw = SHARED / "data/edgeprofiler/desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
-    monkeypatch.setattr(study.paths, "DATA", tmp_path)
     results = study.study(LayerPowerParams(recordings=str(raw), device_name=RTX))
     assert results.recorded.power == "not measured" and layer_tables.recovered(results.recorded).empty
     assert set(results.layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}

@@ -1,7 +1,6 @@
 """The run matrix: its cells, resuming, failures as rows, and throughput that is averaged over nothing but repeats."""
 
 import functools
-import os
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -57,13 +56,13 @@ def test_cells_of_the_default_matrix():
         f"{model}/b{batch}/fp32{optimizer}" for model in ("resnet50", "vgg16", "mobilenet_v2") for batch in (16, 32, 64)
         for optimizer in ("", "/sgd")], "the CPU has every cell that it had in the original, and each with both optimizers"
     cell = found[0]
-    assert (cell.workload.id, cell.params.batch_size) == ("pathmnist-224", 16)
-    assert (cell.label, cell.params.optimizer) == (f"{machine.name()}/resnet50/b16/fp32", "adam")
+    assert cell.workload.id == "pathmnist-224" and cell.params.batch_size == 16
+    assert cell.label == f"{machine.name()}/resnet50/b16/fp32" and cell.params.optimizer == "adam"
     one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
-    assert (one.name, one.params.iters) == ("vgg16/b16/fp32", 3)
+    assert one.name == "vgg16/b16/fp32" and one.params.iters == 3
 
 
-@pytest.mark.parametrize(("device", "instructions", "precision"), [
+@pytest.mark.parametrize("device, instructions, precision", [
     ("cpu", ("avx512_bf16",), "bf16"), ("cpu", (), "fp32"), ("cuda:0", (), "fp16")])
 def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypatch, device, instructions, precision):
     monkeypatch.setattr(machine, "instructions", lambda dtype: instructions)
@@ -73,7 +72,7 @@ def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypat
     assert [cell.params.precision for cell in found] == list(dict.fromkeys(["fp32", precision]))
 
 
-@pytest.mark.parametrize(("ask", "words"), [
+@pytest.mark.parametrize("ask, words", [
     ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
     ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option")])
 def test_wrong_questions(ask, words):
@@ -107,8 +106,8 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     counted = run["verdict"] != "unusable"  # neighbours may disturb it
     assert rows["reason"].item() == ("" if counted else f"unusable, so it does not count: {run['reason']}")
     assert matrix.repeats_done(found) == {found[0].label: int(counted)}
-    assert (run["label"], run["arch"], run["workload_id"], run["batch_size"], run["measured_iters"]) == (
-        "box/simple_cnn/b8/fp32", "simple_cnn", "pathmnist-28", 8, 2)
+    assert run["label"] == "box/simple_cnn/b8/fp32" and run["arch"] == "simple_cnn" and run["workload_id"] == "pathmnist-28"
+    assert run["batch_size"] == 8 and run["measured_iters"] == 2
 
 
 def test_a_device_that_others_hold_is_no_failed_cell(home):
@@ -118,14 +117,14 @@ def test_a_device_that_others_hold_is_no_failed_cell(home):
     assert not (paths.MATRIX / "cells.csv").exists()
 
 
-@pytest.mark.parametrize(("measure", "status", "reason"), [
+@pytest.mark.parametrize("measure, status, reason", [
     (functools.partial(pretend, verdict="unusable", reason="others took 1.0 cores"), "ok",
      "unusable, so it does not count: others took 1.0 cores"),
     (Mock(side_effect=WorkerLostError("the worker was killed")), "failed", "the worker was killed")])
 def test_what_does_not_count_has_a_reason(home, measure, status, reason):
     found = matrix.cells(small(), "cpu", [CELL])
     row = matrix.run_matrix(found, 1, measure=measure).squeeze()
-    assert (row["status"], row["reason"]) == (status, reason)
+    assert row["status"] == status and row["reason"] == reason
     assert matrix.repeats_done(found) == {found[0].label: 0}
 
 
@@ -161,7 +160,7 @@ def verb(home, monkeypatch):
 def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb):
     noted = functools.partial(small, notes="of the file")
     status, shown, _ = verb("--dry-run")
-    assert (status, shown.splitlines()[1]) == (0, "box/resnet18/b8/fp32: 0 of 2 runs are there")
+    assert status == 0 and shown.splitlines()[1] == "box/resnet18/b8/fp32: 0 of 2 runs are there"
     status, shown, _ = verb("--repeats", "1", "-p", "iters", "3", plan=noted)
     assert status == 0 and "| box |" in shown
     assert str(paths.MATRIX / "throughput_box.md") in shown
@@ -169,7 +168,7 @@ def test_the_verb_measures_what_is_missing_and_keeps_a_record_of_each_call(verb)
     assert verb("--notes", "of a call that measures nothing")[0] == 0
     assert verb("--cells", "none")[0] == 2
     first, second = store.read_json(environment.path_of("box"))
-    assert (first["notes"], second["notes"]) == ("of the file", "of the call")
+    assert first["notes"] == "of the file" and second["notes"] == "of the call"
     assert {"hardware", "software", "hardware_id", "software_id", "commit", "started_utc", "ended_utc"} <= set(second)
 
 
@@ -180,7 +179,7 @@ def environment_of(name, rates, **more):
     return pd.DataFrame(runs)
 
 
-@pytest.mark.parametrize(("rates", "word", "status"), [
+@pytest.mark.parametrize("rates, word, status", [
     ({"net": [50.0, 52.0], "other": [9.0], "third": [0.8]}, "slower", 1),
     ({"net": [105.0, 99.0], "other": [10.1], "third": [0.85]}, "same", 0)])  # the interval is over cells
 def test_two_environments_are_compared_cell_by_cell(home, rates, word, status):
@@ -201,8 +200,8 @@ def test_a_cell_of_a_folder_of_images_is_trained_on_all_of_them_by_sgd(home, qui
     measured = profile_run.measure(cell.params, workload=cell.workload)
     run, rows = measured.run, measured.rows[~measured.rows["warmup"]]
     assert rows.groupby("task_type")["batch_size"].sum().to_dict() == {"train": 18, "eval": 8}
-    assert (run["label"], run["optimizer"], run["data_source"], run["dataset"]) == \
-        ("box/simple_cnn/b8/fp32/sgd", "sgd", "imagefolder", "imagefolder")
+    assert run["label"] == "box/simple_cnn/b8/fp32/sgd" and run["optimizer"] == "sgd" and run["data_source"] == "imagefolder"
+    assert run["dataset"] == "imagefolder"
 
 
 def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
@@ -221,26 +220,14 @@ def test_the_clocks_of_a_gpu_are_what_nvml_says(monkeypatch):
     assert "Not Supported" in environment.clocks("cuda:0")["reason"]
 
 
-NCU = """#!/usr/bin/env bash
-if [ "$1" = --query-metrics ]; then printf '%s   Counter  unit  # words\\n' {known}; exit 0; fi
-printf '%s\\n' "$@" > "$NCU_SEEN"; echo "$LIB_OUTPUT" >> "$NCU_SEEN"
-while [ $# -gt 0 ]; do [ "$1" = --log-file ] && cat {page} > "$2"; shift; done
-"""
-
-
 @pytest.fixture
 def counted(tmp_path, monkeypatch, verb, with_card):
     """Return a function that calls the verb with a profiler that writes a page, and keeps the words that it is called with."""
     def call(content):
-        (tmp_path / "page").write_text(content)
-        names = " ".join(name.partition(".")[0] for name in test_nsight.NEEDED)
-        (tmp_path / "ncu").write_text(NCU.format(known=names, page=tmp_path / "page"))
-        (tmp_path / "ncu").chmod(0o755)
+        monkeypatch.setenv("PATH", test_nsight.fake_profiler(tmp_path, content))
         return verb("--cells", "resnet18/b8/fp32", "--nsight", "-p", "iters", "3", device="cuda",
                     plan=lambda: small(grids={"cuda": {**CPU, "options": {}}}))
 
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("NCU_SEEN", str(tmp_path / "seen"))
     return call
 
 
@@ -248,7 +235,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
     page = test_nsight.page([test_nsight.kernel()], metrics=test_nsight.NEEDED)
     status, shown, _ = counted(page)
     path = paths.MATRIX / "nsight_box-resnet18-b8-fp32.csv"
-    assert (status, shown.splitlines()[0], path.is_file()) == (0, str(path), True)
+    assert status == 0 and shown.splitlines()[0] == str(path) and path.is_file()
     assert "WARNING: nsight_box-resnet18-b8-fp32 lacks counters of tensor cores" in shown
     words = (home / "seen").read_text().split("\n")
     assert words[words.index("matrix"):][1:7] == ["--device", "cuda:0", "--cells", "resnet18/b8/fp32", "--repeats", "1"]
@@ -258,7 +245,7 @@ def test_counters_of_a_cell_are_collected_and_warn_where_tensor_cores_are_not_co
 
 def test_a_cell_without_counters_says_why(counted):
     status, shown, _ = counted("==ERROR== ERR_NVGPUCTRPERM")
-    assert (status, shown.count("\n")) == (1, 1)
+    assert status == 1 and shown.count("\n") == 1
     assert shown.startswith("failed  box/resnet18/b8/fp32: no counters: error: the driver lets only administrators read the")
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import paired
-from lib import locks, paths, store
+from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
 from lib.measure.training import summary
@@ -40,7 +38,7 @@ def test_the_bootstrap_interval_covers():
     assert 0.88 <= hits / 200 <= 0.99
 
 
-@pytest.mark.parametrize(("call_ms", "calls", "samples"), [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
+@pytest.mark.parametrize("call_ms, calls, samples", [(8.0, 1, 20), (0.25, 4, 160), (0.01, 100, 160)])
 def test_measure_fills_its_samples_and_its_budget(clock, call_ms, calls, samples):
     result = timing.measure(lambda: clock.work(call_ms / 1e3), CPU, budget_s=0.2)
     assert result.samples_ms == pytest.approx(call_ms), "one call, not several"
@@ -63,7 +61,7 @@ def test_compare_finds_a_ratio_through_drift():
     assert result.high - result.low < 0.03
 
 
-@pytest.mark.parametrize(("steps", "seen", "threads", "twin", "earlier", "verdict", "reason"), [
+@pytest.mark.parametrize("steps, seen, threads, twin, earlier, verdict, reason", [
     ([10] * 30, QUIET, 2, 10.2, [9.9, 10.1], "stable", ""),
     ([10] * 10 + [10.5] * 10 + [11] * 10, QUIET, 2, None, None, "noisy", "thirds differ by 10%"),
     ([10, 20] * 15, QUIET, 2, None, None, "unusable", "IQR is 67%"),
@@ -90,7 +88,7 @@ def test_a_busy_neighbour_is_seen():
     assert seen.own_cores < 0.2
 
 
-@pytest.mark.parametrize(("cores", "seconds"), [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 2], (60, 6))])
+@pytest.mark.parametrize("cores, seconds", [([2], (30, 3)), ([0, 2], (40, 4)), ([1, 2], (60, 6))])
 def test_seconds_are_counted_on_our_own_cores_by_their_numbers_and_else_on_all(monkeypatch, tmp_path, cores, seconds):
     """Of core 1, which is offline, Linux has no line."""
     tick = os.sysconf("SC_CLK_TCK")
@@ -144,20 +142,6 @@ def test_children_and_for_a_worker_its_leader_and_the_other_workers_are_not_othe
     assert min(map(float, done.stdout.split())) >= 0.55, "what the leader and its other worker used is counted as ours"
 
 
-def test_a_device_is_measured_by_one_process_at_a_time():
-    name = f"test-{time.monotonic_ns()}"
-    program = ("import sys\nfrom lib import locks\n"
-               f"with locks.device({name!r}):\n print('held', flush=True); sys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "held\n"
-    with refused("is being measured by another process"), locks.device(name, timeout_s=0.2):
-        pass
-    holder.kill()
-    holder.wait()
-    with locks.device(name, timeout_s=5):
-        pass
-
-
 def test_ids_keep_hardware_and_software_apart():
     here, threads = machine.ids(), torch.get_num_threads()
     try:
@@ -189,7 +173,7 @@ def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch)
 
 
 def test_the_reference_machine_keeps_its_id():
-    facts = store.read_json(next((paths.REFERENCE / "amd-epyc-2c-ea2da3d4" / "ceilings").glob("*.meta.json")))
+    facts = store.read_json(next((paths.REFERENCE / "amd-epyc-2c-ea2da3d4/ceilings").glob("*.meta.json")))
     assert store.digest(facts["hardware"]) == facts["hardware_id"] == "ea2da3d4"
     assert set(facts["hardware"]) == {"cpu", "arch", "cores", "cache_kib", "memory_gib", "gpus"}
 
@@ -208,16 +192,11 @@ def test_a_pinned_worker_is_no_machine_of_its_own_and_a_pinned_run_is(monkeypatc
             assert thread.submit(os.sched_getaffinity, 0).result() == {cores[0]}
 
 
-@pytest.mark.parametrize(("wanted", "words"), [
-    ("cuda,cuda:0", "cuda:0 is there twice"),
-    ("cpu,gpu", "device 'gpu' is not here; this machine has: cpu, cuda:0, cuda:1")])
-def test_a_list_of_devices_names_each_once(monkeypatch, wanted, words):
+def test_a_list_of_devices_may_be_named_by_a_word(monkeypatch):
+    """Which lists are refused: test_sweep, test_report."""
     monkeypatch.setattr(machine, "devices", lambda: ["cpu", "cuda:0", "cuda:1"])
-    assert machine.several("all") == ["cpu", "cuda:0", "cuda:1"]
-    assert machine.several("auto") == ["cuda:0"]
-    assert machine.several("cuda:1, cpu") == ["cuda:1", "cpu"]
-    with refused(words):
-        machine.several(wanted)
+    assert [machine.several(words) for words in ("all", "auto", "cuda:1, cpu")] == [
+        ["cpu", "cuda:0", "cuda:1"], ["cuda:0"], ["cuda:1", "cpu"]]
 
 
 @pytest.mark.slow
@@ -228,8 +207,8 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
     again = ceilings.ceilings(p)
     assert [path.name for path in again.files] == ["ceilings_cpu-v2.csv", "overheads_cpu-v2.csv"]
     monkeypatch.setattr(paths, "REFERENCE", home / "reference")
-    (home / "reference" / "box" / "runs").mkdir(parents=True)
-    (home / "data" / "ceilings").rename(home / "reference" / "box" / "ceilings")
+    (home / "reference/box/runs").mkdir(parents=True)
+    (home / "data/ceilings").rename(home / "reference/box/ceilings")
     replayed = ceilings.ceilings(MachineParams(source="replay"))
     pd.testing.assert_frame_equal(replayed.table, store.read(replayed.files[0], "ceilings"))
     assert "REPLAY of ceilings_cpu-v2.csv" in replayed.note
@@ -239,14 +218,15 @@ def test_ceilings_are_written_and_replayed(home, quiet, monkeypatch):
 
 def test_ceilings_of_a_busy_machine_are_the_best_there_is_and_say_so_unless_one_row_is_usable():
     found = ceilings.ceilings(MachineParams(source="replay"))
-    rows = found.table.index[(found.table["level"] == "compute") & (found.table["dtype"] == "fp32")]
+    fp32 = "level == 'compute' and dtype == 'fp32'"
+    rows = found.table.query(fp32).index
     rates, words = found.table["peak_gflops"][rows], "UNUSABLE, measured on a busy machine and perhaps too low: fp32."
     for first, rate, warning in (("unusable", rates.max(), words), ("noisy", rates.iloc[0], "")):
         verdict = found.table["verdict"].copy()
         verdict[rows] = [first, *["unusable"] * (len(rows) - 1)]
         busy = dataclasses.replace(found, table=found.table.assign(verdict=verdict))
-        best = busy.best[(busy.best["level"] == "compute") & (busy.best["dtype"] == "fp32")]
-        assert (set(best["verdict"]), best["peak_gflops"].max(), busy.warning) == ({first}, rate, warning)
+        best = busy.best.query(fp32)
+        assert set(best["verdict"]) == {first} and best["peak_gflops"].max() == rate and busy.warning == warning
 
 
 def test_nothing_that_is_half_in_cache_is_called_memory(monkeypatch):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import warnings
 from functools import cache
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ NAN = np.nan
 
 def discovered():
     """Return module and name of every figure (without a declared result) and of all numbers of sentences."""
-    for path in [paths.ROOT / "lib" / "report" / "gantt.py", *sorted((paths.ROOT / "lib" / "studies").rglob("*.py"))]:
+    for path in [paths.ROOT / "lib/report/gantt.py", *sorted((paths.ROOT / "lib/studies").rglob("*.py"))]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and (
                     not node.returns or ast.unparse(node.returns) == "Numbers"):
@@ -84,6 +85,21 @@ def table(numbers, gaps="", **others):
     return {**dict.fromkeys(numbers.split(), [1.0, 2.0]), **dict.fromkeys(gaps.split(), [1.0, NAN]), **others}
 
 
+# Two rows with what figures and sentences read of most tables; the second lacks what is not always measured.
+ANY = table(
+    "peak_gflops peak_gbps ridge_point predicted_ms low_ms high_ms flops_forward activation_mb parameter_mb "
+    "flops_per_byte flops bytes bytes_forward latency_ms tensors_mb peak_mb memory_mb rss_mb rss_predicted_mb rss_low_mb "
+    "rss_high_mb replayed_mb from_ms to_ms median mape_pct median_pct bias_pct coverage_pct points mape mape_low "
+    "mape_high added_mape published_ms shipped_ms train_loss images_per_sec train_s step_ms slowdown end_s predicted_s "
+    "actual_s roof_ms operators_roof_ms memory_bound_pct over_operators ours mean",
+    "measured_ms flops_backward backward_over_forward monitored energy_j theirs difference rest std",
+    device=["cpu", "gpu"], source="measured", dtype=["fp32", "bf16"], level="RAM", network=["a", "b"], error=[0.1, -0.05],
+    batch_size=1, uncounted=["", "sort"], group=["convolution", "pooling"], kind=["CNN", "hybrid"], family=["f", "g"],
+    relative_error=[0.1, -0.7], mode="infer", tuning=[True, False], first_use=[True, False], memory="default",
+    out_of_range=False, status="ok", verdict="stable", what="networks", condition="c", n=20, left_out="families",
+    feature=["a", "b"], same=[True, False], epoch=[0, 1], workload_id="W1", device_type="cpu", beside=["nothing", "W1"],
+    beside_type=["", "cpu"], env="e", arch="net", backend="cpu", precision="fp32", job_id=["j1", "j2"], start_s=0.0, attempt=1,
+    job_class=["a", "b"])
 # What makes rows: a function, or the columns themselves, two rows or more.
 MADE = {
     "profile": lambda: store.read(min(paths.REFERENCE.glob("*/profiles/*W2*_train.csv")), "profile"),
@@ -93,47 +109,20 @@ MADE = {
     "history": lambda: reference("*/finetune/*/history.csv", "history"),
     "whole steps": lambda: reference("models/steps/*.csv", "steps"),
     "layers recorded": lambda: dataset.read_training(min(paths.REFERENCE.glob("*/layer_power/training_data"))).head(20),
-    "roofs": table("peak_gflops peak_gbps ridge_point", device="cpu", source="measured", dtype=["fp32", "bf16"],
-                   level="RAM"),
+    "rows": ANY,
     "learners": {"kind": "dense", "model": [layer_study.OURS, "mean", "roofline", layer_study.ORIGINAL], "n": 12,
                  "mape": [0.1, 3.0, 0.5, 0.4]},
-    "networks": table("measured_ms predicted_ms low_ms high_ms", network=["a", "b"], error=[0.1, -0.05]),
     "trials": {"kind": ["dense", "dense", "pooling"], "trial": [0, 1, 0], "value": [0.3, 0.2, 0.5]},
-    "totals": table("flops_forward activation_mb parameter_mb flops_per_byte",
-                    "flops_backward backward_over_forward", network=["a", "b"], batch_size=1, uncounted=["", "sort"]),
-    "groups": table("flops bytes", network="a", group=["convolution", "pooling"]),
-    "layers": table("flops_forward bytes_forward", layer=["x", "y"], group=["convolution", "pooling"]),
     "scores": {"kind": "operator", "family": ["f", "f", "g", "g"], "learner": ["mean", "this model"] * 2,
                "mape": [50.0, 5.0, 60.0, 6.0], "median": 4.0, "cover": 90.0, "n": 10},
-    "predictions": table(
-        "latency_ms predicted_ms low_ms high_ms tensors_mb peak_mb memory_mb rss_mb rss_predicted_mb rss_low_mb rss_high_mb "
-        "replayed_mb from_ms to_ms median", "measured_ms", kind="operator",
-        family=["f", "g"], relative_error=[0.1, -0.7], network=["a", "b"], mode="infer", batch_size=1, tuning=[True, False],
-        first_use=[True, False], memory="default", status="ok", verdict="stable", device=["cpu", "gpu"], out_of_range=False),
-    "errors": table("mape_pct median_pct bias_pct coverage_pct", device="gpu", what="networks", mode="infer",
-                    kind=["CNN", "hybrid"], condition="c", n=20, left_out="families", source="timm"),
     "results": {"mix": "m", "policy": ["hybrid", "first-come", "hybrid, blind"], "ratio": [1.0, 1.2, 1.1], "room": 0.3,
                 "headroom": 0.9, "load": [0.5, 0.9, 0.9], "mean_jct_s": 2.0, "p99_jct_s": 3.0, "sigma": 0.3, "drift": 0.2,
                 "over_blind": [0.9, 1.1, 1.0], "over_better": 1.0, "over_first": 1.0, "front": True,
                 "energy_j": [1e6, 2e6, 3e6], "energy_source": "assumed",
                 "makespan_s": [9.0, 8.0, 7.0], "over_perfect": 1.1, "known": ["nothing", "the mean", "every pair"],
                 "error": 0.1, "host_cores": 1.0, "cores": ["ignored", "counted", "counted"]},
-    "curve": table("points mape mape_low mape_high median"),
-    "effects": table("added_mape", feature=["a", "b"]),
-    "shipped": table("published_ms shipped_ms", network=["a", "b"], same=[True, False]),
-    "epochs": table("train_loss images_per_sec train_s", "monitored energy_j", epoch=[0, 1]),
+    "jobs": ANY | {"device": ["cpu[0]", "cpu[1]"], "status": ["done", "failed"]},
     "metrics": {"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, NAN, NAN]},
-    "devices": table("predicted_ms low_ms high_ms images_per_sec", "measured_ms", device=["cpu", "gpu"],
-                     source="predicted"),
-    "pairs": table("step_ms slowdown", workload_id="W1", device_type="cpu", beside=["nothing", "W1"],
-                   beside_type=["", "cpu"]),
-    "jobs": table("end_s predicted_s actual_s", job_id=["j1", "j2"], device=["cpu[0]", "cpu[1]"], start_s=0.0,
-                  attempt=1, status=["done", "failed"], job_class=["a", "b"]),
-    "compared": table("measured_ms roof_ms operators_roof_ms memory_bound_pct over_operators", label=["a", "b"]),
-    "checks": table("ours", "theirs difference rest", network=["a", "b"], quantity="parameters", source="torchinfo",
-                    explanation=""),
-    "throughputs": table("mean", env="e", workload_id=["W1", "W2"], arch="net", backend="cpu", batch_size=8,
-                         precision="fp32", n=[1, 2], std=[NAN, 1.0]),
 }
 
 
@@ -150,10 +139,6 @@ def board():
 
 def compared(rows):
     return (runtime_choices.choices(rows, exact=True),)
-
-
-def one_run(rows):
-    return rows.iloc[0] if len(rows) else metered(rows_of(runs)).assign(step_n=0).iloc[0]
 
 
 def side_by_side(rows):
@@ -179,82 +164,70 @@ def record_of(rows):
                            facts={"contention": None, "notes": []}, ends=rows)
 
 
-# The figures and numbers that are given some rows alone.
+# The figures and numbers of which each argument without a default is the same rows.
 ALONE = {
+    "ceilings": "machine.ceilings",
     "profile": "profile.phases_over_time, profile.throughput_and_memory, profile.settling",
     runs: "profile.throughput_by_workload",
     sweep: "sweep.latency_over_work, sweep.rates, sweep.agreement",
     "overheads": "machine.clock",
-    "roofs": "roofline.roofs",
     "points": "roofline.shares",
-    "throughputs": "roofline.throughput",
-    "compared": "roofline.compared",
-    "totals": "complexity.work_by_network, complexity.memory, complexity.ratios",
-    "groups": "complexity.shares_by_kind, complexity.shares",
-    "layers": "complexity.intensity_by_layer",
-    "checks": "complexity.comparisons",
+    "rows": "roofline.roofs, roofline.throughput, roofline.compared, complexity.work_by_network, complexity.memory, "
+            "complexity.ratios, complexity.shares_by_kind, complexity.shares, complexity.intensity_by_layer, "
+            "complexity.comparisons, cost_model.parity, cost_model.by_size, cost_model.networks figure, cost_model.memory, "
+            "cost_model.devices, cost_model.trust, cost_model.trust_numbers, cost_model.learning_curve, cost_model.curve, "
+            "cost_model.effects, cost_model.shipped, scheduler_eval.contention, scheduler_eval.parity, layer_power.networks, "
+            "finetune.predictions, finetune.predicted",
     board: "cost_model.outsiders",
-    "predictions": "cost_model.parity, cost_model.by_size, cost_model.networks figure, cost_model.memory, cost_model.devices",
-    "errors": "cost_model.trust, cost_model.trust_numbers",
     "scores": "cost_model.learners",
-    "curve": "cost_model.learning_curve, cost_model.curve",
     "whole steps": "cost_model.steps",
-    "effects": "cost_model.effects",
-    "shipped": "cost_model.shipped",
     "results": "scheduler_eval.against_bound, scheduler_eval.pareto, scheduler_eval.near_bound, scheduler_eval.trade, "
-               "scheduler_eval.together",
-    "pairs": "scheduler_eval.contention",
-    "jobs": "scheduler_eval.parity",
+               "scheduler_eval.together, scheduler_eval.waiting, scheduler_eval.wrong, scheduler_eval.best",
     recovered: "layer_power.mapping, layer_power.recovered_numbers",
     "layers recorded": "layer_power.layers_by_kind",
     "learners": "layer_power.errors",
-    "networks": "layer_power.networks",
     "trials": "layer_power.search",
     predicted_layers: "layer_power.prediction_numbers",
     "history": "finetune.learning figure",
-    "devices": "finetune.predictions, finetune.predicted",
     "metrics": "finetune.worth",
 }
 # Those that are given more, or what is made of the rows.
 CALLS = {
-    "machine.ceilings": ("ceilings", lambda rows: (rows, rows)),
     **{name: ("ceilings", lambda rows: (ceilings.Ceilings(rows, rows_of("overheads"), {}, ""),))
        for name in ("machine.reached", "machine.unlisted")},
     "profile.phase_stack": ("profile", lambda rows: (steps.phase_table(rows), "task_type")),
     "profile.phases": ("profile", lambda rows: (steps.phase_table(rows),)),
     "profile.comparison": ("profile", lambda rows: (side_by_side(rows), rows)),
-    "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (one_run(rows),)),
+    "profile.run_numbers": (lambda: metered(rows_of(runs)), lambda rows: (
+        (rows if len(rows) else metered(rows_of(runs)).assign(step_n=0)).iloc[0],)),
     "sweep.numbers": (lambda: metered(rows_of(sweep)), lambda rows: (
         aggregate.Sweep(rows, pd.DataFrame(columns=columns("repeats")), paths.ROOT, "", ""),)),
-    "roofline.roofline": ("points", lambda rows: (rows_of("roofs"), rows)),
+    "roofline.roofline": ("points", lambda rows: (rows_of("rows"), rows)),
     "roofline.ceilings": ("ceilings", lambda rows: (roof_of(rows),)),
     "roofline.bounds": ("points", lambda rows: (rows, "points")),
     "roofline.operators": ("points", lambda rows: (roofline_of(rows),)),
     "roofline.against_vendor": ("points", lambda rows: (roofline_of(rows), "fp64")),
-    "complexity.growth": ("totals", lambda rows: (intensity_by_batch(rows),)),
-    "cost_model.operators": ("scores", lambda rows: (rows, rows_of("predictions").head(len(rows)))),
-    "cost_model.networks": ("predictions", lambda rows: (evaluated_of(rows),)),
+    "complexity.growth": ("rows", lambda rows: (intensity_by_batch(rows),)),
+    "cost_model.operators": ("scores", lambda rows: (rows, rows_of("rows").head(len(rows)))),
+    "cost_model.networks": ("rows", lambda rows: (evaluated_of(rows),)),
     "cost_model.runtimes": (runtime_choices.rows, lambda rows: (rows, 1)),
     "cost_model.runtime_numbers": (runtime_choices.rows, compared),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),
     "scheduler_eval.lines": ("results", lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy")),
-    "scheduler_eval.waiting": ("results", lambda rows: (rows, rows)),
-    "scheduler_eval.wrong": ("results", lambda rows: (rows, rows, rows, rows)),
-    "scheduler_eval.best": ("results", lambda rows: (rows,) * 5),
-    "scheduler_eval.interference": ("pairs", lambda rows: (rows, rows_of("results").assign(policy="hybrid"),
+    "scheduler_eval.interference": ("rows", lambda rows: (rows, rows_of("results").assign(policy="hybrid"),
                                                            rows_of("results"))),
     "scheduler_eval.real": ("jobs", lambda rows: (record_of(rows),)),
     "layer_power.power_log": (lambda: layer_tables.samples(recorded()),
                               lambda rows: (rows, layer_tables.windows(recorded()), "title")),
     "layer_power.recording_numbers": (lambda: layer_tables.energy(recorded()), lambda rows: (
         SimpleNamespace(recorded=recorded(), refused=()), layer_tables.by_kind(recorded()), rows)),
-    "layer_power.score_numbers": ("learners", lambda rows: (rows, rows_of("networks").head(len(rows)))),
-    "finetune.learning": ("epochs", lambda rows: (rows, "val_acc@1")),
-    **{name: (made, lambda rows: (rows,)) for made, names in ALONE.items() for name in names.split(", ")},
+    "layer_power.score_numbers": ("learners", lambda rows: (rows, rows_of("rows").head(len(rows)))),
+    "finetune.learning": ("rows", lambda rows: (rows, "val_acc@1")),
+    **{name: (made, None) for made, names in ALONE.items() for name in names.split(", ")},
 }
 
 
-@pytest.mark.parametrize(("where", "name"), sorted(discovered()), ids=lambda value: value.split(".")[-1])
+@pytest.mark.parametrize("where, name", sorted(discovered()), ids=lambda value: value.split(".")[-1])
 @pytest.mark.slow
 def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
     """Numbers have the same names whatever rows there are, so that a sentence without one is left out, and none fails."""
@@ -262,6 +235,8 @@ def test_no_rows_are_one_line_and_one_row_is_enough(where, name):
     key = f"{parts[2] if parts[1] == 'studies' else parts[-1]}.{name}"
     made, given = CALLS[f"{key} figure" if parts[-1] == "figures" and f"{key} figure" in CALLS else key]
     rows = rows_of(made)
+    needed = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    given = given or (lambda rows: [rows] * len(needed))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # numpy: a mean of nothing
         warnings.simplefilter("error", UserWarning)  # matplotlib: limits without extent, a legend without entries
@@ -285,7 +260,7 @@ def drawn(function, arguments):
     return "figure"
 
 
-@pytest.mark.parametrize(("sentences", "told"), [
+@pytest.mark.parametrize("sentences, told", [
     ("A {whole} of {part:.1f}.", "A 3 of 1.5."),
     (["One.", "{nan} is left out.", "{none} too.", "{infinite:.0f} too.", "Two."], "One.\nTwo."),
     ({"yes": "It is {whole}.", "else": "It is not."}, "It is 3."),

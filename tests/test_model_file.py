@@ -80,7 +80,7 @@ WRONG_TREES = [
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("device", "place", "value", "words"), [
+@pytest.mark.parametrize("device, place, value, words", [
     *[("cpu", *one) for one in WRONG], *[("gpu", *one) for one in WRONG_TREES]])
 def test_a_file_with_a_wrong_entry_is_one_line(device, place, value, words, tmp_path):
     refuse(write(tmp_path / FILES[device].name, edited(device, place, value)), words)
@@ -113,7 +113,7 @@ def test_a_model_that_could_not_be_read_back_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("name", "device", "other", "words"), [
+@pytest.mark.parametrize("name, device, other, words", [
     ("a100-sxm-80gb_fp16", "gpu", {}, "holds a bf16 model of a100-sxm-80gb, not what its name says"),
     ("cpu-other-2c-12345678_fp32", "cpu", {"device": "cpu-other-2c-12345678"}, "was fitted on other hardware, ea2da3d4"),
     ("t4_fp32", "cpu", {"device": "t4"}, "is named as that of a GPU, and holds that of another device type"),

@@ -58,7 +58,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def registry(made, home):
     """Give a copy of that registry, in which the model m has one version: MLflow takes seconds to make one."""
-    shutil.copytree(made[0] / "data" / "mlflow", paths.DATA / "mlflow")
+    shutil.copytree(made[0] / "data/mlflow", paths.DATA / "mlflow")
     return Registry()
 
 
@@ -88,7 +88,7 @@ def test_a_registry_is_made_without_telemetry_network_chatter_or_files_elsewhere
     home, printed = made
     assert printed == ""
     assert sorted(path.name for path in home.iterdir()) == ["data", "model.json"]
-    assert sorted(path.name for path in (home / "data" / "mlflow").iterdir()) == [".mlflow.db.lock", "artifacts", "mlflow.db"]
+    assert sorted(path.name for path in (home / "data/mlflow").iterdir()) == [".mlflow.db.lock", "artifacts", "mlflow.db"]
 
 
 def test_a_model_comes_back_by_number_and_alias_with_its_scores_and_where_it_is_from(registry, model, home):
@@ -107,7 +107,7 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores_and_where_it_is_
 
 
 def test_a_moved_registry_keeps_its_models(registry, model, home):
-    shutil.move(home / "data" / "mlflow", home / "elsewhere")
+    shutil.move(home / "data/mlflow", home / "elsewhere")
     assert Registry(f"sqlite:///{home / 'elsewhere' / 'mlflow.db'}").load("m") == model
     assert "there is no registry" in refused(registry.load, "m")
 
@@ -137,7 +137,7 @@ def test_a_registry_that_another_process_holds_is_said_to_be_locked(registry, mo
     assert registry.load("m") == model
 
 
-@pytest.mark.parametrize(("damage", "words"), [
+@pytest.mark.parametrize("damage, words", [
     (lambda path: path.write_bytes(b"no database at all" * 100), "is damaged, or no registry of MLflow"),
     (lambda path: path.write_bytes(path.read_bytes()[:20_000]), "is damaged"),
     (lambda path: change(path, "UPDATE alembic_version SET version_num = 'ffff0000'"), "ffff0000 of another, newer MLflow"),
@@ -164,7 +164,7 @@ def test_what_a_death_left_goes_with_the_next_registration_and_nothing_else(regi
 
 @pytest.mark.parametrize("uri", ["ftp://x", "http://127.0.0.1:9", "sqlite:////dev/null/x.db"])
 def test_a_registry_that_takes_nothing_is_refused_before_anything_is_trained(home, monkeypatch, uri):
-    training = next(iter(sorted(paths.REFERENCE.glob("*/layer_power/training_data"))))
+    training = min(paths.REFERENCE.glob("*/layer_power/training_data"))
     monkeypatch.setattr(layer_model, "fit", lambda *_: pytest.fail("trained"))
     refusal("layer-power", "train", training, "--device", "x", "--out", home / "models", "--register", uri)
     assert not (home / "models").exists()

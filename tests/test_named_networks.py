@@ -69,7 +69,7 @@ def test_a_config_is_a_network_with_its_usual_inputs_and_the_operators_that_run(
         assert products(op.name for op in graph.ops) == products(ran(net, mode)) != []
 
 
-@pytest.mark.parametrize(("name", "text", "shapes"), [
+@pytest.mark.parametrize("name, text, shapes", [
     ("bert", "16", {"input_ids": (3, 16, "int64")}),
     ("t5", "9:int64", {"input_ids": (3, 9, "int64"), "decoder_input_ids": (3, 9, "int64")}),
     ("clip", "7:int32", {"input_ids": (3, 7, "int32"), "pixel_values": (3, 3, 32, 32, "float32")})])
@@ -100,17 +100,25 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     assert rows.loc["FlopCounterMode", "rest"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("text", "meant"), [
+@pytest.mark.parametrize("text, meant", [
     ("3X8X8", (Input((3, 8, 8)),)), ("7:bf16", (Input((7,), "bfloat16"),)), (":int64", (Input((), "int64"),))])
 def test_inputs_are_read_as_they_are_meant(text, meant):
     assert inputs.parse(text) == meant
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("3x", "input shape '3x' is none"), ("512:int65", "no element type 'int65' of an input"),
-    ("nowhere.yaml", "nowhere.yaml is missing"), ("empty.yaml", "names no input"),
-    ("list.yaml", "expected a mapping"), ("wrong.yaml", "wrong.yaml: ids '6x' is none")])
-def test_inputs_that_are_none_are_one_line(text, words, tmp_path, monkeypatch):
+NO_INPUTS = """
+3x            input shape '3x' is none
+512:int65     no element type 'int65' of an input
+nowhere.yaml  nowhere.yaml is missing
+empty.yaml    names no input
+list.yaml     expected a mapping
+wrong.yaml    wrong.yaml: ids '6x' is none
+"""
+
+
+@pytest.mark.parametrize("case", NO_INPUTS.strip().splitlines())
+def test_inputs_that_are_none_are_one_line(case, tmp_path, monkeypatch):
+    text, words = case.split(maxsplit=1)
     monkeypatch.chdir(written_to(tmp_path, {"empty.yaml": "{}", "list.yaml": "[1, 2]", "wrong.yaml": "ids: 6x"}))
     with refused(words):
         inputs.parse(text)
@@ -178,9 +186,9 @@ def test_a_network_of_any_size_is_built_without_memory():
 class Half(nn.Module):
     """A network in half precision, as its builder leaves it; some of its tensors are shared."""
 
-    def __init__(self, width=331):
+    def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width, bias=False))
+        self.layers = nn.Sequential(nn.Linear(331, 331), nn.BatchNorm1d(331), nn.Linear(331, 331, bias=False))
         self.layers[2].weight = self.layers[0].weight
         self.half()
 
@@ -216,15 +224,24 @@ def test_a_builder_that_reads_large_weights_is_built_of_real_ones():
     assert type(fakes.build(Reads).weight) is nn.Parameter
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("hf:nowhere", "nowhere is missing; name a folder that holds a config.json"),
-    ("hf:{}", "config.json is missing"), ("hf:{}/broken", "cannot be read"), ("hf:{}/strange", "cannot be read"),
-    ("hf:{}/wrong", "cannot be"), ("hf:{}/remote", "cannot be read"),
-    ("timm:convnext_tinny", "timm has no network 'convnext_tinny'; the nearest: convnext_tiny"),
-    ("timm:hf-hub:some/net", "timm has no network"),
-    ("timm:resnet50.nobodys", "timm has no 'nobodys' of 'resnet50'; there are: "),
-    ("resnet51", "no model 'resnet51'; there are: W1"), ("convnext_tinny", "; the nearest: convnext_tiny")])
-def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
+NO_NAMES = """
+hf:nowhere             nowhere is missing; name a folder that holds a config.json
+hf:{}                  config.json is missing
+hf:{}/broken           cannot be read
+hf:{}/strange          cannot be read
+hf:{}/wrong            cannot be
+hf:{}/remote           cannot be read
+timm:convnext_tinny    timm has no network 'convnext_tinny'; the nearest: convnext_tiny
+timm:hf-hub:some/net   timm has no network
+timm:resnet50.nobodys  timm has no 'nobodys' of 'resnet50'; there are:
+resnet51               no model 'resnet51'; there are: W1
+convnext_tinny         ; the nearest: convnext_tiny
+"""
+
+
+@pytest.mark.parametrize("case", NO_NAMES.strip().splitlines())
+def test_a_name_that_is_none_is_one_line(case, tmp_path):
+    name, words = case.split(maxsplit=1)
     for folder, content in {"broken": "{", "strange": '{"model_type": "no-such-type"}',
                             "wrong": '{"model_type": "bert", "hidden_size": "wide"}',
                             "remote": '{"model_type": "own", "auto_map": {"AutoConfig": "code.Own"}}'}.items():
@@ -233,7 +250,7 @@ def test_a_name_that_is_none_is_one_line(name, words, tmp_path):
         capture.of_network(networks.network(name.format(tmp_path)))
 
 
-@pytest.mark.parametrize(("changes", "words"), [
+@pytest.mark.parametrize("changes, words", [
     ({"num_hidden_layers": 10**7}, "num_hidden_layers = 10,000,000 is more than 1,000"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config: no model here is of quantised")])
 def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path):
@@ -244,7 +261,7 @@ def test_a_config_of_what_is_not_built_here_is_one_line(changes, words, tmp_path
         networks.network(written(tmp_path / "clip", "clip", **{**CONFIGS["clip"][0], "text_config": {**SMALL, **changes}}))
 
 
-@pytest.mark.parametrize(("name", "family", "text", "shape", "parameters"), [
+@pytest.mark.parametrize("name, family, text, shape, parameters", [
     ("convnext_atto", "convnext", "", (3, 224, 224), 3_695_520),
     ("vit_tiny_patch16_224", "vision_transformer", "3x96x96", (3, 96, 96), 5_686_696),
     ("resnet18.a1_in1k", "resnet", "1x64x64", (1, 64, 64), 11_683_240)])
@@ -252,13 +269,12 @@ def test_a_network_of_timm_has_the_size_that_timm_states(name, family, text, sha
     net = networks.network(f"timm:{name}", 2, text)
     assert net.shape == (2, *shape) and networks.family(net.name) == family
     graph = capture.of_network(net)
-    assert (graph.output, graph.parameters) == ((2, 1000), parameters)
+    assert graph.output == (2, 1000) and graph.parameters == parameters
 
 
-@pytest.mark.parametrize("text", ["512:int64", "3x224"])
-def test_a_network_of_timm_takes_pictures(text):
-    with refused(f"takes pictures, channels x height x width, not {text}; give 3x224x224"):
-        networks.network("timm:resnet18", 1, text)
+def test_a_network_of_timm_takes_pictures():
+    with refused("takes pictures, channels x height x width, not 512:int64; give 3x224x224"):
+        networks.network("timm:resnet18", 1, "512:int64")
 
 
 def test_the_command_line_names_the_inputs(configs):

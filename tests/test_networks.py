@@ -23,6 +23,12 @@ PAIR = [(Case("simple_cnn", mode, 4, "3x28x28"), "default") for mode in ("infer"
 IDS = {"threads": 1, "hardware_id": "h", "software_id": "s"}
 
 
+@pytest.fixture
+def raw(tmp_path):
+    """Return where visits are written."""
+    return tmp_path / "visits.jsonl"
+
+
 def result(case=PAIR[0][0], slow=0, **changed):
     """Return the result of eight passes, of which so many ran on a slow processor."""
     values = {"samples_ms": [1.0] * (8 - slow) + [9.0] * slow, "reference_kernel_ms": [1.0] * (8 - slow) + [2.0] * slow}
@@ -48,9 +54,8 @@ def test_each_process_adds_to_the_history_of_the_processors_speed(pretended):
 
 
 @pytest.mark.cuda
-def test_a_network_on_this_card_is_a_row_with_its_energy(tmp_path):
-    table, identity = campaign.measure([(Case("resnet18", "infer", 1), "default")], "cuda:0", rounds=1, case_s=0.3,
-                                       raw=tmp_path / "visits.jsonl")
+def test_a_network_on_this_card_is_a_row_with_its_energy(raw):
+    table, _ = campaign.measure([(Case("resnet18", "infer", 1), "default")], "cuda:0", rounds=1, case_s=0.3, raw=raw)
     row = table.iloc[0]
     assert (row["status"], row["device"], row["hardware_id"]) == ("ok", "cuda:0", machine.ids()["hardware_id"]), row["reason"]
     assert 0.05 < row["latency_ms"] < 100 and row["n"] >= 5
@@ -69,15 +74,15 @@ def die_at_batch_3(cases, *_):
 
 def test_a_case_that_ends_the_process_fails_alone(monkeypatch):
     monkeypatch.setattr(end_to_end, "_measure", die_at_batch_3)
-    results, identity = end_to_end.in_a_process([Case("simple_cnn", "infer", size, "3x28x28") for size in (1, 2, 3, 4, 5)])
+    results, identity = end_to_end.in_a_process([Case("simple_cnn", "infer", size, "3x28x28") for size in (3, 4, 5)])
     assert [(result.case.batch_size, result.reason.partition(":")[0]) for result in results] == [
-        (1, ""), (2, ""), (3, "the worker was killed (signal 9)"), (4, ""), (5, "")]
+        (3, "the worker was killed (signal 9)"), (4, ""), (5, "")]
     assert identity == IDS
 
 
 @pytest.mark.slow
-def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(home, tmp_path, monkeypatch):
-    raw, wanted = tmp_path / "visits.jsonl", [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]
+def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_until_the_next_call(raw, tmp_path, monkeypatch):
+    wanted = [*PAIR, (Case("alexnet", "infer", 1, "3x8x8"), "default")]
     with monkeypatch.context() as patched:
         patched.setattr(end_to_end, "_measure", die)
         lost, _ = campaign.measure(wanted, rounds=1, case_s=0.05, raw=raw)
@@ -94,18 +99,17 @@ def test_networks_are_measured_in_processes_of_their_own_whose_deaths_are_rows_u
     assert store.read_json(tmp_path / "networks.meta.json")["hardware_id"] == table["hardware_id"][1]
 
 
-def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(tmp_path, monkeypatch):
+def test_the_kernels_time_beside_a_network_is_of_the_passes_that_its_latency_is_of(raw, monkeypatch):
     results = [result(PAIR[0][0], samples_ms=[10.0] * 6 + [20.0] * 8, reference_kernel_ms=[1.0] * 6 + [2.0] * 8),
                result(PAIR[1][0], samples_ms=[30.0] * 3 + [50.0] * 4, reference_kernel_ms=[1.0] * 3 + [3.0] * 4)]
     monkeypatch.setattr(campaign, "in_a_process", lambda *_: (results, IDS))
-    table, _ = campaign.measure(PAIR, rounds=1, raw=tmp_path / "visits.jsonl")
+    table, _ = campaign.measure(PAIR, rounds=1, raw=raw)
     assert table["latency_ms"].tolist() == [10.0, 50.0]
-    assert campaign.reference_ms(table, tmp_path / "visits.jsonl").tolist() == [1.0, 3.0]
+    assert campaign.reference_ms(table, raw).tolist() == [1.0, 3.0]
 
 
 @pytest.mark.slow
-def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, networks_here):
-    raw = tmp_path / "visits.jsonl"
+def test_networks_have_the_energy_of_a_known_power(raw, metered, networks_here):
     (first, _), (again, _) = (campaign.measure(PAIR[:1], rounds=1, case_s=0.05, raw=raw, energy_s=0.7) for _ in range(2))
     (none, _) = campaign.measure(PAIR[:1], rounds=1, case_s=0.05, energy_s=0)
     assert none["energy_j"].isna().all() and none["energy_reason"].tolist() == ["energy_s is 0"]
@@ -115,38 +119,22 @@ def test_networks_have_the_energy_of_a_known_power(tmp_path, metered, networks_h
     assert again["energy_j"].tolist() == [row["energy_j"]], "visits keep their energies"
 
 
-@pytest.mark.parametrize("change", [{"energy_j": "much"}, {"watts": 1.0}, {"idle_w": ...}])
-def test_a_visit_with_another_energy_is_named_by_its_line(tmp_path, change):
-    raw, energy = tmp_path / "visits.jsonl", {**dict.fromkeys(("energy_j", "power_w", "idle_w", "energy_disagreement"), 1.0),
-                                              "energy_method": "rapl", "energy_n": 12, "energy_reason": ""}
-    raw.write_bytes(visit(energy=energy).line)
-    assert next(visits_file.recorded(raw)).results[0].energy.energy_n == 12
-    content = json.loads(raw.read_text())
-    energy = {name: value for name, value in (energy | change).items() if value is not ...}
-    content["results"][0]["energy"] = energy
-    raw.write_text(json.dumps(content) + "\n")
-    with refused("visits.jsonl: line 1"):
-        list(visits_file.recorded(raw))
-
-
-@pytest.mark.parametrize(("slow", "expected"), [
+@pytest.mark.parametrize("slow, expected", [
     (3, [1.0, 5, "stable", ""]), (4, [5.0, 8, "unusable", "fewer than five passes on a processor as fast as usual"])])
 def test_slow_passes_do_not_count_where_five_others_exist(slow, expected):
     table = campaign.summarise([visit(slow=slow)], IDS, "cpu")
     assert table[["latency_ms", "n", "verdict", "reason"]].iloc[0].tolist() == expected
 
 
-def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(tmp_path):
+def test_what_others_do_on_a_gpu_is_in_the_verdict_of_a_network_there(raw):
     gpu = {"others": 0.3, "clock_mhz": 1410.0, "throttled": "", "unknown": ""}
-    raw = tmp_path / "visits.jsonl"
     raw.write_bytes(visit("cuda:0", reference_kernel_ms=[float("nan")] * 8, gpu=gpu).line)
     visits = visits_file.read(raw, "cuda:0", {("simple_cnn", "default"): [PAIR[0][0]]})
     table = campaign.summarise(visits.values(), IDS, "cuda:0")
     assert table[["verdict", "reason"]].iloc[0].tolist() == ["noisy", "others used 30% of the GPU"]
 
 
-def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
-    raw = tmp_path / "visits.jsonl"
+def test_after_a_torn_line_the_next_visits_are_whole(raw, pretended):
     campaign.measure(PAIR, rounds=1, raw=raw)
     whole = raw.read_text()
     raw.write_text(whole + whole[:40])
@@ -156,7 +144,7 @@ def test_after_a_torn_line_the_next_visits_are_whole(tmp_path, pretended):
 
 
 @pytest.mark.slow
-def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
+def test_a_gpu_that_breaks_fails_no_network_for_ever(raw, monkeypatch):
     """Here it breaks at the second of three cases; the third would fail alike, whatever the network."""
     broken, measured = [True], []
 
@@ -169,26 +157,26 @@ def test_a_gpu_that_breaks_fails_no_network_for_ever(tmp_path, monkeypatch):
     monkeypatch.setattr(end_to_end, "_measure_case", measure_case)
     monkeypatch.setattr(end_to_end, "call", lambda function, *arguments, **_: function(*arguments))
     wanted = [(Case("simple_cnn", "infer", batch, "3x28x28"), "default") for batch in (1, 2, 4)]
-    lost, _ = campaign.measure(wanted, rounds=1, raw=tmp_path / "visits.jsonl")
+    lost, _ = campaign.measure(wanted, rounds=1, raw=raw)
     assert set(lost["reason"]) == {"cpu broke: RuntimeError: CUDA error: unspecified launch failure"}
     assert len(measured) == 2
     broken.clear()
-    table, _ = campaign.measure(wanted, rounds=1, raw=tmp_path / "visits.jsonl")
+    table, _ = campaign.measure(wanted, rounds=1, raw=raw)
     assert table["status"].tolist() == ["ok"] * 3
 
 
-def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(tmp_path, pretended, with_card):
-    raw = tmp_path / "visits.jsonl"
+def test_visits_to_another_device_or_of_other_cases_are_not_taken_for_these(raw, pretended, with_card):
     for wanted, device, expected in ((PAIR, "cpu", "cpu"), (PAIR, "auto", "cuda:0"), (PAIR[:1], "cpu", "cpu")):
         table, _ = campaign.measure(wanted, device, rounds=1, raw=raw)
         assert table["device"].tolist() == [expected] * len(wanted)
     assert [json.loads(line)["device"] for line in raw.read_text().splitlines()] == ["cpu", "cuda:0", "cpu"]
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("{", "line 2 is no visit"), ('{"round": 0}', "line 2: network is missing"), ("\x00\xff", "line 2 is no visit")])
-def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(tmp_path, pretended, line, words):
-    raw = tmp_path / "visits.jsonl"
+@pytest.mark.parametrize("line, words", [
+    ("{", "line 2 is no visit"), ('{"round": 0}', "line 2: network is missing"), ("\x00\xff", "line 2 is no visit"),
+    (visit().line.decode().replace('"energy": null', '"energy": {"energy_j": "much"}').strip(),
+     "line 2: results.0.energy.energy_j = 'much' should be a valid number.*results.0.energy.power_w is missing")])
+def test_a_file_of_visits_that_holds_something_else_is_refused_and_kept(raw, pretended, line, words):
     campaign.measure(PAIR, rounds=1, raw=raw)
     content = raw.read_bytes() + line.encode() + b"\n"
     raw.write_bytes(content)
@@ -218,14 +206,13 @@ def test_the_verb(home, pretended):
     command = "networks", "--plan", plan, "--networks", "W6", "--name", "mine"
     assert output_of(*command, "--dry-run") == "W6 infer b1 fp32, memory kept\n"
     assert "1 of 1 cases" in output_of(*command)
-    table = store.read(paths.NETWORKS / "mine" / "networks.parquet", "networks")
+    table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
     assert "no network W9 in the plan; there are: W6, W7" in refusal("networks", "--plan", plan, "--networks", "W9")
     elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
     assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
 
 
-@pytest.mark.parametrize(("device", "heaps"), [("cpu", ["default", "kept"]), ("cuda", ["default"])])
-def test_the_heap_of_the_host_is_a_condition_of_the_cpu_alone(pretended, with_card, device, heaps):
-    table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], device, rounds=1)
-    assert sorted(table["memory"]) == heaps and (table["status"] == "ok").all()
+def test_the_heap_of_the_host_is_no_condition_of_a_gpu(pretended, with_card):
+    table, _ = campaign.measure([(PAIR[0][0], memory) for memory in ("default", "kept")], "cuda", rounds=1)
+    assert table[["memory", "status"]].to_numpy().tolist() == [["default", "ok"]]

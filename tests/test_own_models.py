@@ -16,32 +16,9 @@ COMMITTED = training.reference_machine()
 BOX = Target(hardware_id="feedbeef", threads=2)
 
 
-def _ceilings(folder, number, faster, device="cpu", launch_us=5.0, **changed):
-    """Write ceilings like those of the committed machine, so many times as fast."""
-    stem = f"cpu{f'-v{number}' if number > 1 else ''}" if device == "cpu" else device.replace(":", "-")
-    table = store.read(COMMITTED / "ceilings" / "ceilings_cpu.csv", "ceilings").assign(hardware_id="feedbeef", device=device)
-    table = table.assign(peak_gflops=table["peak_gflops"] * faster, peak_gbps=table["peak_gbps"] * faster, **changed)
-    store.write(table, folder / f"ceilings_{stem}.csv", "ceilings")
-    overheads = store.read(COMMITTED / "ceilings" / "overheads_cpu.csv", "overheads").assign(device=device)
-    overheads.loc[overheads["what"] == "launch", "median_us"] = launch_us
-    store.write(overheads, folder / f"overheads_{stem}.csv", "overheads")
-
-
-@pytest.mark.slow
-def test_a_roof_is_the_best_of_the_same_hardware_and_threads_however_often_it_was_measured(tmp_path):
-    expected = training.roof_of(COMMITTED)
-    for number, faster, changed in ((1, 0.5, {}), (2, 1.0, {}), (3, 0.8, {}), (4, 3.0, {"threads": 1}),
-                                    (5, 9.0, {"hardware_id": "0"}), (10, 7.0, {"verdict": "unusable"})):
-        _ceilings(tmp_path / "ceilings", number, faster, **changed)
-    roof = training.roof_of(tmp_path, BOX)
-    assert (roof.peak_gflops, roof.gbps()) == pytest.approx((expected.peak_gflops, expected.gbps()))
-    with refused("has no measured fp32 ceilings of cpu; measure them with 01_machine"):
-        training.roof_of(tmp_path, replace(BOX, threads=4))
-
-
 @pytest.fixture(scope="module")
 def rows():
-    table = store.read(COMMITTED / "sweeps" / "conv2d_kernel_cold" / "sweep.parquet", "sweep")
+    table = store.read(COMMITTED / "sweeps/conv2d_kernel_cold/sweep.parquet", "sweep")
     return table[(table["status"] == "ok") & (table["verdict"] == "stable")].head(200).assign(hardware_id="feedbeef")
 
 
@@ -57,11 +34,13 @@ def test_the_state_and_threads_with_the_most_rows_train_and_are_not_mixed(tmp_pa
     for number, table in enumerate(several):
         _sweep(tmp_path, table, f"s{number}")
     (target,) = training.targets(tmp_path)
-    assert (target.cache, target.threads) == ("cold", 1)
+    assert target.cache == "cold" and target.threads == 1
     assert len(training.reference_sweeps(tmp_path, target)[0]) == 120
     assert len(training.reference_sweeps(tmp_path, replace(target, threads=2))[0]) == 45
     with refused("one model answers for one value of threads, the table has 1, 2"):
         training.reference_sweeps(tmp_path, replace(target, threads=0))
+    with refused("has no measured fp32 ceilings of cpu; measure them with 01_machine"):
+        training.roof_of(tmp_path, BOX)
 
 
 def test_the_threads_of_a_gpus_host_do_not_keep_its_rows_apart(tmp_path, rows):
@@ -104,6 +83,6 @@ def test_a_model_trained_on_what_was_measured_here_is_this_machines_also_beside_
     path = model.save(registry.path_of(model.device, "fp32", files.folder(folder / "trained")))
     for _ in range(2):
         predictor = registry.predictor("cpu", "fp32")
-        assert (predictor.origin, predictor.model.device) == ("", model.device)
+        assert predictor.origin == "" and predictor.model.device == model.device
         assert registry.machine_files(folder)["cpu", "fp32"] == path
         (files.folder(folder / "models") / path.name).write_bytes(b"x")

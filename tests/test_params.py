@@ -7,7 +7,7 @@ import pytest
 from papermill.translators import PythonTranslator
 
 from lib import paths
-from lib.config import base, definitions, notebooks
+from lib.config import base, notebooks
 from lib.errors import InputError
 from lib.studies.scheduler_eval import host
 from tests import refused
@@ -24,7 +24,7 @@ def test_parameters_cell_is_the_class(name):
     assert all(item["help"] for item in inspected.values()), "every parameter has a help text"
 
 
-@pytest.mark.parametrize(("name", "values", "words"), [
+@pytest.mark.parametrize("name, values, words", [
     ("01_machine", {"device": "../x"}, "device = '../x' "),
     ("02_profile", {"precision": "fp8"}, "precision = 'fp8' should be 'fp32', 'bf16', 'fp16' or 'amp'"),
     ("02_profile", {"iters": -1}, "iters = -1 should be greater than or equal to 0"),
@@ -35,20 +35,15 @@ def test_parameters_cell_is_the_class(name):
     ("03_sweep", {"name": "../x"}, "03_sweep: name = '../x"),
     ("03_sweep", {"device": "cuda,cuda:0"}, "device = 'cuda,cuda:0' names a device twice"),
     ("03_sweep", {"shard": "8/8"}, "shard = '8/8' must be i/n with i below n"),
-    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty")])
+    ("04_complexity", {"models": " ,"}, "models = ' ,' is empty"), ("99_nothing", {}, "01_machine, 02_profile")])
 def test_a_wrong_value_is_named(name, values, words):
     with refused(re.escape(words)):
         notebooks.check(name, values)
 
 
-def test_an_unknown_name_is_told_with_the_known_ones():
-    with refused("02_profile: unknown name 'sauce' .known: source, reference, workload, model"):
-        base.build(notebooks.ProfileParams, {"sauce": 1}, "02_profile")
-
-
 def test_text_from_the_command_line_is_coerced():
     p = notebooks.check("02_profile", {"channels_last": "true", "iters": "7", "lr": "1e-3", "unrelated": object()})
-    assert (p.channels_last, p.iters, p.lr) == (True, 7, 1e-3)
+    assert p.channels_last is True and p.iters == 7 and p.lr == 1e-3
     assert notebooks.check("03_sweep", {"op": "linear,linear,conv2d"}).ops == ["linear", "conv2d"]
 
 
@@ -92,30 +87,31 @@ def test_a_yaml_that_is_no_mapping_of_what_it_should_be_is_one_line(name, text, 
 
 SCENARIOS = ("kinds: {a: {model: W1, mode: train}}\n"
              "scenarios: {s: {note: n, shortest_s: 1, longest_s: 2, devices: {cpu: {count: 1}}}}")
-WORKLOAD = "workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1"
+WRONG = """
+workloads | workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}} | the name 7 is no text; put it in quotes
+workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 1, id: W9}} | W1: its id is its name
+workloads | workloads: {W1: {dataset: x}} | W1: size is missing; model is missing
+workloads | workloads: {W1: {dataset: x, size: 28, model: m, batch_size: 0}} | batch_size = 0 should be greater than or
+workloads | workloads: {W1: {}, W1: {}} | line 1 is not readable YAML: found duplicate key
+devices | {devices: {a: {}}, more: 1} | expected a mapping 'devices:' of name to definition and nothing else
+matrix | {grids: {tpu: {}}} | grids.tpu
+networks | {rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]} | case_s = 0
+sweeps | spaces: {copy: {axes: {outer: {log: [0, 4]}, inner: 1}}} | is no range from 0 to 4
+sweeps | spaces: {copy: {axes: {outer: inner, inner: outer}}} | copy: outer, inner refer to one another
+sweeps | spaces: {copy: {axes: {outer: two, inner: 1}}} | outer = 'two' is no number, and no other axis
+sweeps | spaces: {copy: {axes: {outer: 2}}} | missing [inner]
+sweeps | spaces: {copy: {axes: {outer: 2, inner: 1, colour: 1}}} | copy has no parameters colour
+sweeps | spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}} | copy.passes.0 = 'sideways'
+sweeps | {spaces: {}, grids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}} | a grid takes exact lists
+sweeps | {spaces: {}, grids: {g: {op: fft, axes: {}}}} | no operator family 'fft'
+"""
 
 
-@pytest.mark.parametrize(("name", "text", "words"), [
-    ("workloads", "workloads: {7: {dataset: x, size: 28, model: m, batch_size: 1}}", "the name 7 is no text; put it in quotes"),
-    ("workloads", WORKLOAD + ", id: W9}}", "W1: its id is its name"),
-    ("workloads", "workloads: {W1: {dataset: x}}", "W1: size is missing; model is missing"),
-    ("workloads", WORKLOAD.replace(" 1", " 0") + "}}", "W1: batch_size = 0 should be greater than or equal to 1"),
-    ("workloads", "workloads: {W1: {}, W1: {}}", "line 1 is not readable YAML: found duplicate key"),
-    ("workloads", "[" * 5000, "is not readable YAML"),
-    ("devices", "devices: {a: {}}\nmore: 1", "expected a mapping 'devices:' of name to definition and nothing else"),
-    ("matrix", "{grids: {tpu: {}}}", "grids.tpu"),
-    *[("scenarios", SCENARIOS.replace(right, wrong), words) for right, wrong, words in (
+@pytest.mark.parametrize("name, text, words", [
+    *(line.split(" | ") for line in WRONG.strip().splitlines()), ("workloads", "[" * 5000, "is not readable YAML"),
+    *(("scenarios", SCENARIOS.replace(right, wrong), words) for right, wrong, words in (
         ("count: 1", 'count: 1, idle_w: "inf"', "idle_w"), ("shortest_s: 1", "shortest_s: 3", "shortest_s"),
-        ("mode: train", "mode: fly", "mode"), ("note: n", "note: n, kinds: [b]", "no kinds b"))],
-    ("networks", "{rounds: 1, case_s: 0, sets: [{networks: [W1], modes: [infer], batch_sizes: [1]}]}", "case_s = 0"),
-    *[("sweeps", f"spaces: {{copy: {{axes: {{{axes}}}}}}}", words) for axes, words in (
-        ("outer: {log: [0, 4]}, inner: 1", "is no range from 0 to 4"),
-        ("outer: inner, inner: outer", "copy: outer, inner refer to one another"),
-        ("outer: two, inner: 1", "outer = 'two' is no number, and no other axis"), ("outer: 2", "missing [inner]"),
-        ("outer: 2, inner: 1, colour: 1", "copy has no parameters colour"))],
-    ("sweeps", "spaces: {copy: {passes: [sideways], axes: {outer: 2, inner: 1}}}", "copy.passes.0 = 'sideways'"),
-    ("sweeps", "spaces: {}\ngrids: {g: {op: conv2d, axes: {batch: {log: [1, 4]}}}}", "a grid takes exact lists"),
-    ("sweeps", "spaces: {}\ngrids: {g: {op: fft, axes: {}}}", "no operator family 'fft'")])
+        ("mode: train", "mode: fly", "mode"), ("note: n", "note: n, kinds: [b]", "no kinds b")))])
 @pytest.mark.slow
 def test_a_wrong_entry_of_a_yaml_says_what_is_wrong(name, text, words, tmp_path):
     file = tmp_path / f"{name}.yaml"
@@ -128,15 +124,6 @@ def test_yaml_is_version_1_2(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: no\nb: 1e-3\nc: 12:30\nd: 010\n")
     assert base.load_yaml(file) == {"a": "no", "b": 1e-3, "c": "12:30", "d": 10}
-
-
-@pytest.mark.parametrize(("read", "wrong", "words"), [
-    (definitions.load_workloads, paths.PARAMS / "none.yaml", "missing"),
-    (definitions.workload, "W9", "W1, W2, W3, W4, W5, W6, W7"),
-    (notebooks.notebook_model, "99_nothing", "01_machine, 02_profile")])
-def test_what_is_not_there_is_named(read, wrong, words):
-    with refused(words):
-        read(wrong)
 
 
 def test_the_jobs_of_a_notebook_are_a_file(home):

@@ -14,7 +14,7 @@ from tests import advice_on, output_of, refused
 SHIPPED = limits.shipped()
 
 
-@pytest.mark.parametrize(("device", "busy", "memory"), [("p100-pcie-16gb", 0.9, 0.1), ("t4", 0.5, 0.9), ("h100-sxm", 0.1, 0.5)])
+@pytest.mark.parametrize("device, busy, memory", [("p100-pcie-16gb", 0.9, 0.1), ("t4", 0.5, 0.9), ("h100-sxm", 0.1, 0.5)])
 def test_less_power_takes_longer_and_no_limit_changes_nothing(device, busy, memory):
     card = load_devices()[device]
     table = pd.DataFrame([SHIPPED.ratios(device, limit_w, busy, memory)
@@ -43,7 +43,7 @@ def test_known_physics_is_learned_again_and_serves_a_card_that_was_left_out():
     assert np.abs(table["predicted"] / table["measured"] - 1).groupby(table["left_out"]).mean().lt(0.01).all()
 
 
-@pytest.mark.parametrize(("device", "limit", "words"), [
+@pytest.mark.parametrize("device, limit, words", [
     ("t4", 71, "t4 takes power limits of 60 to 70 W, not 71 W"), ("cpu", 60, "cpu has no known power"),
     ("b200", 900, "b200 has no known power limits")])
 def test_limits_that_a_device_does_not_take_are_refused(device, limit, words):

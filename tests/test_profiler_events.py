@@ -71,16 +71,24 @@ def of_the_gpu(events, category):
     return sorted((event for event in events if event.get("cat") == category), key=lambda event: event["ts"])
 
 
+def images(events):
+    return [event for event in of_the_gpu(events, "gpu_memcpy") if event["args"]["bytes"] >= BATCH * 3 * 28 * 28 * 4]
+
+
+def streams(events):
+    return {event["args"]["stream"] for event in events}
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("pin", [True, False])
 def test_copies_to_a_gpu_are_pinned_where_asked_and_take_what_the_profiler_says(tmp_path, pin):
     rows, events = recorded(tmp_path, torch.device("cuda:0"), pin)
-    copies = [event for event in of_the_gpu(events, "gpu_memcpy") if event["args"]["bytes"] >= BATCH * 3 * 28 * 28 * 4]
+    copies = images(events)
     assert [("Pinned" in event["name"]) for event in copies] == [pin] * BATCHES, "images come as they were asked to"
     for ours, copy in zip(rows["h2d_ms"], copies, strict=True):
         assert 0.9 * copy["dur"] / 1e3 <= ours <= copy["dur"] / 1e3 + 2.0
     compute = of_the_gpu(events, "kernel")
-    assert {event["args"]["stream"] for event in copies} == {event["args"]["stream"] for event in compute}
+    assert streams(copies) == streams(compute)
     kernels_ms, phases = sum(event["dur"] for event in compute) / 1e3, ["forward_time_ms", "backward_time_ms", "optimizer_ms"]
     assert rows[phases].sum().sum() >= 0.9 * kernels_ms, "device events cover the kernels"
     assert (rows["step_time_ms"] >= 0.98 * rows[phases].sum(axis=1)).all()
@@ -90,11 +98,10 @@ def test_copies_to_a_gpu_are_pinned_where_asked_and_take_what_the_profiler_says(
 def test_prefetched_copies_run_beside_the_kernels_and_before_those_of_their_batch(tmp_path):
     device = torch.device("cuda:0")
     _, events = recorded(tmp_path, device, True, lambda loader: Prefetched(loader, device))
-    images = [event for event in of_the_gpu(events, "gpu_memcpy") if event["args"]["bytes"] >= BATCH * 3 * 28 * 28 * 4]
-    compute = of_the_gpu(events, "kernel")
-    assert len(images) == BATCHES and all("Pinned" in event["name"] for event in images)
-    assert {event["args"]["stream"] for event in images}.isdisjoint(event["args"]["stream"] for event in compute)
+    copies, compute = images(events), of_the_gpu(events, "kernel")
+    assert len(copies) == BATCHES and all("Pinned" in event["name"] for event in copies)
+    assert streams(copies).isdisjoint(streams(compute))
     convolutions = [event for event in compute if "conv" in event["name"].lower() or "implicit" in event["name"].lower()]
-    for number, copy in enumerate(images):
+    for number, copy in enumerate(copies):
         done = sum(event["ts"] < copy["ts"] + copy["dur"] for event in convolutions)
         assert done <= number * len(convolutions) / BATCHES, "no convolution of a batch begins before its images are there"

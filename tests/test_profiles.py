@@ -82,14 +82,14 @@ def test_warm_up_goes_on_until_steady_and_no_longer(home, quiet, monkeypatch):
 
 
 def test_each_run_has_its_own_name_and_its_seed_decides_the_losses(runs):
-    first, _, last = (run.run["run_id"] for run in runs)
-    assert [run.run["run_id"] for run in runs] == [f"run_W6_organmnist3d_cnn3d_cpu{end}" for end in ("", "-v2", "-v3")]
+    first, last = "run_W6_organmnist3d_cnn3d_cpu", "run_W6_organmnist3d_cnn3d_cpu-v3"
+    assert [run.run["run_id"] for run in runs] == [first, f"{first}-v2", last]
     meta = store.read_json(paths.PROFILES / f"{first}_train.meta.json")
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
     table = archive.runs("measure")
     newest = profile.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
-    assert (len(table), newest["run_id"].tolist()) == (3, [last])
+    assert len(table) == 3 and newest["run_id"].tolist() == [last]
     one, two, other = (run.rows["loss"].to_numpy() for run in runs)
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
@@ -100,7 +100,7 @@ def test_replay_reads_what_was_measured(runs, tmp_path, monkeypatch):
     (tmp_path / "box").symlink_to(paths.DATA)
     again = profile_run.profile(short(source="replay", device="auto"))
     assert again.rows.equals(runs[2].rows)
-    assert (again.run["run_id"], again.metrics) == (runs[2].run["run_id"], runs[2].metrics)
+    assert again.run["run_id"] == runs[2].run["run_id"] and again.metrics == runs[2].metrics
     assert "REPLAY of run_W6" in again.note
 
 
@@ -113,7 +113,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     row = profile_run.measure(short(**switches)).run
     assert dict(row[list(switches)]) == switches
     assert not torch.are_deterministic_algorithms_enabled(), "what was set is put back"
-    assert (row["cpu_percent"], row["other_cpu_cores"], row["involuntary_switches_per_s"]) == (50, 0.25, 3)
+    assert row["cpu_percent"] == 50 and row["other_cpu_cores"] == 0.25 and row["involuntary_switches_per_s"] == 3
     assert "others took 0.2 cores" in row["reason"]
     monkeypatch.setattr(machine, "instructions", lambda dtype: ())
     unprofiled = profile_run.measure(short(profile=False, precision="amp"))
@@ -122,7 +122,7 @@ def test_switches_and_what_others_did_meanwhile_are_kept(home, quiet, monkeypatc
     assert unprofiled.run["images_per_sec"] > 0
 
 
-@pytest.mark.parametrize(("switches", "words"), [
+@pytest.mark.parametrize("switches, words", [
     ({"nvtx": True}, "nvtx ranges need a CUDA device"),
     ({"prefetch_factor": 2}, "prefetch_factor needs num_workers"),
     ({"deterministic": True, "cudnn_benchmark": True}, "exclude each other"),
@@ -149,8 +149,8 @@ def test_a_model_a_folder_and_an_optimizer_of_the_users_own_are_parameters(home,
     folder = cut_training.pictures(home / "pets", {"train": 5, "val": 2})
     run = profile_run.measure(short("W1", data_source="auto", folder=str(folder), model="mobilenet_v2", batch_size=4,
                                     optimizer="sgd")).run
-    assert (run["workload_id"], run["dataset"], run["arch"], run["optimizer"]) == (
-        "imagefolder-28", "imagefolder", "mobilenet_v2", "sgd")
+    assert run["workload_id"] == "imagefolder-28" and run["dataset"] == "imagefolder" and run["arch"] == "mobilenet_v2"
+    assert run["optimizer"] == "sgd"
 
 
 def test_a_killed_run_leaves_its_rows(home):
@@ -228,7 +228,7 @@ def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
         ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
         ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
         "no step of the evaluation is long enough, and odd batches are no statistic"
-    assert (profile.run_numbers(run)["above_idle_j"], profile.run_numbers(run)["idle_unknown"]) == (1.5, False)
+    assert profile.run_numbers(run)["above_idle_j"] == 1.5 and not profile.run_numbers(run)["idle_unknown"]
 
 
 def test_an_unusable_run_has_no_facts_and_two_steps_no_course():

@@ -14,7 +14,7 @@ from lib.work import networks
 @pytest.fixture(scope="module")
 def published():
     """Give networks with their terms and predictions as published."""
-    return pd.read_csv(training.reference_machine() / "predictions" / "networks.csv")
+    return pd.read_csv(training.reference_machine() / "predictions/networks.csv")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_published_predictions_and_scores_come_from_the_published_terms(publishe
     columns = ["predicted_ms", "low_ms", "high_ms", "shipped_ms"]
     again = network_training.composed(published.drop(columns=columns))
     assert again[columns].to_numpy() == pytest.approx(published[columns].to_numpy(), rel=1e-6)
-    scores = store.read(training.reference_machine() / "predictions" / "scores.parquet", "scores")
+    scores = store.read(training.reference_machine() / "predictions/scores.parquet", "scores")
     mine = scores[scores["kind"].isin(("network", "memory"))].reset_index(drop=True)
     fresh = evaluate.network_scores(published)
     assert fresh["mape"].to_numpy() == pytest.approx(mine["mape"].to_numpy(), rel=1e-6)
@@ -70,7 +70,7 @@ def test_validating_networks_are_not_tuning_networks(published):
     assert networks.family("W1") == "W1"
 
 
-@pytest.mark.parametrize(("name", "mode", "batch"), [("squeezenet1_0", "infer", 1), ("W1", "train", 16),
+@pytest.mark.parametrize("name, mode, batch", [("squeezenet1_0", "infer", 1), ("W1", "train", 16),
                                                      ("resnet34", "infer", 8)])
 def test_the_shipped_model_predicts_what_was_published(published, model, name, mode, batch):
     """From the network itself: captured, predicted operator by operator, composed; with freed memory retained."""
@@ -86,7 +86,7 @@ def test_the_shipped_model_predicts_what_was_published(published, model, name, m
 def test_published_predictions_of_operators_are_of_held_out_shapes(model):
     """Every usable row of a family that is scored has one prediction, by the fold that left it out."""
     table, names = training.reference_sweeps(training.reference_machine())
-    rows = store.read(training.reference_machine() / "predictions" / "operators.parquet", "held_out")
+    rows = store.read(training.reference_machine() / "predictions/operators.parquet", "held_out")
     rows, unusable = rows[rows["usable"]], rows[~rows["usable"]]
     assert len(unusable) > 1000 and not set(unusable["case"]) & set(table["config"])
     assert names == model.facts["sweeps"]

@@ -1,6 +1,7 @@
 """The runner, the report and the command line: strict, red where something failed, silent about nothing."""
 
 import errno
+import re
 import subprocess
 import threading
 import time
@@ -12,19 +13,18 @@ import nbformat
 import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
+from nbformat import v4
 
-from lib import files, paths, progress, store
+from lib import files, paths, progress
 from lib.cli.main import _parser
 from lib.config import definitions, notebooks
-from lib.errors import InputError
 from lib.report import page, plots, runner, style
 from lib.work.graph import spaces
 from tests import called, output_of, python, refusal
 
 
 def jobs(**more):
-    values = {"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more}
-    return runner.plan(**values)
+    return runner.plan(**{"full": False, "names": [], "workloads": ["W1", "W5"], "devices": ["cpu"], "extra": {}, **more})
 
 
 def test_the_plan_runs_over_workloads_and_devices():
@@ -47,12 +47,11 @@ def outcome(stem, **more):
                              "error": "", "seconds": 1.0, "finished_utc": "now", **more})
 
 
-def executed(folder, stem, **numbers):
-    """Write an executed notebook that recorded ``numbers`` (name=(value, tolerance))."""
+def executed(folder, stem, *cells, **numbers):
+    """Write an executed notebook of cells that recorded ``numbers`` (name=(value, tolerance))."""
     recorded = {name: {"value": value, "unit": "", "tolerance": tolerance} for name, (value, tolerance) in numbers.items()}
-    cell = nbformat.v4.new_code_cell("", outputs=[nbformat.v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
-    folder.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / f"{stem}.ipynb")
+    cell = v4.new_code_cell("", outputs=[v4.new_output("display_data", {runner.KEYS_MIME: recorded})])
+    nbformat.write(v4.new_notebook(cells=[*cells, cell]), files.folder(folder) / f"{stem}.ipynb")
     return outcome(stem)
 
 
@@ -60,11 +59,11 @@ def executed(folder, stem, **numbers):
 def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", home)
     first, *others = [section.notebook for section in definitions.load_report_plan().sections]
-    cells = [nbformat.v4.new_code_cell(code) for code in ("print('before')", "raise ValueError('it broke <here>')")]
+    cells = [v4.new_code_cell(code) for code in ("print('before')", "raise ValueError('it broke <here>')")]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), home / f"{first}.ipynb")
+    nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / f"{first}.ipynb")
     (failed,) = runner.run([runner.Job(first, first)], paths.EXECUTED)
-    assert (failed.status, failed.error) == ("failed", "ValueError: it broke <here>")
+    assert failed.status == "failed" and failed.error == "ValueError: it broke <here>"
     built = page.assemble(paths.EXECUTED)
     text = built.html.decode()
     assert built.problems == [f"{first}: {failed.error}", *(f"{name}: has not been run" for name in others)]
@@ -75,21 +74,20 @@ def test_notebooks_that_failed_or_never_ran_are_red_in_the_report(home, monkeypa
 
 def test_the_page_answers_first_and_folds_the_rest(home):
     def code(text, tags=(), **data):
-        output = nbformat.v4.new_output("display_data", {kind.replace("_", "/"): value for kind, value in data.items()})
-        return nbformat.v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
+        output = v4.new_output("display_data", {kind.replace("_", "/"): value for kind, value in data.items()})
+        return v4.new_code_cell(text, metadata={"tags": list(tags)}, outputs=[output])
 
     table = style.table_html(pd.DataFrame({"row": range(30)}), "Thirty rows.")
     runs = {"W1_cpu throughput": 4321.0, "W1_cpu verdict": "stable", "W2_cpu throughput": 77.0, "W2_cpu verdict": "unusable"}
-    numbers = {name: {"value": value, "unit": "", "tolerance": None} for name, value in runs.items()}
-    cells = [nbformat.v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
-             nbformat.v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
+    cells = [v4.new_markdown_cell("# Title\n\nThe question.\n\nThe method."),
+             v4.new_markdown_cell("## The ceilings"), code("", text_html=table),
              code("", text_markdown="A finding."),
-             nbformat.v4.new_markdown_cell("## Inventory"), code("", text_markdown="A detail."),
-             code("", ["front"], text_markdown="- The answer."), nbformat.v4.new_markdown_cell("## What we learned"),
-             code("", text_markdown="- A finding."), code("", **{runner.KEYS_MIME: numbers})]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), files.folder(home / "executed") / "01_machine_cpu.ipynb")
-    runner._merge([outcome("01_machine_cpu")], home / "executed")
-    soup = BeautifulSoup(page.assemble(home / "executed").html, "html.parser")
+             v4.new_markdown_cell("## Inventory"), code("", text_markdown="A detail."),
+             code("", ["front"], text_markdown="- The answer."), v4.new_markdown_cell("## What we learned"),
+             code("", text_markdown="- A finding.")]
+    numbers = {name: (value, None) for name, value in runs.items()}
+    runner._merge([executed(paths.EXECUTED, "01_machine_cpu", *cells, **numbers)], paths.EXECUTED)
+    soup = BeautifulSoup(page.assemble(paths.EXECUTED).html, "html.parser")
     folded = {line.get_text(): line.parent.extract().get_text() for line in soup.find_all("summary")}
     assert "The method." in folded["Method"] and "A detail." in folded["Inventory"] and "29" in folded["Thirty rows. (30 rows)"]
     first, section = soup.find(id="abstract").get_text(), soup.find(id="s1").get_text()
@@ -120,24 +118,40 @@ def test_numbers_that_move_are_named(home, monkeypatch):
     assert runner.moved(home / "c", [outcome("s", status="failed", error="it broke")]) == ["s: it broke"]
 
 
-@pytest.mark.parametrize(("line", "words"), [
-    ("run 99", "no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile"),
-    ("run --workloads W1,W77", "no workload 'W77'; there are: W1"), ("run 02 -p precision fp8", "precision = 'fp8'"),
-    ("run 02 --devices cpu -p nope 1", "no chosen notebook has the parameter nope"),
-    ("run 02 --devices cpu,xpu", "device 'xpu' is not here; this machine has: cpu"),
-    ("run 02 --source replay --devices xpu", "the reference has no device xpu; it has: cpu (or all)"),
-    ("run 03 -p name ..", "name = '..'"), ("run --workloads W1,,W2", "'W1,,W2' is no list of names"),
-    ("run --report --check", "not allowed with"), ("import bundle nowhere.zip", "nowhere.zip is missing"),
-    ("bundle", "nothing to pack"), ("report --executed nowhere", "nothing has been run yet: no manifest in nowhere"),
-    ("report --figure there.html", "there.html exists already"), ("report --out .", "is a folder"),
-    *((line, f"argument {line.split()[1]}: ") for line in (
-        "matrix --repeats 0", "matrix --cells ,", "networks --case-s inf", "networks --name ../x", "networks --networks W6,W6",
-        "run --devices cpu,cpu", "contention --rounds nan", "contention --workloads W1,W1")),
-    ("contention --workloads W99", "W99"), ("run-jobs j.csv --slots 0", "--slots: '0'")])
-def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, line, words):
+REFUSED = """
+run 99                                 no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile
+run --workloads W1,W77                 no workload 'W77'; there are: W1
+run 02 -p precision fp8                precision = 'fp8'
+run 02 --devices cpu -p nope 1         no chosen notebook has the parameter nope
+run 02 --devices cpu,xpu               device 'xpu' is not here; this machine has: cpu
+run 02 --source replay --devices xpu   the reference has no device xpu; it has: cpu (or all)
+run 03 -p name ..                      name = '..'
+run --workloads W1,,W2                 'W1,,W2' is no list of names
+run --report --check                   not allowed with
+run --devices cpu,cpu                  argument --devices:
+import bundle nowhere.zip              nowhere.zip is missing
+bundle                                 nothing to pack
+report --executed nowhere              nothing has been run yet: no manifest in nowhere
+report --figure there.html             there.html exists already
+report --out .                         is a folder
+matrix --repeats 0                     argument --repeats:
+matrix --cells ,                       argument --cells:
+networks --case-s inf                  argument --case-s:
+networks --name ../x                   argument --name:
+networks --networks W6,W6              argument --networks:
+contention --rounds nan                argument --rounds:
+contention --workloads W1,W1           argument --workloads:
+contention --workloads W99             W99
+run-jobs j.csv --slots 0               --slots: '0'
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_the_command_line_refuses_wrong_input_in_one_line(home, monkeypatch, case):
     monkeypatch.chdir(home)
     (home / "there.html").write_text("theirs")
-    assert words in refusal(*line.split(" "))
+    line, words = re.split(" {2,}", case)
+    assert words in refusal(*line.split())
     assert [path.name for path in home.iterdir()] == ["there.html"]
 
 
@@ -159,13 +173,6 @@ def test_a_report_goes_to_new_files_or_replaces_its_own(home, monkeypatch):
     assert names() == ["executed", "index.html", "summary.svg"], "nothing half"
 
 
-def test_a_full_disk_ends_a_run_in_one_line(home, monkeypatch):
-    monkeypatch.setattr(runner, "execute", lambda job, *_: outcome(job.stem))
-    monkeypatch.setattr(store, "write_json", Mock(side_effect=InputError("manifest.json: cannot be written")))
-    status, _, error = called("run", "01", "--devices", "cpu")
-    assert status == 2 and error.splitlines()[-1] == "error: manifest.json: cannot be written"
-
-
 def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeypatch):
     """Two at once would write one executed notebook, and a page of one would lack what the other was running again."""
     monkeypatch.setattr(runner, "run", lambda jobs, *_, **__: [outcome(job.stem) for job in jobs])
@@ -180,12 +187,10 @@ def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeyp
 
 
 def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatch):
-    together, begun, shares, lock = threading.Barrier(2), [], {}, threading.Lock()
+    together, shares = threading.Barrier(2), {}
 
     def execute(job, _, __, threads):
-        with lock:
-            begun.append(job.stem)
-            shares[job.stem] = threads
+        shares[job.stem] = threads
         if "cuda" in job.stem:
             together.wait(timeout=30)  # neither ends before the other one has begun
         return outcome(job.stem, notebook=job.notebook)
@@ -197,6 +202,7 @@ def test_gpus_are_measured_side_by_side_and_the_cpu_before_them(home, monkeypatc
     runner._merge([outcome("04_complexity", notebook="04_complexity", **failed), outcome("01_machine_cpu", **failed)],
                   paths.EXECUTED)
     assert [one.stem for one in runner.run(planned, paths.EXECUTED, cores=7)] == stems
+    begun = list(shares)
     assert shares == {stem: 4 if "cuda" in stem else 0 for stem in stems}, "cards share the cores"
     assert [begun[0], begun[3]] == ["01_machine_cpu", "02_profile_W1_cpu"]
     entries = [(entry.stem, entry.status) for entry in runner.manifest(paths.EXECUTED)]
@@ -211,7 +217,7 @@ def test_help_and_import_are_light():
 @pytest.fixture
 def cluster(tmp_path):
     """Return how a task of a template calls the interpreter: LIB_OUTPUT, and a line that the program takes."""
-    python = tmp_path / ".venv" / "bin" / "python"
+    python = tmp_path / ".venv/bin/python"
 
     def run(template, *words, **environment):
         script = str(paths.PARAMS / f"slurm_{template}.sbatch")
@@ -237,8 +243,8 @@ def test_the_slurm_templates_give_each_task_its_part_and_a_folder_and_collect_wh
     [[folder, line]] = cluster("sweep", "-p", "rounds", "3", SLURM_ARRAY_TASK_ID="3", DEVICES="all", **where)
     options = _parser().parse_args(line.split())
     p = notebooks.check("03_sweep", {"device": options.device, **dict(options.parameter)})
-    assert (folder, p.device, p.grid, p.shard, p.budget_s, p.rounds, p.name) == (
-        f"{slurm}/sweep-3", "all", "original_convolution", "3/100", 0, 3, "shard")
+    assert folder == f"{slurm}/sweep-3" and p.device == "all" and p.grid == "original_convolution" and p.shard == "3/100"
+    assert p.budget_s == 0 and p.rounds == 3 and p.name == "shard"
     assert spaces.too_large(spaces.load_sweeps().grids[p.grid], p.shard_pair) == "", "a task walks all of its shard"
     assert cluster("collect", **where) == []
     shards, earlier = [f"{slurm}/sweep-{number}/data/sweeps/shard" for number in range(2)], slurm / "merged/data/sweeps/linear"

@@ -75,12 +75,12 @@ def test_levels_launches_and_the_sum_of_operators():
     assert roofline.memory_share(parts, CPU) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("change", "reason"), [
+@pytest.mark.parametrize("change, reason", [
     ({"bytes": 0}, "without bytes"), ({"flops": 0}, "without FLOPs"),
     ({"elapsed_sec": 0}, "without time"), ({"verdict": "unusable"}, "unusable"), ({"roof_dtype": "fp64"}, "without roof")])
 def test_what_makes_no_point_is_counted(change, reason):
     made = points(change)
-    assert (len(made), made.attrs["left out"], list(made)) == (0, {reason: 1}, tables.columns("points"))
+    assert len(made) == 0 and made.attrs["left out"] == {reason: 1} and list(made) == tables.columns("points")
 
 
 def test_points_fit_their_table_and_each_dtype_has_its_own_roof():
@@ -104,7 +104,7 @@ def test_mixtures_are_refused():
 def test_vendor_ceilings_are_a_table_of_their_own():
     table = tables.validate(vendor("rtx-4090-laptop"), "ceilings", "here")
     fp32, desktop = roofline.roofs(table)[0], definitions.vendor_device("rtx-4090")
-    assert (set(table["source"]), fp32.dtype) == ({"vendor"}, "fp32")
+    assert set(table["source"]) == {"vendor"} and fp32.dtype == "fp32"
     assert fp32.peak_gflops < desktop.peak_gflops["fp32"] / 2
     assert math.isnan(fp32.launch_us)
     with refused("several: measured, vendor"):
@@ -172,8 +172,8 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
     roof = replace(CPU, hardware_id=here)
     made = roofline.points(frame.assign(verdict="noisy"), [roof])
     isolated.save_points(made, facts)
-    (home / "reference" / "box" / "runs").mkdir(parents=True)
-    paths.POINTS.rename(home / "reference" / "box" / "points")
+    (home / "reference/box/runs").mkdir(parents=True)
+    paths.POINTS.rename(home / "reference/box/points")
     stored, note = isolated.stored_points("cpu", "fp32", here)
     pd.testing.assert_frame_equal(roofline.points(stored, [roof])[roofline.WORK], stored[roofline.WORK])
     assert "points_cpu_fp32.csv" in note
@@ -186,7 +186,7 @@ def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monke
     runs = archive.runs("replay").query("workload_id == 'W1'")
     monkeypatch.setattr(archive, "runs", lambda source, reference: runs)
     result = study.study(RooflineParams(source="replay", vendor="t4", models="resnet50"))
-    assert (len(result.steps), len(result.networks)) == (1, 1)
+    assert len(result.steps) == 1 and len(result.networks) == 1
     assert set(result.operators["kind"]) == {"operator"}
     compared = study.against_operators(result)
     assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
@@ -221,7 +221,7 @@ def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():
         timed(("network", broken))
 
 
-@pytest.mark.parametrize(("name", "read", "written", "touched"), [
+@pytest.mark.parametrize("name, read, written, touched", [
     ("relu_", 0, 0, 64), ("relu", 0, 1, 128), ("relu", -1, -1, 128)])
 def test_what_is_written_in_place_is_touched_once(name, read, written, touched):
     before, after = (TensorSpec((4, 4), (4, 1), storage=storage) for storage in (read, written))

@@ -12,6 +12,7 @@ from lib.schedule import api, risk
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.studies.scheduler_eval import promises
 from tests import output_of, refused
+from tests.schedules import files
 
 
 def assessed(deadlines, high=1.5, fleet=None, **how):
@@ -112,13 +113,12 @@ def test_jobs_of_one_class_are_wrong_together():
 
 
 def test_the_verb_tells_probabilities_and_limits(tmp_path):
-    for name, text in {"times": "job_id,gpu\na,10\nb,10\n", "high": "job_id,gpu\na,15\nb,15\n",
-                       "devices": "device,type,count,memory_mb\ng,gpu,1,4\n",
-                       "jobs": "job_id,deadline_s,memory_mb,memory_high_mb\na,12,2,4\nb,,1,\n"}.items():
-        (tmp_path / f"{name}.csv").write_text(text)
-    files = [word for name in ("times", "high", "devices", "jobs") for word in (f"--{name}", str(tmp_path / f"{name}.csv"))]
-    text = output_of("schedule", *files, "--time-limit-risk", "0.1")
+    written = files(tmp_path, times="job_id,gpu\na,10\nb,10\n", high="job_id,gpu\na,15\nb,15\n",
+                    devices="device,type,count,memory_mb\ng,gpu,1,4\n",
+                    jobs="job_id,deadline_s,memory_mb,memory_high_mb\na,12,2,4\nb,,1,\n")
+    line = "schedule", *(f"--{name}={path}" for name, path in written.items())
+    text = output_of(*line, "--time-limit-risk", "0.1")
     assert "least sure: a " in text and "overrun with 10%: a " in text
-    figures = json.loads(output_of("schedule", *files, "--json"))
+    figures = json.loads(output_of(*line, "--json"))
     assert set(figures["in_time"]) == {"a"} and set(figures["time_limit_s"]) == {"a", "b"}
     assert figures["out_of_memory"] == {"a": pytest.approx(0.05)}

@@ -4,8 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from functools import reduce
-from operator import getitem
 
 import numpy as np
 import pandas as pd
@@ -32,6 +30,7 @@ from lib.studies.scheduler_eval import mixes, scenario
 from lib.work import networks
 from lib.work.graph import capture, counts
 from tests import advice_on, output_of, refusal, refused
+from tests.doors import definitions
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +85,7 @@ def test_a_step_is_the_sum_of_its_parts_and_no_surer_than_its_passes(sizes, spre
     assert whole.parts[whole.longest].predicted_ms == max(sizes)
 
 
-@pytest.mark.parametrize(("optimizer", "moved"), [("adam", 72), ("adamw", 80)])
+@pytest.mark.parametrize("optimizer, moved", [("adam", 72), ("adamw", 80)])
 def test_an_optimizer_moves_so_many_bytes_a_parameter(optimizer, moved):
     """Operator by operator: Adam's eight read and write 18 numbers, its weight decay two more."""
     ops = capture.optimizer_ops(1_000_000, optimizer)
@@ -107,7 +106,7 @@ def costs_known(seed, rates):
     return terms, terms.to_numpy() @ list(rates.values()), np.arange(24) % 6
 
 
-@pytest.mark.parametrize(("name", "rates"), [
+@pytest.mark.parametrize("name, rates", [
     ("loader_wait", {"batches": 0.3, "samples": 0.03, "mb": 0.4, "resized_mb": 1.2}),
     ("optimizer", {"operators_ms": 1.0, "calls": 0.004})])
 def test_costs_are_the_rates_that_made_the_times(name, rates):
@@ -125,19 +124,11 @@ def test_an_interval_is_that_of_groups_left_out_and_one_group_says_nothing_of_ot
         step.fit("h2d", terms, measured, np.zeros(24), "test")
 
 
-def test_a_predicted_step_has_all_parts_of_a_measured_one(cpu, t4, w1):
-    load = steps.loading("W1", w1)
-    for predictor in (cpu, t4):
-        whole = steps.predict(predictor, w1, load)
-        assert tuple(whole.parts) == STEP_PHASES and all(one.predicted_ms > 0 for one in whole.parts.values())
-        assert whole.predicted_ms - whole.beside_ms == pytest.approx(whole.passes.predicted_ms)
-        assert whole.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6)
-    assert whole.parts["loader_wait"].source == f"as on {SHIPPED.stem}"
-
-
 def test_workers_hide_the_loader_and_accumulation_shares_the_optimizer(cpu, t4, w1):
     load = steps.loading("W1", w1)
-    plain, wait_ms = steps.predict(t4, w1, load), steps.predict(t4, w1, load).parts["loader_wait"].predicted_ms
+    plain = steps.predict(t4, w1, load)
+    wait_ms = plain.parts["loader_wait"].predicted_ms
+    assert plain.memory_mb == pytest.approx(w1.memory_mb + 8 * sum(w1.trained) / 1e6), "and what Adam keeps"
     assert steps.predict(t4, w1, load, Recipe(num_workers=1)).predicted_ms == pytest.approx(
         max(plain.predicted_ms - wait_ms, wait_ms))
     assert steps.predict(cpu, w1, load, Recipe(num_workers=4)).parts["loader_wait"].predicted_ms == 0
@@ -199,7 +190,7 @@ def test_what_ships_follows_from_the_reference_profiles(without_learners):
     (predictor,) = registry.for_devices([profiled_steps.device_of(runs, "replay")], "fp32", shipped=True)
     profiles = profiled_steps.gather(runs, "replay", predictor)
     shipped, again = StepModel.load(SHIPPED), profiled_steps.learn(profiles, SHIPPED.stem)
-    assert (steps.own_files(predictor)[0], again.runs) == (SHIPPED, shipped.runs)
+    assert steps.own_files(predictor)[0] == SHIPPED and again.runs == shipped.runs
     for name, costs in again.costs.items():
         assert costs.rates == pytest.approx(shipped.costs[name].rates, rel=1e-4)
         assert (costs.half, costs.groups) == pytest.approx((shipped.costs[name].half, shipped.costs[name].groups), rel=1e-4)
@@ -235,9 +226,9 @@ def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1, without_learne
     twice = {case: replace(one, rates={term: 2 * rate for term, rate in one.rates.items()})
              for case, one in shipped.compositions.items()}
     replace(shipped, device=name, facts=shipped.facts | {"hardware_id": "feedbeef", "sweeps": []}, compositions=twice).save(
-        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2" / "trained"))
+        registry.path_of(name, "fp32", paths.IMPORTED / "box-v2/trained"))
     path, = profiled_steps.learn_all("measure")
-    assert path == paths.IMPORTED / "box-v2" / "trained" / "steps" / f"{name}.json"
+    assert path == paths.IMPORTED / "box-v2/trained/steps" / f"{name}.json"
     (box,) = registry.for_devices(["box-v2"], "fp32")
     whole = steps.predict(box, w1, steps.loading("W1", w1))
     assert whole.parts["loader_wait"].source == f"profiles of {name}"
@@ -251,10 +242,10 @@ def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_u
         as_gpu(name)
         as_gpu(name, hardware_id="there", folder=paths.IMPORTED / "other", copy_ms=3.0)
     as_gpu("W1", "Abacus 9000", "third", paths.IMPORTED / "third")
-    path = paths.MODELS / "steps" / "t4.json"
+    path = paths.MODELS / "steps/t4.json"
     assert str(path) in output_of("models", "--train", "profiles") and json.loads(path.read_text())["source"] == "profiles"
     model = StepModel.load(path)
-    assert (model.device, model.hardware_id, len(model.runs)) == ("t4", "here there", 6)
+    assert model.device == "t4" and model.hardware_id == "here there" and len(model.runs) == 6
     assert set(model.learners) == set(step_learners.NAMES) and model.costs["h2d"].groups == 3
     copy = steps.predict(replace(t4, shipped=False), w1, steps.loading("W1", w1)).parts["h2d"]
     assert copy.predicted_ms == pytest.approx(1.8, rel=0.05), "of 1.5 and 3.0, by least squares of relative errors"
@@ -286,14 +277,12 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
         profiled_steps.published(path, "replay")
 
 
-@pytest.mark.parametrize(("place", "value"), [
+@pytest.mark.parametrize("place, value", [
     ("schema", 2), ("source", "guesses"), ("device", "../t4"), ("costs", {}), ("code", "import os"),
     ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0),
     ("learners.MLP.regressor.terms", ["a"] * 5), ("learners.GBT.regressor.form", "rates")])
 def test_a_damaged_file_is_one_line(place, value, tmp_path):
-    path, content = tmp_path / SHIPPED.name, json.loads(SHIPPED.read_text())
-    *above, last = place.split(".")
-    reduce(getitem, above, content)[last] = value
+    path, content = tmp_path / SHIPPED.name, definitions.changed(json.loads(SHIPPED.read_text()), place.split("."), value)
     for text in (json.dumps(content), "{", "null"):
         path.write_text(text)
         with refused(str(path)):

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lib import paths, store, tables
+from lib import paths, store
 from lib.config.notebooks import SweepParams
 from lib.measure import importers, machine
 from lib.measure.energy import meters
@@ -16,7 +16,7 @@ from lib.measure.networks import allocator
 from lib.measure.operators import aggregate, device_sweep, export, sweep, visit, visitor
 from lib.measure.worker import WorkerLostError
 from lib.work.graph import spaces
-from tests import refused
+from tests import refused, row
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
 pytestmark = pytest.mark.slow
@@ -36,13 +36,9 @@ def small(home, monkeypatch):
 
 
 @pytest.fixture
-def visits_by(small, monkeypatch):
-    """Return what puts another worker in the place of the process that visits; ``Visitor`` is in its place from the start."""
-    def use(worker):
-        monkeypatch.setattr(device_sweep, "Visitor", worker)
-
-    use(Visitor)
-    return use
+def pretended(small, monkeypatch):
+    """Put a worker in the place of the process that visits."""
+    monkeypatch.setattr(device_sweep, "Visitor", Visitor)
 
 
 @pytest.fixture
@@ -53,16 +49,16 @@ def here(small, monkeypatch):
 
 def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     folder = measure(op="conv2d,linear", seed=1, count=8, latency_type="both", cache="both")
-    table, raw = aggregate.read(folder).table, store.read(folder / "cpu" / "repeats.csv", "repeats")
+    table, raw = aggregate.read(folder).table, store.read(folder / "cpu/repeats.csv", "repeats")
     assert len(table) == 8 and set(table["status"]) == {"ok"} and table["config"].is_unique
-    for _, row in table.iterrows():
-        latencies = raw.loc[raw["config"] == row["config"], "latency_ms"]
-        assert latencies.min() <= row["low_ms"] <= row["latency_ms"] <= row["high_ms"] <= latencies.max()
-        assert bool(row["reason"]) == (row["verdict"] != "stable"), "and what is not stable says why"
-        values = row[list(spaces.families.family(row["op"]).parameters)].dropna().to_dict()
-        config = spaces.config(row["op"], values, row["dtype"], row["pass"])
-        assert spaces.work(config.ops()) == (row["flops"], row["bytes"])
-        assert row["gflops"] == pytest.approx(row["flops"] / row["latency_ms"] / 1e6)
+    for _, point in table.iterrows():
+        latencies = raw.loc[raw["config"] == point["config"], "latency_ms"]
+        assert latencies.min() <= point["low_ms"] <= point["latency_ms"] <= point["high_ms"] <= latencies.max()
+        assert bool(point["reason"]) == (point["verdict"] != "stable"), "and what is not stable says why"
+        values = point[list(spaces.families.family(point["op"]).parameters)].dropna().to_dict()
+        config = spaces.config(point["op"], values, point["dtype"], point["pass"])
+        assert spaces.work(config.ops()) == (point["flops"], point["bytes"])
+        assert point["gflops"] == pytest.approx(point["flops"] / point["latency_ms"] / 1e6)
     assert {*zip(table["latency_type"], table["cache"], strict=True)} == {
         *itertools.product(("kernel", "end_to_end"), ("warm", "cold"))}
     assert table["energy_reason"].str.contains("energy_s is 0").all()
@@ -73,16 +69,16 @@ def test_a_sweep_by_a_worker_process_gives_a_valid_table(small):
     assert len(lines) == export.representable(table[table["op"] == "conv2d"]).sum()
 
 
-def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(visits_by):
+def test_a_sweep_of_a_name_goes_on_and_one_without_starts_anew(pretended):
     assert measure(name="mine") == measure(name="mine") == paths.SWEEPS / "mine"
     with refused("holds another sweep, with count = 6"):
         measure(name="mine", count=7)
     assert measure().name + "-v2" == measure().name
 
 
-def test_cut_short_in_a_line_it_ends_with_every_row_once(visits_by):
+def test_cut_short_in_a_line_it_ends_with_every_row_once(pretended):
     folder = measure(name="cut")
-    raw = folder / "cpu" / "repeats.csv"
+    raw = folder / "cpu/repeats.csv"
     kept = raw.read_bytes()[:int(0.3 * raw.stat().st_size)]
     raw.write_bytes(kept)
     (folder / "sweep.parquet").unlink()
@@ -109,7 +105,7 @@ def test_of_two_at_once_whose_worker_is_killed_one_goes_on_and_the_other_finds_a
             started.append(self)
             super().__init__(*arguments, **start)
 
-    started, raw = [], paths.SWEEPS / "killed" / "cpu" / "repeats.csv"
+    started, raw = [], paths.SWEEPS / "killed/cpu/repeats.csv"
     monkeypatch.setattr(allocator, "RETAINED", {})  # so that all have the same software
     monkeypatch.setattr(visitor, "_DEATHS", 1)
     monkeypatch.setattr(visitor, "Service", Mortal)
@@ -137,7 +133,7 @@ def test_a_hung_visit_is_given_up_and_a_family_that_always_fails_stops(small, mo
     monkeypatch.setattr(device_sweep, "SAME_FAILURES", 2)
     with refused("cpu: stopped after 2 identical failures; activation: no answer within 0.001 s"):
         measure(op="activation", timeout_s=0.001, name="hung")
-    assert store.read(paths.SWEEPS / "hung" / "cpu" / "repeats.csv", "repeats")["status"].tolist() == ["failed"] * len(asked)
+    assert store.read(paths.SWEEPS / "hung/cpu/repeats.csv", "repeats")["status"].tolist() == ["failed"] * len(asked)
     assert len(asked) == 2
 
 
@@ -147,13 +143,13 @@ def test_an_element_type_that_the_device_lacks_is_a_row_and_then_a_stop(here, mo
         measure(**POOLS)
 
 
-def test_a_grid_without_a_valid_point_says_why(visits_by, monkeypatch):
+def test_a_grid_without_a_valid_point_says_why(pretended, monkeypatch):
     draw_small(monkeypatch, padding=[2])
     with refused("no valid point to measure .6 invalid, 0 skipped.; the last: .*more than half"):
         measure(**POOLS)
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize("change, told", [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
     ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
     ({"count": 0}, "it would never end")])
@@ -162,9 +158,9 @@ def test_wrong_parameters_are_told_before_anything_is_measured(home, change, tol
         measure(**change)
 
 
-@pytest.mark.parametrize(("file", "text", "told"), [
+@pytest.mark.parametrize("file, text, told", [
     ("repeats.csv", "a,b\n1,2\n", "is no repeats table"), ("configs.csv", "\x00\xff", "configs.csv")])
-def test_foreign_and_corrupt_files_are_refused_and_kept(visits_by, file, text, told):
+def test_foreign_and_corrupt_files_are_refused_and_kept(pretended, file, text, told):
     path = measure(name="mine") / "cpu" / file
     path.write_text(text)
     with refused(told):
@@ -180,8 +176,9 @@ class Failing(Visitor):
         return visited(latency_ms=np.nan, status="failed", reason=f"reason {self.visits // 2}")
 
 
-def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(visits_by, with_card):
-    visits_by(Failing)
+def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_device_of_its_folder(
+        pretended, with_card, monkeypatch):
+    monkeypatch.setattr(device_sweep, "Visitor", Failing)
     for device in ("cpu", "cuda:0"):
         with refused(f"{device}: each of 3 configurations failed, 2 of them with: reason 1$"):
             measure(count=3, name="failing", device=device)
@@ -192,7 +189,7 @@ def test_a_sweep_without_one_good_visit_says_why_and_the_table_holds_every_devic
 
 
 @pytest.mark.parametrize("budget_s", [0, 1e5])
-def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(visits_by, monkeypatch, budget_s):
+def test_a_space_that_is_too_large_for_the_memory_comes_to_an_end(pretended, monkeypatch, budget_s):
     monkeypatch.setattr(device_sweep, "_MOST_SKIPPED", 20)
     for _ in range(2):
         with refused(r"no valid point to measure \(0 invalid, 20 skipped\); the last: .* MB needed"):
@@ -228,7 +225,7 @@ def test_rows_that_repeat_the_last_result_are_found():
     assert not aggregate.stale(pd.Series(ticks), pd.Series(range(300))).any()
 
 
-def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(visits_by, monkeypatch):
+def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(pretended, monkeypatch):
     monkeypatch.setattr(Visitor, "visit", lambda *_: visited(latency_ms=0.012223999947309494))
     table = aggregate.read(measure()).table
     assert set(table["status"]) == {"failed"}
@@ -237,13 +234,12 @@ def test_a_sweep_whose_worker_repeats_itself_has_failed_rows(visits_by, monkeypa
 
 def convolutions(**changed):
     """Return rows of ``sweep``: convolutions that the original's columns describe, but for what is ``changed``: lists."""
-    texts = {column.name: "" for column in store.TABLES["sweep"] if column.kind == "text"}
     ones = {f"{name}_{side}": 1 for name in ("stride", "padding", "dilation") for side in "hw"}
     plain = {"op": "conv2d", "dtype": "fp32", "pass": "forward", "device": "cpu", "latency_type": "kernel", "cache": "warm",
              "status": "ok", "verdict": "stable", "batch": 2, "in_channels": 3, "out_channels": 4, "height": 8, "width": 10,
              "kernel_h": 3, "kernel_w": 3, "groups": 1, "bias": 0, "layout": "contiguous", "input_grad": 1, "latency_ms": 0.5,
              "bytes": 1e3, "flops": 2.0 * 2 * 4 * 80 * 27}
-    return pd.DataFrame({**dict.fromkeys(tables.columns("sweep")), **texts, **ones, **plain, **changed})
+    return pd.DataFrame({**row("sweep", **ones, **plain).iloc[0], **changed})
 
 
 def exported(rows, folder):
@@ -285,12 +281,12 @@ def test_a_sweep_with_energies_has_joules_of_known_power(here, metered, monkeypa
     assert len(warm) and not set(warm["energy_reason"].dropna())
     np.testing.assert_allclose(warm[["power_w", "idle_w"]], metered, rtol=1e-6)
     assert set(warm["energy_method"]) == {"replay of power_log.log integration"}
-    loops = store.read(folder / "cpu" / "energies.csv", "energies").set_index("config").loc[warm.index]
+    loops = store.read(folder / "cpu/energies.csv", "energies").set_index("config").loc[warm.index]
     seconds = loops["energy_j"] * loops["calls"] / metered
     assert ((seconds >= 0.5) & (seconds <= loops["loop_s"])).all(), "joules = known watts x the time of the loop"
 
 
-@pytest.mark.parametrize(("dtype", "seconds", "why"), [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
+@pytest.mark.parametrize("dtype, seconds, why", [("fp32", 0.2, "10 are needed"), ("fp8", 5.0, "fp8")])
 def test_a_point_without_an_energy_says_why_at_once(metered, dtype, seconds, why):
     config, device = spaces.config("activation", {"kind": "relu", "elements": 1000}), machine.device("cpu")
     bench = visit.Bench(device, 20.0)

@@ -20,7 +20,7 @@ def terms(device, m, n, k):
             features_gpu.values(row, "gemm", Chip.of(VENDORS[device], "bf16"))[0].items()}
 
 
-@pytest.mark.parametrize(("right_mib", "copies", "resident"), [(16, 5, 1), (40, 3, 0), (20, 5, 0.72)])
+@pytest.mark.parametrize("right_mib, copies, resident", [(16, 5, 1), (40, 3, 0), (20, 5, 0.72)])
 def test_a_right_matrix_is_read_from_the_cache_where_all_copies_fit(right_mib, copies, resident):
     """The L40S has a last cache of 96 MiB; as many copies as fill it were read in turn, five at most."""
     k, right = 4096, right_mib * MIB // 2

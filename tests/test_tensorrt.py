@@ -18,7 +18,7 @@ from lib.tensorrt import engine
 from lib.tensorrt.recordings import dataset, mapping
 from tests import SHARED, refused
 
-EDGE = SHARED / "data" / "edgeprofiler"
+EDGE = SHARED / "data/edgeprofiler"
 HALF = "Channel major FP16 format where channel % 8 == 0"
 
 
@@ -61,7 +61,7 @@ def test_work_and_bytes_of_layers_are_exact(tmp_path):
     assert read.layers[0].bytes == 2 * (8 * 16 * 16 + 4 * 8 * 8 + 144 + 4)
 
 
-@pytest.mark.parametrize(("layers", "what"), [
+@pytest.mark.parametrize("layers, what", [
     *(([convolution(**changes)], what) for changes, what in (
         ({"Stride": []}, "without Stride"), ({"Groups": 3}, "not divisible by 3 groups"),
         ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"),
@@ -85,10 +85,9 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
     assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
 
 
-@pytest.mark.parametrize(("path", "gmacs"), [
+@pytest.mark.parametrize("path, gmacs", [
     (EDGE / "model_training/sample_data/resnet18_trt_engine_info.json", 1.814073344),
     (EDGE / "model_training/sample_data/vgg16_trt_engine_info.json", 15.470264320),
-    (paths.REFERENCE / "intel-xeon-2c-1674c245/layer_power/raw_data/resnet18/trt_engine_info.json", 1.814073344),
     (paths.REFERENCE / "amd-epyc-2c-ea2da3d4/engines/vgg16_trt_engine_info.json", 15.470264320)])
 def test_multiply_adds_of_sample_engines_are_those_of_the_networks(path, gmacs):
     """The numbers are those of torchvision's ResNet-18 and VGG-16 at 224 x 224, counted by hand from their shapes."""
@@ -148,7 +147,7 @@ def test_a_window_has_the_mean_of_the_samples_within_it_and_none_without(samples
         np.testing.assert_allclose(mean_w, inside @ power_w / inside.sum(axis=1))
 
 
-@pytest.mark.parametrize(("name", "end_s", "words"), [
+@pytest.mark.parametrize("name, end_s, words", [
     ("pool", 100.0, "does not overlap"), ("pool", np.nan, "no time stamps"), ("other", 1.0, "not of one engine")])
 def test_power_of_another_time_or_of_another_engine_is_brought_to_no_layer(tmp_path, name, end_s, words):
     log = PowerLog(np.array([0.0, 1.0]), np.full(2, 5.0))
@@ -157,11 +156,11 @@ def test_power_of_another_time_or_of_another_engine_is_brought_to_no_layer(tmp_p
         mapping.layerwise(engine.read(written(tmp_path / "e.json", pooling())), times, log, 1.0)
 
 
-def recording(folder, cycles=12, missing_s=0.0):
-    """Write a raw recording of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
+def recording(folder, missing_s=0.0):
+    """Write a raw recording of twelve cycles of three layers that draw 6, 4 and 8 W over 2 W idle, 0.1 s each."""
     layers = [convolution(), pooling(), dense()]
     written(folder / dataset.ENGINE, *layers, REFORMAT)
-    ends_s = 1000 + 0.1 * np.arange(1, 3 * cycles + 1).reshape(cycles, 3)
+    ends_s = 1000 + 0.1 * np.arange(1, 37).reshape(12, 3)
     times = {layer["Name"]: [[100.0, stamped(end_s)] for end_s in ends_s[:, number]] for number, layer in enumerate(layers)}
     (folder / dataset.LATENCY).write_text(json.dumps(dict(reversed(times.items()))))
     at_s = np.arange(1000.0005, ends_s.max() - missing_s, 0.002)
@@ -170,60 +169,57 @@ def recording(folder, cycles=12, missing_s=0.0):
     (folder / dataset.IDLE).write_text(json.dumps({"timestamp": "x", "avg_idle_power": 2_000_000}))
 
 
-def test_from_raw_recordings_to_training_data(tmp_path):
-    recording(tmp_path / "raw" / "alexnet" / "trt_profiling")
-    (done,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
+def converted(folder, words, **least):
+    """Bring the one raw recording there to training data, with a note of these words; return its layers of a kind by kind."""
+    (done,) = dataset.preprocess(folder / "raw", folder / "pre")
+    assert any(words in note for note in done.notes)
     assert [path.name for path in done.written] == [dataset.LAYERWISE, dataset.ENGINE]
-    assert any("36 of 36 windows" in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
+    dataset.convert(folder / "pre", folder / "train", **least)
+    return {path.stem: pd.read_csv(path) for path in (folder / "train/alexnet").glob("*.csv")}
+
+
+def test_from_raw_recordings_to_training_data(tmp_path):
+    recording(tmp_path / "raw/alexnet/trt_profiling")
+    tables = converted(tmp_path, "36 of 36 windows")
     for kind, watts in (("convolutional", 6.0), ("pooling", 4.0), ("dense", 8.0)):
-        table = pd.read_csv(tmp_path / "train" / "alexnet" / f"{kind}.csv")
+        table = tables[kind]
         assert tuple(table) == (*dataset.ORIGINAL[kind], *dataset.OURS), "the original's columns come first"
         assert table["power"].tolist() == pytest.approx([watts], rel=0.02)
         assert table["runtime"].tolist() == pytest.approx([100.0])
         assert kind == "dense" or table[["kernel_0", "kernel_1"]].to_numpy().tolist() == [[3, 3]]
 
 
-@pytest.mark.parametrize(("missing_s", "missing", "words"), [
+@pytest.mark.parametrize("missing_s, missing, words", [
     (0, [dataset.POWER], "no power: power_log.log missing"),
     (0.95, [], "27 of 36 windows hold a power sample, 9 lie outside of the log")])
 def test_without_enough_of_a_power_log_runtime_is_there_and_power_is_empty(tmp_path, missing_s, missing, words):
-    recording(tmp_path / "raw" / "alexnet", missing_s=missing_s)
+    recording(tmp_path / "raw/alexnet", missing_s=missing_s)
     for name in missing:
-        (tmp_path / "raw" / "alexnet" / name).unlink()
-    (done,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
-    assert any(words in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
-    table = pd.read_csv(tmp_path / "train/alexnet/dense.csv")
+        (tmp_path / "raw/alexnet" / name).unlink()
+    table = converted(tmp_path, words)["dense"]
     assert table["power"].isna().all() and table["runtime"].notna().all()
 
 
 def test_the_originals_folders_keep_their_watts_and_a_log_that_none_uses_is_refused(tmp_path):
-    raw, folder = tmp_path / "raw_data", tmp_path / "raw_data" / "alexnet" / "trt_profiling"
+    raw, folder = tmp_path / "raw", tmp_path / "raw/alexnet/trt_profiling"
     recording(folder)
-    (folder / dataset.POWER).rename(raw / "alexnet" / "alexnet_power_log.log")
+    (folder / dataset.POWER).rename(raw / "alexnet/alexnet_power_log.log")
     (folder / dataset.IDLE).rename(raw / dataset.IDLE)
     for name in ("60_seconds_idling_power_log.log", "idling_power_log_20240131-120000.log"):
         (raw / name).touch()
-    (done,) = dataset.preprocess(raw, tmp_path / "pre")
-    assert any("36 of 36 windows" in note for note in done.notes)
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
-    assert pd.read_csv(tmp_path / "train/alexnet/dense.csv")["power"].tolist() == pytest.approx([8.0], rel=0.02)
+    assert converted(tmp_path, "36 of 36 windows")["dense"]["power"].tolist() == pytest.approx([8.0], rel=0.02)
     dataset.convert(tmp_path / "pre", tmp_path / "more", least_samples=13)
     assert pd.read_csv(tmp_path / "more/alexnet/dense.csv")["power"].isna().all(), "there are 12 cycles"
-    (raw / "alexnet" / "alexnet_power_log.log").rename(raw / "power_log.log")
+    (raw / "alexnet/alexnet_power_log.log").rename(raw / "power_log.log")
     with refused(f"{raw / 'power_log.log'} is used by no recording"):
         dataset.preprocess(raw, tmp_path / "pre")
 
 
 def test_trtexecs_files_are_read_under_their_own_names(tmp_path):
     for stem in ("alexnet_fp16", "vgg16"):
-        written(tmp_path / "raw" / f"{stem}.graph.json", convolution(), pooling(), dense())
-        profile = [{"count": 9}, *({"name": layer["Name"], "medianMs": 0.5} for layer in (convolution(), pooling(), dense()))]
-        (tmp_path / "raw" / f"{stem}.profile.json").write_text(json.dumps(profile))
+        written(tmp_path / "raw" / f"{stem}.graph.json", dense())
+        (tmp_path / "raw" / f"{stem}.profile.json").write_text('{"fc": [0.5]}')
     assert [done.model for done in dataset.preprocess(tmp_path / "raw", tmp_path / "pre")] == ["alexnet_fp16", "vgg16"]
-    dataset.convert(tmp_path / "pre", tmp_path / "train")
-    assert pd.read_csv(tmp_path / "train/vgg16/pooling.csv")["runtime"].tolist() == [0.5]
 
 
 TRTEXEC = """#!/bin/sh

@@ -34,7 +34,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def predicted():
-    return pd.read_csv(archive.machine_folder(CPU) / "predictions" / "networks.csv")
+    return pd.read_csv(archive.machine_folder(CPU) / "predictions/networks.csv")
 
 
 def of(table, **values):
@@ -69,7 +69,7 @@ def network_of(build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("build", "kind"), [
+@pytest.mark.parametrize("build, kind", [
     ("convnext_tiny", "CNN"), ("vit_b_32", "transformer"), (mixer, "other"), (Attention, "transformer"),
     (lambda: Attention(8), "hybrid")])
 def test_kinds_are_of_what_is_computed_and_the_same_of_both_forms_of_work(build, kind):
@@ -149,7 +149,7 @@ def test_the_interval_of_an_answer_is_that_of_its_kind():
     assert of_hybrids != of_all
 
 
-@pytest.mark.parametrize(("name", "message"), [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
+@pytest.mark.parametrize("name, message", [("final.csv", "lacks the columns"), ("rtx-4090.parquet", "rtx-4090.parquet")])
 def test_a_damaged_table_is_one_line(name, message, tmp_path, monkeypatch):
     (tmp_path / name).write_text("device,mape\nrtx-4090,3\n")
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
@@ -169,8 +169,6 @@ def test_the_final_set_and_cards_left_out_are_in_the_table_as_they_fell(table):
 def test_parts_of_models_of_operators_have_their_scores(table):
     scores = registry.load(registry.SHIPPED / "t4_fp32.json.gz").parts["convolution forward"].scores
     assert one(table, device="t4", kind="convolution")["mape_pct"] == scores["mape"]
-    of_any = one(table, device="any-gpu", kind="convolution")["left_out"]
-    assert of_any == "GPUs, one after another"
 
 
 def test_an_answer_of_a_card_quotes_its_kind_and_condition(table):
@@ -187,9 +185,8 @@ def cpu():
     return registry.Predictor("cpu", "fp32", model)
 
 
-@pytest.fixture
-def gpu():
-    return lambda device, dtype: registry.for_devices([device], dtype, shipped=True)[0]
+def gpu(device, dtype):
+    return registry.for_devices([device], dtype, shipped=True)[0]
 
 
 def quoted(predictor, *query, **more):
@@ -197,7 +194,7 @@ def quoted(predictor, *query, **more):
     return quote.quote(Answer(CapturedQuery(Query(*query, **more)), predictor))
 
 
-@pytest.mark.parametrize(("model", "mode", "batch", "words"), [
+@pytest.mark.parametrize("model, mode, batch, words", [
     ("resnet18", "infer", 512, "CNN networks on {}, infer, batch 8, default allocator"),
     ("resnet18", "train", 8, "forward and backward of CNN networks on {}, train, batch 8, retained heap"),
     ("vit_b_32", "infer", 8, "transformer networks on {}, infer, batch 8, default allocator")])
@@ -220,7 +217,7 @@ def test_a_calibrated_cpu_quotes_its_own_calibration(cpu):
     assert quoted(cpu, "simple_cnn").words == "no network was measured when this machine was calibrated"
 
 
-def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gpu):
+def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     t4 = gpu("t4", "fp32")
     given, scores = quoted(t4, "resnet50", 8), [part.scores["mape"] for part in t4.model.parts.values() if part.scores]
     assert min(scores) < given.numbers["mape"] < max(scores)
@@ -232,7 +229,7 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time(gp
     assert "(by any-gpu): MAPE" in quoted(gpu("h100-sxm", "fp32"), "resnet50", 8).words
 
 
-def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out(gpu):
+def test_what_a_sibling_answers_for_has_the_errors_on_gpus_left_out():
     """The L40S errs little on its own unseen shapes; those are not the RTX 4090's."""
     own, other = (gpu(device, "bf16").model for device in ("l40s", "rtx-4090"))
     any_gpu = registry.load(registry.model_files(shipped=True)["any-gpu", "bf16"])

@@ -77,7 +77,7 @@ def test_the_interval_of_a_new_card_is_that_of_the_worst_card_left_out(two_cards
     zero = predicted[predicted["networks"] == 0]
     inside = (zero["log_predicted"] - zero["log_ms"]).abs() <= fitted.half
     assert (inside.groupby(zero["device"]).mean() >= 0.9).all()
-    assert (fitted.basis, shared.siblings) == ("others", ("rtx-3090", "rtx-4090"))
+    assert fitted.basis == "others" and shared.siblings == ("rtx-3090", "rtx-4090")
 
 
 def test_one_card_cannot_be_left_out_nor_what_nobody_else_ran(tables):
@@ -100,7 +100,7 @@ def test_a_few_networks_tell_a_shift_and_none_tell_nothing(tables):
     assert np.abs(fitting.shift([exact])).max() < 1e-3
 
 
-@pytest.mark.parametrize(("device", "wider"), [("rtx-5090", 1), ("t4", 2)])
+@pytest.mark.parametrize("device, wider", [("rtx-5090", 1), ("t4", 2)])
 def test_a_card_of_an_architecture_that_nobody_measured_has_a_wider_interval(device, wider):
     shared, trained = (card_model.of_device(name).conditions for name in (card_model.ANY, "rtx-3090"))
     for condition, fitted in card_model.load_for(device).conditions.items():
@@ -189,7 +189,7 @@ def test_networks_of_its_user_calibrate_a_card(home):
     assert {one.basis for one in shipped.card.conditions.values()} == {"others"}
 
 
-@pytest.mark.parametrize(("options", "words"), [
+@pytest.mark.parametrize("options, words", [
     (["--device", "a10"], "1 networks of 1 families are usable, 10 or more.*timm:nonet_1"),
     (["--device", "mi300x"], "mi300x cannot be calibrated: params/devices.yaml needs an entry"),
     (["--budget-s", "60", "--dtype", "fp32"], "leave out --dtype, --budget-s"),

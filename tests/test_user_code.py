@@ -134,44 +134,47 @@ def zoo(tmp_path, monkeypatch):
     return tmp_path
 
 
-FAILURES = [
-    ("zoo:BuildFails", "model 'zoo:BuildFails' cannot be built: KeyError: 'width' (zoo.py, line 15)"),
-    ("zoo:BuildExits", "model 'zoo:BuildExits' cannot be built: it ends the program, by sys.exit(0) (zoo.py, line 18)"),
-    ("zoo:NoSuper", "cannot be built: AttributeError: cannot assign module before Module.__init__() call (zoo.py, line 21)"),
-    ("zoo:Fails", "model 'zoo:Fails' does not run on an input of shape (1, 3, 8, 8): KeyError: 'depth' (zoo.py, line 27)"),
-    ("zoo:Exits", "it ends the program, by sys.exit(0) (zoo.py, line 29)"),
-    ("zoo:Recurses", "RecursionError: maximum recursion depth exceeded (zoo.py, line 31)"),
-    ("zoo:Lacks", "AttributeError: 'Lacks' object has no attribute 'missing' (zoo.py, line 33)"),
-    ("zoo:FailsOddly", "(1, 3, 8, 8): Unspeakable without a message (zoo.py, line 37)"),
-    ("zoo:Leaves", "it calls os._exit, which a network cannot (zoo.py, line 39)"),
-    ("zoo:Forks", "it calls os.fork, which a network cannot (zoo.py, line 41)"),
-    ("zoo:Warns", "UserWarning: old (zoo.py, line 45)"),
-    ("zoo:GivesNone", "(1, 3, 8, 8): it returns a NoneType without a tensor, where a tensor"),
-    ("zoo:GivesDictionary", "it returns a dict without a tensor"),
-    ("zoo:Same", "model 'zoo:Same' computes nothing of an input of shape (1, 3, 8, 8)"),
-    ("zoo:OnlyViews", "computes nothing of an input"),
-    ("zoo:Empty", "computes nothing of an input"), ("zoo:InLibrary", "(zoo.py, line 83)"),
-    ("zoo:NotOne", "model 'zoo:NotOne' is a class, but not a torch.nn.Module"),
-    ("zoo:nothing", "model 'zoo:nothing' gives a NoneType, not a torch.nn.Module"),
-    ("zoo:with_width", "must be buildable without arguments: missing a required argument: 'width'"),
-    ("zoo:scripted", "model 'zoo:scripted' holds TorchScript, which hides its operators; give the class that was scripted"),
-    ("zoo:inside", "holds TorchScript"),
-    ("zoo:instance", "model 'zoo:instance' is a network that is built already; name its class"),
-    ("zoo:number", "zoo.py) has no class or function 'number'"),
-    ("importfails:X", "No module named 'absent_module' (importfails.py, line 1); modules are looked for in this folder"),
-    ("raising:X", "model 'raising:X': cannot import 'raising': OSError: no (raising.py, line 2)"),
-    ("exiting:X", "cannot import 'exiting': it ends the program, by sys.exit(3) (exiting.py, line 2)"),
-    ("unreadable:A", "cannot import 'unreadable': SyntaxError: invalid syntax (unreadable.py, line 1)"),
-    ("odd:X", "cannot import 'odd': RuntimeError: odd X (odd.py, line 2)".replace("RuntimeError: ", "")),
-    ("nowhere:Net", "cannot import 'nowhere': ModuleNotFoundError: No module named 'nowhere'"),
-    *[(name, f"model {name!r} names no class of yours; the form is module:Class, such as mynet:Net")
-      for name in (":X", "../x:Y", "a:b:c", "x:Y()", "x\n:Y")],
-    ("os:system", "model 'os:system' is a built-in function, but not a torch.nn.Module"),
-    ("subprocess:Popen", "is a class, but not a torch.nn.Module")]
+FAILURES = """
+zoo:BuildFails       model 'zoo:BuildFails' cannot be built: KeyError: 'width' (zoo.py, line 15)
+zoo:BuildExits       model 'zoo:BuildExits' cannot be built: it ends the program, by sys.exit(0) (zoo.py, line 18)
+zoo:NoSuper          cannot be built: AttributeError: cannot assign module before Module.__init__() call (zoo.py, line 21)
+zoo:Fails            model 'zoo:Fails' does not run on an input of shape (1, 3, 8, 8): KeyError: 'depth' (zoo.py, line 27)
+zoo:Exits            it ends the program, by sys.exit(0) (zoo.py, line 29)
+zoo:Recurses         RecursionError: maximum recursion depth exceeded (zoo.py, line 31)
+zoo:Lacks            AttributeError: 'Lacks' object has no attribute 'missing' (zoo.py, line 33)
+zoo:FailsOddly       (1, 3, 8, 8): Unspeakable without a message (zoo.py, line 37)
+zoo:Leaves           it calls os._exit, which a network cannot (zoo.py, line 39)
+zoo:Forks            it calls os.fork, which a network cannot (zoo.py, line 41)
+zoo:Warns            UserWarning: old (zoo.py, line 45)
+zoo:GivesNone        (1, 3, 8, 8): it returns a NoneType without a tensor, where a tensor
+zoo:GivesDictionary  it returns a dict without a tensor
+zoo:Same             model 'zoo:Same' computes nothing of an input of shape (1, 3, 8, 8)
+zoo:OnlyViews        computes nothing of an input
+zoo:Empty            computes nothing of an input
+zoo:InLibrary        (zoo.py, line 83)
+zoo:NotOne           model 'zoo:NotOne' is a class, but not a torch.nn.Module
+zoo:nothing          model 'zoo:nothing' gives a NoneType, not a torch.nn.Module
+zoo:with_width       must be buildable without arguments: missing a required argument: 'width'
+zoo:scripted         model 'zoo:scripted' holds TorchScript, which hides its operators; give the class that was scripted
+zoo:inside           holds TorchScript
+zoo:instance         model 'zoo:instance' is a network that is built already; name its class
+zoo:number           zoo.py) has no class or function 'number'
+importfails:X        No module named 'absent_module' (importfails.py, line 1); modules are looked for in this folder
+raising:X            model 'raising:X': cannot import 'raising': OSError: no (raising.py, line 2)
+exiting:X            cannot import 'exiting': it ends the program, by sys.exit(3) (exiting.py, line 2)
+unreadable:A         cannot import 'unreadable': SyntaxError: invalid syntax (unreadable.py, line 1)
+odd:X                cannot import 'odd': odd X (odd.py, line 2)
+nowhere:Net          cannot import 'nowhere': ModuleNotFoundError: No module named 'nowhere'
+os:system            model 'os:system' is a built-in function, but not a torch.nn.Module
+subprocess:Popen     is a class, but not a torch.nn.Module
+""".strip().splitlines()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "words"), FAILURES, ids=[repr(name) for name, _ in FAILURES])
+@pytest.mark.parametrize("name, words", [
+    *(line.split(maxsplit=1) for line in FAILURES),
+    *((name, f"model {name!r} names no class of yours; the form is module:Class, such as mynet:Net")
+      for name in (":X", "../x:Y", "a:b:c", "x:Y()", "x\n:Y"))], ids=repr)
 def test_a_failure_of_users_code_is_one_line(name, words, zoo):
     with refused(re.escape(words)):
         work.captured(networks.network(name, 1, "3x8x8"), "infer")
@@ -208,14 +211,14 @@ def test_what_users_code_sets_for_the_process_is_put_back(zoo):
     assert _settings() == before
 
 
-@pytest.mark.parametrize(("name", "mode"), [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),
+@pytest.mark.parametrize("name, mode", [("zoo:made", "infer"), ("zoo:GivesNested", "train"), ("zoo:Random", "infer"),
                                             ("zoo:Random", "train"), ("zoo:PartlyEmpty", "train")])
 def test_what_can_be_answered_is(name, mode, zoo):
     answer = advise.advise(Query(name, 1, "3x8x8", mode), ["cpu", "t4"])
     assert (answer.table["low_ms"] > 0).all() and np.isfinite(answer.table["high_ms"]).all() and len(answer.crossovers)
 
 
-@pytest.mark.parametrize(("shape", "words"), [
+@pytest.mark.parametrize("shape, words", [
     ("5x224x224", "model 'resnet18' takes 2D inputs of 3 channels, not 5x224x224; give 3x224x224"),
     ("3x8", "not 3x8; give 3x8x224"), ("512:int64", "not 512:int64; give 3x224x224"),
     *[(shape, f"input shape {shape!r} is none; give channels and sizes such as 3x224x224") for shape in (

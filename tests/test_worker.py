@@ -54,7 +54,7 @@ def test_requests_are_answered_in_order_and_errors_raised_here():
         Service(squares, "refused").ready()
 
 
-@pytest.mark.parametrize(("request_", "words", "hung"), [
+@pytest.mark.parametrize("request_, words, hung", [
     ("kill", r"the worker was killed \(signal 9\): out of memory\?", False), ("exit", "the worker ended with status 3", False),
     ("hang", "no answer within 0.2 s", True)])
 def test_the_death_of_a_worker_has_a_reason(request_, words, hung):
@@ -102,7 +102,7 @@ def test_workers_that_find_modules_imported_have_this_environment_and_are_of_one
     monkeypatch.setenv("OURS", "second")
     second = call(seen, imported=("colorsys",))
     assert first["imported"] and first["parent"] != os.getpid()
-    assert (first["ours"], second) == ("first", {**first, "ours": "second"})
+    assert first["ours"] == "first" and second == {**first, "ours": "second"}
     with pytest.raises(WorkerLostError, match="signal 9"):
         call(kill_this, imported=("colorsys",))
     forkserver._forkserver._stop()
@@ -123,7 +123,7 @@ def _busy_as_a_network(_pipe, path):
             sum(range(10_000))
 
 
-@pytest.mark.parametrize(("how", "imported"), [(signal.SIGKILL, ()), (signal.SIGTERM, ("numpy",))])
+@pytest.mark.parametrize("how, imported", [(signal.SIGKILL, ()), (signal.SIGTERM, ("numpy",))])
 def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
     path = tmp_path / "pid"
     leader = multiprocessing.get_context("spawn").Process(target=_leading, args=(path, imported))

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from lib import locks, store
+from lib import store
 from lib.config.notebooks import MachineParams, SweepParams
 from lib.measure import ceilings
 from lib.measure.networks import visits_file
@@ -21,18 +21,6 @@ def test_several_writers_and_kills_at_a_start_lose_nothing(rounds, kills):
     assert [(name, one["wrong"], one["lost"]) for name, one in result.items()] == [
         ("Sweep", [], 0), ("Matrix", [], 0), ("Networks", [], 0)]
     assert result["Sweep"]["rows"] >= (rounds + kills) * 34, "headers, configurations and visits of each round"
-
-
-def test_a_second_writer_waits_for_the_first_and_then_goes_on(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    first = store.Lines(path, resume=True)
-    first.write(b"one\n")
-    with pytest.raises(locks.HeldError, match="lines.jsonl is being written by another process"):
-        store.Lines(path, resume=True, timeout_s=0.1)
-    first.close()
-    with closing(store.Lines(path, resume=True, timeout_s=0.1)) as second:
-        second.write(b"two\n")
-    assert path.read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("kept", [b"device,wh", b"device,what,median_us,p99_us,n,method,hardware_id,software_id\ncpu,la"])
