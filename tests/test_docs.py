@@ -8,8 +8,10 @@ import pytest
 
 from lib import paths, store
 from lib.config import definitions, notebooks
+from lib.predict import held_out
 from lib.predict.cards import card_errors
 from lib.predict.evaluation import gpu_kernels, runtime_choices
+from lib.predict.networks import runtimes
 from lib.predict.networks.sums import cross_predicted, each
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.trust import errors, scoreboard
@@ -83,17 +85,50 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
     assert rows(ERRORS, "Gains") == cells_of(table.loc[table["what"] == errors.GAINS, names])
 
 
+_RUNTIMES = {"AVX2": "amd-epyc-2c-d474a16a", "Zen 5": "amd-epyc-2c-ea2da3d4", "Xeon": "intel-xeon-2c-397e4cfa"}
+_CHOICES = {"always OpenVINO fp32, where it ran": "always openvino fp32", "always eager torch": "always torch eager",
+            "always ONNX Runtime fp32, where it ran": "always onnxruntime fp32",
+            "always torch.compile fp32, where it ran": "always torch.compile fp32", "with int8: predicted": "predicted"}
+
+
 def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
-    ran = runtime_choices.rows()
-    lines = runtime_choices.gains(ran).drop(columns=["machine", "condition", "n"]).map("{:.1f}".format)
-    shown = {name: name.rpartition("-2c-")[0] for name in ran["device"]}
-    assert rows(ERRORS, "Runtimes on a CPU")[:len(lines)] == [
-        [shown[row.machine], row.condition, str(row.n), *lines.loc[row.Index]]
-        for row in runtime_choices.gains(ran).itertuples()]
-    assert [row for row in rows(ERRORS, "Runtimes on a CPU") if len(row) == 6][2:] == [
-        [shown[row.machine], row.choice, str(row.n), f"{row.best_named_pct:.0f}", f"{row.regret_pct:.1f}",
-         f"{row.largest_regret_pct:.0f}"]
-        for row in runtime_choices.summary(runtime_choices.choices(ran, exact=True)).itertuples()]
+    ran, shown = runtime_choices.rows(), rows(ERRORS, "Runtimes on a CPU")
+    gains = runtime_choices.gains(ran).set_index(["condition", "machine"])
+    lines = [row for row in shown if len(row) == 13][2:]
+    assert {row[0] for row in lines} == set(gains.index.get_level_values(0))
+    for condition, *cells in lines:
+        for number, machine in enumerate(_RUNTIMES.values()):
+            cell = cells[4 * number:4 * number + 4]
+            if (condition, machine) not in gains.index:
+                assert cell == [""] * 4
+                continue
+            row = gains.loc[condition, machine]
+            assert cell == [f"{row.n:.0f}", f"{row.mean_gain:.1f} ({row.least_gain:.1f} to {row.most_gain:.1f})",
+                            f"{row.median_pct:.0f}", f"{row.sign_pct:.0f} / {row.always_pct:.0f}"]
+    for words, *cells in (row for row in shown if row[0] in {"predicted", *_CHOICES}):
+        costs = runtime_choices.summary(runtime_choices.choices(ran, exact="int8" not in words))
+        costs = costs[costs["choice"] == _CHOICES.get(words, words)].set_index("machine").loc[[*_RUNTIMES.values()]]
+        assert cells == [text for row in costs.itertuples() for text in (f"{row.best_named_pct:.0f}", f"{row.regret_pct:.1f}")]
+
+
+def test_research_has_the_errors_of_runtimes_on_measured_cpus_and_on_those_left_out():
+    shown, left_out = rows(ERRORS, "Runtimes on a CPU"), held_out.load(runtimes.OUTSIDERS)
+    for words, *cells in (row for row in shown if row[0] in _RUNTIMES and row[1].isdigit()):
+        table = held_out.load(runtimes.FOLDER / f"cpu-{_RUNTIMES[words]}.json").query("usable")
+        exact = table[table["condition"].str.contains("fp32")]
+        error, of_exact = ((part["predicted"] / part["measured"] - 1).abs() * 100 for part in (table, exact))
+        inside = table["measured"].between(table["low"], table["high"]).mean() * 100
+        assert cells == [str(len(table)), f"{error.mean():.1f}", f"{error.median():.1f}", f"{inside:.0f}",
+                         f"{of_exact.mean():.1f}", f"{of_exact.median():.1f}"]
+    lines = [row for row in shown if row[1].endswith("in fp32") or row[1].startswith(("ONNX", "torch"))]
+    assert len(lines) == left_out["device"].nunique()
+    for words, _, *cells in lines:
+        table = left_out[left_out["device"].str.contains(_RUNTIMES.get(words, words.partition(" of ")[0]), regex=False)]
+        table = table[table["source"] == held_out.PROJECT] if words in _RUNTIMES else table[table["source"] != held_out.PROJECT]
+        error, faster = (table["predicted"] / table["measured"] - 1).abs() * 100, table["measured"] < 1
+        inside, sign = table["measured"].between(table["low"], table["high"]), (table["predicted"] < 1) == faster
+        assert cells == [str(len(table)), f"{error.mean():.0f}", f"{error.median():.0f}", f"{inside.mean() * 100:.0f}",
+                         f"{sign.mean() * 100:.0f} / {max(faster.mean(), 1 - faster.mean()) * 100:.0f}"], words
 
 
 def network_line(table, groups):

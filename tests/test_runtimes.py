@@ -246,7 +246,7 @@ def test_a_cpu_that_taught_nothing_is_predicted_from_its_eager_time_and_the_rati
     assert set(zip(lent["device"], [way.dtype for way in lent["way"]], strict=True)) == {
         ("usual", "fp32"), ("usual", "int8"), ("slow", "fp32"), ("slow", "int8"), ("vnni", "fp32")}
     exact = lent[lent["way"] == ways[1]]
-    assert len(exact) == 3 * count and np.abs(np.log(exact["predicted"] / exact["latency_ms"])).median() < 0.1
+    assert len(exact) == 3 * count and np.abs(np.log(exact["predicted"] / exact["latency"])).median() < 0.1
     unusable = rows | {"vnni": rows["vnni"].assign(usable=rows["vnni"]["way"] != EAGER)}
     assert "vnni" not in set(runtime_training.elsewhere(unusable, files)["device"]), "its eager times are not to be relied on"
 

@@ -109,9 +109,9 @@ def _fitted(rates: Mapping[str, float], usable: pd.DataFrame) -> Composition:
 
 
 def elsewhere(rows: Mapping[str, pd.DataFrame], files: Mapping[str, Runtimes]) -> pd.DataFrame:
-    """Return usable rows ``with_terms`` of each machine with ``predicted``, in ms, as for a CPU that taught nothing.
+    """Return usable rows ``with_terms`` of each machine with ``latency`` over that of eager torch, and that as ``predicted``.
 
-    The measured time in eager torch times the ``ratio`` of the other machine that is most like it, which is learned without the
+    ``predicted`` as for a CPU that taught nothing: the ``ratio`` of the other machine that is most like it, learned without the
     row's family. ``rows`` and ``files`` are by machine, the first one that of the first rates.
     """
     parts, first = [], next(iter(rows))
@@ -128,14 +128,14 @@ def elsewhere(rows: Mapping[str, pd.DataFrame], files: Mapping[str, Runtimes]) -
             learned = replace(source, conditions={way: Composition(rates, 0.0, 0) for way, rates in _learned(*taught).items()})
             part = part[[learned.lends(way, files[name].instructions) for way in part["way"]]]
             ratios = [learned.ratio(row["way"], row) for row in part.to_dict("records")]
-            parts.append(part.assign(device=name, predicted=part["eager_ms"] * ratios))
+            parts.append(part.assign(device=name, latency=part["latency_ms"] / part["eager_ms"], predicted=ratios))
     return pd.concat(parts, ignore_index=True)
 
 
 def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
-    """Return what others measured (OUTSIDERS) as rows like those of ``elsewhere``; times are over that of eager torch."""
+    """Return what others measured (OUTSIDERS) as rows like those of ``elsewhere``."""
     table = csv_files.with_columns(OUTSIDERS, _OUTSIDERS, "see data/README.md", keep_default_na=False)
-    table = table.assign(mode="infer", batch_size=1, latency_ms=1 / table["gain"].astype(float))
+    table = table.assign(mode="infer", batch_size=1, latency=1 / table["gain"].astype(float))
     items, model, parts = network_training.works(table), registry.shipped_cpu("fp32"), []
     for row in table.to_dict("records"):
         instructions = {"int8": tuple(row["int8_instructions"].split())}
@@ -151,7 +151,7 @@ def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
 
 def _half(rows: pd.DataFrame) -> float:
     """Return half the interval in log time of rows of ``elsewhere`` and ``outsiders``; each device has one vote."""
-    errors = np.log(rows["latency_ms"] / rows["predicted"]).groupby(rows["device"])
+    errors = np.log(rows["latency"] / rows["predicted"]).groupby(rows["device"])
     return half_interval(np.concatenate([np.quantile(part, _QUANTILES) for _, part in errors]))
 
 
@@ -174,7 +174,7 @@ def ship() -> pd.DataFrame:
     half = lent["device"].map({device: _half(lent[lent["device"] != device]) for device in lent["device"].unique()})
     held_out.save(held_out.frame(
         **lent[["device", "mode", "batch_size", "predicted", "left_out", "source"]], what=held_out.NEW_CPUS,
-        condition=[way.words for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency_ms"],
+        condition=[way.words for way in lent["way"]], group=lent["family"], case=lent["network"], measured=lent["latency"],
         licence=lent["licence"].fillna("MIT"), low=lent["predicted"] * np.exp(-half), high=lent["predicted"] * np.exp(half)),
         OUTSIDERS)
     return pd.DataFrame(scores)
