@@ -1,6 +1,7 @@
 """The verbs that measure and compare: ``machine``, ``networks``, ``matrix``, ``compare``. Imports nothing heavy."""
 
 import argparse
+import time
 
 from lib import files
 from lib.cli.options import (
@@ -23,11 +24,9 @@ def _machine(_: argparse.Namespace) -> None:
     from lib.measure.energy.meters import open_meter
 
     facts = machine.identity()
-    with load.LoadWatch() as watch:
-        import time
-
-        time.sleep(0.5)
-        now = watch.reading()
+    watch = load.LoadWatch()
+    time.sleep(0.5)
+    now = watch.reading()
     for name in ("machine", "hardware_id", "software_id"):
         print(f"{name:>18}  {facts[name]}")
     for name, value in [*facts["hardware"].items(), *facts["software"].items(), ("devices", machine.devices())]:

@@ -63,9 +63,9 @@ def _advise(options: argparse.Namespace) -> bool:
         with doing(f"capturing {printable(options.model)} and predicting"):
             return advise.advise(_query(options), options.device, crossovers=in_full)
 
-    with load.LoadWatch() as watch:
-        advice = _with_ceilings(options, ask)
-        reading = watch.reading()
+    watch = load.LoadWatch()
+    advice = _with_ceilings(options, ask)
+    reading = watch.reading()
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or options.explain or options.verify)
     cpu_load = advise_text.cpu_load_note(advice, reading, brief, speed)

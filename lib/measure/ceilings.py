@@ -246,17 +246,16 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
             ids = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
-            with load.LoadWatch(str(device)) as watch:
-                small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
-                timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s),
-                                  "ceilings")
-                seen = watch.reading()
+            watch = load.LoadWatch(str(device))
+            small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
+            timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s), "ceilings")
+            seen = watch.reading()
         constants, crowded = {"device": str(device), "threads": threads, **ids}, seen.verdict(threads)
-        rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing.n]
+        timed = list(zip(probes, timings, strict=True))
+        rows = [_row(probe, timing, constants, crowded) for probe, timing in timed if timing.n]
         if not rows:
             raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
-        table = pd.DataFrame(rows, columns=columns("ceilings"))
-        without = [probe for probe, timing in zip(probes, timings, strict=True) if not timing.n]
+        table, without = pd.DataFrame(rows, columns=columns("ceilings")), [probe for probe, timing in timed if not timing.n]
         return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
     finally:
         torch.set_num_threads(before_threads)

@@ -125,9 +125,9 @@ def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
 
 
 class LoadWatch:
-    """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU).
+    """Watches a device; ``reading()`` tells what others used since the watch began (10 ms resolution on a CPU).
 
-    Short measurements enter it again and again: with ``refresh`` off it looks for processes of this run once, which takes
+    Short measurements ``begin`` it again and again: with ``refresh`` off it looks for processes of this run once, which takes
     milliseconds.
     """
 
@@ -135,15 +135,13 @@ class LoadWatch:
         number = number_of(device)
         self._own, self._refresh = OwnProcesses(), refresh
         self._gpu = None if number is None else GpuWatch(number, self._own.pids)
+        self.begin()
 
-    def __enter__(self) -> "LoadWatch":
+    def begin(self) -> None:
+        """Begin to watch anew."""
         if self._gpu:
             self._gpu.begin()
         self._start = _snapshot(self._own)
-        return self
-
-    def __exit__(self, *_) -> None:
-        return None
 
     def reading(self) -> Load:
         """Return the load since the watch began."""
@@ -162,9 +160,9 @@ def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5
     """
     end = time.monotonic() + patience_s
     while True:
-        with LoadWatch(device) as watch:
-            time.sleep(window_s)
-            load = watch.reading()
+        watch = LoadWatch(device)
+        time.sleep(window_s)
+        load = watch.reading()
         if load.verdict(threads) == VERDICTS[0] or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
             return load
 
@@ -174,9 +172,9 @@ def free_cores(window_s: float = 0.3) -> int:
 
     A neighbour holds a core where it uses LOUD_CORES of one or more, or where the host takes as much.
     """
-    with LoadWatch() as watch:
-        time.sleep(window_s)
-        return cores_left(watch.reading())
+    watch = LoadWatch()
+    time.sleep(window_s)
+    return cores_left(watch.reading())
 
 
 def cores_left(reading: Load) -> int:

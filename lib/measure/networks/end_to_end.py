@@ -187,22 +187,20 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     before_mb = _status_mb("VmRSS")
     run, budget_s = _prepared(case, device, how), how.case_s
     samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
-    with LoadWatch(str(device)) as watch:
-        while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
-            before_ms = kernel.wait()
-            begin = time.perf_counter_ns()
-            run()
-            synchronize(device)
-            samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            reference_ms.append(max(before_ms, kernel.after()))
-            usual += not kernel.is_slow(reference_ms[-1])
-        gpu = watch.reading().gpu
-    rss_mb = _status_mb("VmHWM") - before_mb
+    watch = LoadWatch(str(device))
 
     def synchronized() -> None:
         run()
         synchronize(device)
 
+    while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
+        before_ms = kernel.wait()
+        begin = time.perf_counter_ns()
+        synchronized()
+        samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+        reference_ms.append(max(before_ms, kernel.after()))
+        usual += not kernel.is_slow(reference_ms[-1])
+    gpu, rss_mb = watch.reading().gpu, _status_mb("VmHWM") - before_mb
     energy, calls = windows.of_calls(synchronized, 1, how.energy_s, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan

@@ -162,9 +162,9 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     threads = torch.get_num_threads()
     with locks.device(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
-        with load.LoadWatch(str(device)) as watch:
-            samples, failed = _timed(items, device, budget)
-            seen = watch.reading()
+        watch = load.LoadWatch(str(device))
+        samples, failed = _timed(items, device, budget)
+        seen = watch.reading()
     crowded = seen.verdict(threads)
     frame = pd.DataFrame([{**_launched(item.row, timing.graphed), "elapsed_sec": timing.median_ms / 1e3,
                            "verdict": worst(timing.verdict, crowded)}

@@ -77,15 +77,15 @@ class Bench:
         """
         row, at_s = dict(NOTHING), time.perf_counter() - self._begin
         before_ms = self._kernel.wait()
-        with self._watch as watch:
-            try:
-                samples, calls, reason = self._samples(config, ops)
-                low, median, high = np.percentile(samples, (25, 50, 75))
-                row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
-                status = "ok"
-            except _FAILURES as error:
-                status, reason = "failed", self._reason(error)
-            seen = watch.reading()
+        self._watch.begin()
+        try:
+            samples, calls, reason = self._samples(config, ops)
+            low, median, high = np.percentile(samples, (25, 50, 75))
+            row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
+            status = "ok"
+        except _FAILURES as error:
+            status, reason = "failed", self._reason(error)
+        seen = self._watch.reading()
         reference_ms = max(before_ms, self._kernel.after())
         return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
                 "status": status, "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,

@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.timing import synchronize
 from lib.measure.training.profiled import PASSES
-from lib.measure.training.profiler import constants, profiler
+from lib.measure.training.profiler import BatchProfiler, constants, profiler
 from lib.progress import track
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Trainer
@@ -136,10 +136,11 @@ class Run:
         loader = self.loader(kind, iters)
         return Limited(loader, len(loader), most_s)
 
-    def constants(self, kind: str) -> dict[str, Any]:
-        """Return the columns of ``profile`` that do not change within a pass."""
-        return constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
-                         self.opened.data_source)
+    def profiler(self, kind: str) -> AbstractContextManager[BatchProfiler]:
+        """Open the file of a pass and give the profiler that writes it."""
+        shared = constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
+                           self.opened.data_source)
+        return profiler(self.path(kind), shared, self.device, self.p.nvtx, self.recorder)
 
     def path(self, kind: str) -> Path:
         """Return the file of a pass."""
@@ -190,25 +191,25 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
 def measure_passes(run: Run, budget: Budget) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
-    with load.LoadWatch(str(run.device)) as watch:
-        if not p.profile:
-            pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
-            return Outcome(pipelined, watch.reading(), metrics)
-        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx, run.recorder) as observer:
-            observer.warmup = True
-            passes = PassLimits(p, budget, _warm_up(run, observer, budget))
-            observer.warmup = False
-            pipelined = _pipelined(run, *passes.next(least_s=least_s))
-            passes.step_s = pipelined.step_s
-            observer.pipelined_ms = passes.step_s * 1000
-            for epoch in track(range(p.epochs), "train"):
-                if epoch and budget.spent:
-                    break
-                observer.epoch = epoch
-                metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
-        seen = watch.reading()
+    watch = load.LoadWatch(str(run.device))
+    if not p.profile:
+        pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
+        return Outcome(pipelined, watch.reading(), metrics)
+    with run.profiler("train") as observer:
+        observer.warmup = True
+        passes = PassLimits(p, budget, _warm_up(run, observer, budget))
+        observer.warmup = False
+        pipelined = _pipelined(run, *passes.next(least_s=least_s))
+        passes.step_s = pipelined.step_s
+        observer.pipelined_ms = passes.step_s * 1000
+        for epoch in track(range(p.epochs), "train"):
+            if epoch and budget.spent:
+                break
+            observer.epoch = epoch
+            metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
+    seen = watch.reading()
     for kind in track(run.kinds[1:], "evaluate"):
-        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx, run.recorder) as observer:
+        with run.profiler(kind) as observer:
             if not budget.spent:
                 observer.warmup = True
                 warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE)
