@@ -101,8 +101,7 @@ def networks_files(folder: Path) -> list[Path]:
 
 def networks(folder: Path) -> pd.DataFrame:
     """Return the networks of all campaigns of a machine as torch runs them by default: contiguous, eager, on all threads."""
-    tables = [store.read(path, "networks") for path in networks_files(folder)]
-    rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
+    rows = store.read_all(networks_files(folder), "networks")
     other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != RUNTIMES[0]) | (rows["instances"] > 1)
     return rows[~other.astype(bool) & (rows["threads"] == rows["threads"].max())].reset_index(drop=True)
 

@@ -237,11 +237,9 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     machine.use(device)
-    before_threads = torch.get_num_threads()
-    torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with locks.device(str(device), wait_s), machine.working(device):
+        with machine.on_threads(p.threads), locks.device(str(device), wait_s), machine.working(device):
             threads, identity = torch.get_num_threads(), machine.identity()
             ids = {name: identity[name] for name in ("hardware_id", "software_id")}
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
@@ -250,16 +248,16 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
             small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
             timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s), "ceilings")
             seen = watch.reading()
-        constants, crowded = {"device": str(device), "threads": threads, **ids}, seen.verdict(threads)
-        timed = list(zip(probes, timings, strict=True))
-        rows = [_row(probe, timing, constants, crowded) for probe, timing in timed if timing.n]
-        if not rows:
-            raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
-        table, without = pd.DataFrame(rows, columns=columns("ceilings")), [probe for probe, timing in timed if not timing.n]
-        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
+            crowded = seen.verdict(threads)
     finally:
-        torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    timed = list(zip(probes, timings, strict=True))
+    constants = {"device": str(device), "threads": threads, **ids}
+    rows = [_row(probe, timing, constants, crowded) for probe, timing in timed if timing.n]
+    if not rows:
+        raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
+    table, without = pd.DataFrame(rows, columns=columns("ceilings")), [probe for probe, timing in timed if not timing.n]
+    return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
 
 
 def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict, without: list[Probe]) -> Ceilings:

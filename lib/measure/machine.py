@@ -245,6 +245,19 @@ def use(where: torch.device) -> None:
 
 
 @contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile; 0: as many as before."""
+    before = torch.get_num_threads()
+    if threads not in (0, before):
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads not in (0, before):
+            torch.set_num_threads(before)
+
+
+@contextmanager
 def working(where: torch.device) -> Iterator[None]:
     """Tell in one line, as an InputError, that memory ran out while work on a device went on, or that a GPU broke.
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ _NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labe
 
 def _or_nan(read: Callable[[], float]) -> Callable[[], float]:
     """Return a reader that gives NaN where the sensor does not answer."""
-    @wraps(read)
     def reading() -> float:
         try:
             return read()
@@ -74,9 +73,7 @@ def nvml(index: int) -> Meter:
             return instant[0].value.uiVal / 1e3
         return thousandths("nvmlDeviceGetPowerUsage")
 
-    def counter_j() -> float:
-        return thousandths("nvmlDeviceGetTotalEnergyConsumption")
-
+    counter_j = partial(thousandths, "nvmlDeviceGetTotalEnergyConsumption")
     if math.isnan(power_w()) and math.isnan(counter_j()):
         raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
     return Meter(f"nvml:{index}", DRIVER_PERIOD_S, power_w, counter_j)

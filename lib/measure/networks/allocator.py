@@ -92,9 +92,10 @@ class Plan:
     @classmethod
     def from_graph(cls, graph: Graph) -> "Plan":
         """Return the plan of a captured graph."""
+        weights = {spec.storage: spec.elements * spec.itemsize for op in graph.ops for spec in op.tensors
+                   if spec.kind in ("parameter", "buffer")}
         beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
-        return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
-                   tuple(tuple(new.items()) for new in graph.made), graph.freed)
+        return cls(tuple(weights.values()), beside, tuple(tuple(new.items()) for new in graph.made), graph.freed)
 
     @property
     def blocks(self) -> Iterator[int]:
@@ -126,10 +127,9 @@ def fresh_bytes(plan: Plan) -> float:
     """
     if not known():
         return 0.0
-    line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=line + "\n", capture_output=True, text=True, check=False,
-                          env=environment)
+    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=json.dumps([*vars(plan).values()]) + "\n",
+                          capture_output=True, text=True, check=False, env=environment)
     if done.returncode and any(words in done.stderr for words in ("MemoryError", "out of memory")):
         return float(sum(size for made in plan.made for _, size in made))
     if done.returncode:
@@ -149,8 +149,3 @@ def _replays() -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replays.cache_clear)  # a copy of this process has none of its threads
-
-
-def _weights(graph: Graph) -> list[TensorSpec]:
-    weights = (spec for op in graph.ops for spec in op.tensors if spec.kind in ("parameter", "buffer"))
-    return list({spec.storage: spec for spec in weights}.values())

@@ -76,7 +76,8 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
         raise InputError(f"torch has no int8 networks; use the runtime {' or '.join(runtimes.TYPES)}")
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model, (placed, named) = net.build().to(device), net.made(device)
-    usual = _output(model, placed, named) if _is_compared(case, device) else None
+    is_compared = device.type == "cpu" and case.mode == "infer" and (case.compiled or case.dtype != "fp32")
+    usual = _output(model, placed, named) if is_compared else None
     if any(input_.is_picture for input_ in net.batch):
         model = model.to(memory_format=layout)
         placed, named = tree_map(lambda value: value.to(memory_format=layout) if value.dim() == 4 else value, (placed, named))
@@ -97,10 +98,6 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
         loss.backward()
         model.zero_grad(set_to_none=True)
     return Program(step)
-
-
-def _is_compared(case: Case, device: torch.device) -> bool:
-    return device.type == "cpu" and case.mode == "infer" and (case.compiled or case.dtype != "fp32")
 
 
 def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:

@@ -85,19 +85,6 @@ class Conditions:
 
 
 @contextmanager
-def _on_threads(threads: int) -> Iterator[None]:
-    """Compute on so many threads meanwhile; 0: as many as before."""
-    before = torch.get_num_threads()
-    if threads not in (0, before):
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads not in (0, before):
-            torch.set_num_threads(before)
-
-
-@contextmanager
 def _within(seconds: float) -> Iterator[None]:
     """Raise InputError if what runs meanwhile takes longer, and is Python or waits for other processes (as compilers do)."""
     def late(*_) -> None:
@@ -117,11 +104,11 @@ def _within(seconds: float) -> Iterator[None]:
 def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
     """Return the program of a case, on its threads, warmed up."""
     limited = case.compiled or case.runtime != RUNTIMES[0]
-    with _on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
+    with machine.on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
         ready = program(case, device, how.folder)
 
     def run() -> object:
-        with _on_threads(case.threads):
+        with machine.on_threads(case.threads):
             return ready.run()
 
     for _ in range(_WARMUP):
@@ -234,20 +221,19 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
                      **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")}}
 
 
-def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions | float = 1.0,
+def in_a_process(cases: Sequence[Case], device_id: str, how: Conditions,
                  memory: str = "default") -> tuple[list[Result], dict[str, Any]]:
     """Measure cases in a new process, each for ``case_s`` and five passes at least; return results and the identity.
 
-    ``how``: Conditions, or ``case_s`` alone. What torch compiles is kept beside exported files. On a disturbed processor a case
-    takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop follows.
-    Where a process dies, its cases are measured again in halves, so that the one which ends it fails alone; a GPU that breaks
-    fails all of them. What fails has no identity.
+    What torch compiles is kept beside exported files. On a disturbed processor a case takes up to three times as long, until
+    five passes ran at its usual speed. Where there is a meter, an energy loop follows. Where a process dies, its cases are
+    measured again in halves, so that the one which ends it fails alone; a GPU that breaks fails all of them. What fails has no
+    identity.
     """
     heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
-    how = how if isinstance(how, Conditions) else Conditions(how)
-    kept = {"TORCHINDUCTOR_CACHE_DIR": str(how.folder / "inductor")} if how.folder else {}
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(how.folder / "inductor")} if how.folder else {}
     try:
-        return call(_measure, tuple(cases), device_id, how, environment=heap | kept, imported=() if heap else _IMPORTED)
+        return call(_measure, tuple(cases), device_id, how, environment=heap | compiled, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
         if len(cases) > 1 and isinstance(error, WorkerLostError):
             middle = len(cases) // 2

@@ -45,7 +45,10 @@ def write(table: pd.DataFrame, folder: Path) -> list[Path]:
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty:
         return []
-    fits, renamed = representable(rows), _renamed(rows)
+    torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
+    renamed = rows[[*_WHERE, *_NAMES, *_OTHERS]].replace({"dtype": torch_names, "latency_type": _TYPES}).astype({
+        "flops": "int64"}).rename(columns=_WHERE | _NAMES | _OTHERS)
+    fits = representable(rows)
     merged = renamed[fits]
     first = next(iter(rows.loc[fits, "dtype"].sort_values(key=lambda dtype: dtype != "fp32", kind="stable")), "")
     parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
@@ -64,10 +67,3 @@ def emptiness(table: pd.DataFrame, folder: Path) -> str:
         return ""
     return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == VERDICTS[-1]).sum()} of {len(rows)} convolutions are "
             f"{VERDICTS[-1]}, its columns cannot describe the others; all are in {STEM}_others.csv")
-
-
-def _renamed(rows: pd.DataFrame) -> pd.DataFrame:
-    named = rows[[*_WHERE, *_NAMES, *_OTHERS]].rename(columns=_WHERE | _NAMES | _OTHERS)
-    torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
-    return named.assign(Flops=named["Flops"].astype("int64"), Datatype=named["Datatype"].map(torch_names),
-                        **{"Latency Type": named["Latency Type"].map(_TYPES)})

@@ -141,12 +141,6 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     return sampled(len(items), budget, visit, "timing"), list(failed.values())
 
 
-def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
-    """Return the row of an item, whose label says where an operator on CUDA was timed with its launches."""
-    launched = row["kind"] == "operator" and row["backend"] == "cuda" and not graphed
-    return {**row, "label": row["label"] + ", without a CUDA graph" * launched}
-
-
 def measure_work(models: list[str], batch_size: int, precision: str, device_id: str,
                  budget_s: float) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Time the forward pass of each of ``models`` and the costliest operators of the first, in about ``budget_s``.
@@ -165,15 +159,16 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
         watch = load.LoadWatch(str(device))
         samples, failed = _timed(items, device, budget)
         seen = watch.reading()
-    crowded = seen.verdict(threads)
-    frame = pd.DataFrame([{**_launched(item.row, timing.graphed), "elapsed_sec": timing.median_ms / 1e3,
-                           "verdict": worst(timing.verdict, crowded)}
-                          for item, timing in zip(items, samples, strict=True) if timing.n])
+    crowded, rows = seen.verdict(threads), []
+    for row, timing in ((item.row, timing) for item, timing in zip(items, samples, strict=True) if timing.n):
+        launched = row["kind"] == "operator" and device.type == "cuda" and not timing.graphed
+        rows.append({**row, "label": row["label"] + ", without a CUDA graph" * launched,
+                     "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)})
     facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
              "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
                             "budget_s": budget_s}, "failed": failed, **machine.identity()}
-    return frame, facts
+    return pd.DataFrame(rows), facts
 
 
 def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:

@@ -88,11 +88,6 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     return folder
 
 
-def _load_capture() -> None:
-    """Load the parts of torch that capture operators (2 s) while workers start, before anything is timed."""
-    spaces.config("linear", {"gemm_m": 1, "gemm_k": 1, "gemm_n": 1}).ops()
-
-
 class _Leader:
     """Leads devices that measure side by side, each in a thread of its own; those of one kind share the points."""
 
@@ -127,7 +122,7 @@ class _Leader:
             with self._failing(device):
                 starting[device] = DeviceSweep(device, self._p, self._folder, self._stop)
                 workers.callback(starting[device].visitor.shut_down)
-        _load_capture()
+        spaces.config("linear", {"gemm_m": 1, "gemm_k": 1, "gemm_n": 1}).ops()  # loads capture (2 s), before anything is timed
         for device, started in starting.items():
             with self._failing(device):
                 started.ready()

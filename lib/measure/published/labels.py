@@ -21,7 +21,7 @@ from lib.errors import InputError, choices
 from lib.measure import importers
 from lib.measure.gpus.card import number_of
 from lib.measure.published import whole_networks
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import is_usable
 from lib.tables import PARAMETERS
 
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
@@ -183,10 +183,10 @@ def power_limits(path: Path) -> pd.DataFrame:
     needed = {"power_limit": "limit_w", "time_per_epoch": "time_s", "average_power": "power_w"}
     stated = ("dataset", "network", "batch_size", "optimizer")
     table = csv_files.with_columns(path, (*stated, *needed), "it is a file of Zeus's trace").rename(columns=needed)
-    known = [_ZEUS.get(pair, ("", "")) for pair in zip(table["network"], table["dataset"], strict=True)]
+    named = [_ZEUS.get(pair, ("", "")) for pair in zip(table["network"], table["dataset"], strict=True)]
     device = path.stem.rpartition("_")[2]
     return table.assign(device="v100-pcie-32gb" if device == "v100" else device,
-                        **pd.DataFrame(known, table.index, ["model", "input"]))
+                        **pd.DataFrame(named, table.index, ["model", "input"]))
 
 
 def zeus(path: Path) -> pd.DataFrame:
@@ -203,7 +203,7 @@ def measured_networks(path: Path) -> pd.DataFrame:
     A pass includes neither copies nor an optimizer. Raises InputError for a table without a GPU's networks.
     """
     table = store.read(path, "networks")
-    table = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & table["device"].str.startswith("cuda")]
+    table = table[is_usable(table) & table["device"].str.startswith("cuda")]
     if table.empty:
         raise InputError(f"{path} has no usable network of a GPU; those of CPUs are scored by models --errors")
     gpus = store.read_json(path.with_name("networks.meta.json"))["hardware"]["gpus"]

@@ -1,5 +1,6 @@
 """One profiled run of a workload, carried out on a device."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,29 +36,25 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
 
     Raises InputError where torch has an operator of the run on the device, but none that is deterministic.
     """
-    before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    was_deterministic, benchmarked = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     machine.use(device)
     try:
-        if threads:
-            torch.set_num_threads(threads)
         if deterministic and device.type == "cuda":
-            import os
-
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if deterministic != before[1]:  # it loads torch's compiler, for seconds
+        if deterministic != was_deterministic:  # it loads torch's compiler, for seconds
             torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = cudnn_benchmark
-        yield
+        with machine.on_threads(threads):
+            yield
     except RuntimeError as error:
         operator, missing, _ = str(error).partition(" does not have a deterministic implementation")
         if not missing:
             raise
         raise InputError(f"torch has no deterministic {operator} on {device}: leave deterministic out, or use a CPU") from None
     finally:
-        torch.set_num_threads(before[0])
-        if torch.are_deterministic_algorithms_enabled() != before[1]:
-            torch.use_deterministic_algorithms(before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        if torch.are_deterministic_algorithms_enabled() != was_deterministic:
+            torch.use_deterministic_algorithms(was_deterministic)
+        torch.backends.cudnn.benchmark = benchmarked
 
 
 def _check(p: ProfileParams, device: torch.device) -> None:
