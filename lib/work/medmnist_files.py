@@ -29,10 +29,10 @@ _SYNTHETIC_VERSION = 1
 @cache
 def info() -> dict[str, dict]:
     """Return medmnist's own table of its datasets, by flag; it is a file alone, since the package loads torch."""
-    found = importlib.util.find_spec("medmnist")
-    if found is None:
+    package = importlib.util.find_spec("medmnist")
+    if package is None:
         raise ModuleNotFoundError("No module named 'medmnist'", name="medmnist")
-    return runpy.run_path(f"{found.submodule_search_locations[0]}/info.py")["INFO"]
+    return runpy.run_path(f"{package.submodule_search_locations[0]}/info.py")["INFO"]
 
 
 @dataclass(frozen=True)
@@ -186,17 +186,15 @@ def fetch(dataset: str, native: int) -> Path:
 
 # ------------------------------------------------------------------------------------------------ synthetic files
 
-def _capped(real: int, image_bytes: int) -> int:
-    """Return how many samples a synthetic split has: bounded in bytes, equal to the real size modulo 64."""
-    most = min(max(1, _SYNTHETIC_MB * 10**6 // image_bytes // _PERIOD), 32) * _PERIOD
-    return min(real, most + real % _PERIOD)
-
-
 def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Draw images whose texture depends on the label, so that a network can learn them, and their labels."""
-    stated, (shape, width) = facts(dataset), _expected(dataset, native)
-    count = _capped(stated.samples[SPLITS.index(split)], math.prod(shape))
-    draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), SPLITS.index(split)])
+    """Draw images whose texture depends on the label, so that a network can learn them, and their labels.
+
+    How many is bounded in bytes, and equal to the real size modulo 64.
+    """
+    stated, (shape, width), number = facts(dataset), _expected(dataset, native), SPLITS.index(split)
+    real, most = stated.samples[number], min(max(1, _SYNTHETIC_MB * 10**6 // math.prod(shape) // _PERIOD), 32) * _PERIOD
+    count = min(real, most + real % _PERIOD)
+    draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), number])
     labels = draw.integers(0, 2 if width > 1 else stated.classes, (count, width))
     images = draw.integers(0, 96, (count, *shape), dtype=np.uint8)
     rows = np.arange(native)

@@ -145,7 +145,7 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         note = opened.note + f" Precision amp is {p.precision} on {device}." * mixed
         _check_size(task, opened)
         seed_everything(p.seed)
-        options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
+        options = Options(device, p.precision, p.channels_last, p.grad_accum_steps, p.pin_memory)
         with machine.working(device):
             trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else sgd(p.lr, p.momentum, p.weight_decay))
         stack.enter_context(locks.device(str(device)))
