@@ -240,8 +240,7 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
         with machine.on_threads(p.threads), locks.device(str(device), wait_s), machine.working(device):
-            threads, identity = torch.get_num_threads(), machine.identity()
-            ids = {name: identity[name] for name in ("hardware_id", "software_id")}
+            threads, identity, ids = torch.get_num_threads(), machine.identity(), machine.ids()
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
             watch = load.LoadWatch(str(device))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import synchronize
-from lib.measure.worker import Worker, WorkerLostError, call, own_cores, pin
+from lib.measure.worker import Service, WorkerLostError, call, own_cores, pin
 from lib.work import user_code
 
 _WARMUP = 2
@@ -117,22 +116,23 @@ def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
     return Program(run, ready.prepare_s)
 
 
-def _instance(pipe: Connection, case: Case, device_id: str, how: Conditions, cores: tuple[int, ...]) -> None:
-    """Prepare a case on cores of this process's own, run it for the seconds that are then received, and send its times."""
+@contextmanager
+def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...]) -> Iterator[tuple[float, Callable]]:
+    """Prepare a case on cores of this process's own; give the seconds that took, and what runs it for so many seconds."""
     pin(cores)
-    try:
-        torch.set_num_threads(len(cores))
-        with user_code.running(f"{case.words} does not run"):
-            run = _prepared(case, torch.device(device_id), how)
-            pipe.send(("", run.prepare_s))
-            end, samples_ms = time.perf_counter() + pipe.recv(), []
+    torch.set_num_threads(len(cores))
+    with user_code.running(f"{case.words} does not run"):
+        run = _prepared(case, torch.device(device_id), how)
+
+        def respond(seconds: float) -> tuple[list[float], float]:
+            end, samples_ms = time.perf_counter() + seconds, []
             while len(samples_ms) < LEAST or time.perf_counter() < end:
                 begin = time.perf_counter_ns()
                 run()
                 samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            pipe.send(("", (samples_ms, _status_mb("VmHWM"))))
-    except InputError as error:
-        pipe.send((str(error), None))
+            return samples_ms, _status_mb("VmHWM")
+
+        yield run.prepare_s, respond
 
 
 def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel) -> Result:
@@ -141,20 +141,14 @@ def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: Ref
     if case.instances * threads > len(cores):
         raise InputError(f"{case.instances} instances of {threads} threads need more cores than the {len(cores)} here")
 
-    def heard(worker: Worker) -> Any:
-        reason, content = worker.receive()
-        if reason:
-            raise InputError(reason)
-        return content
-
-    workers = [Worker(_instance, case, str(device), how, tuple(cores[number * threads:(number + 1) * threads]))
+    workers = [Service(_instance, case, str(device), how, tuple(cores[number * threads:(number + 1) * threads]))
                for number in range(case.instances)]
     try:
-        prepare_s = max(heard(worker) for worker in workers)
+        prepare_s = max(worker.ready() for worker in workers)
         before_ms = kernel.wait()
         for worker in workers:
             worker.send(how.case_s)
-        parts = [heard(worker) for worker in workers]
+        parts = [worker.ready() for worker in workers]
     except WorkerLostError as error:
         raise InputError(f"an instance of {case.words}: {error}") from error
     finally:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,16 +49,12 @@ class _Shape:
         return torch.empty_strided(self.shape, self.stride, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Values:
-    """What operators gave in turn, by operator and by the line of code that called it."""
+Values = dict[tuple[str, str], list[Any]]  # what operators gave in turn, by operator and by the line of code that called it
 
-    given: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Return the lines of code that read values."""
-        return tuple(dict.fromkeys(place for _, place in self.given))
+def places(values: Values) -> tuple[str, ...]:
+    """Return the lines of code that read values."""
+    return tuple(dict.fromkeys(place for _, place in values))
 
 
 def missing(error: BaseException | None) -> bool:
@@ -91,19 +87,18 @@ class _Noting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.values, self._end = Values(), time.thread_time() + LONGEST_S
+        self.values: Values = {}
+        self._end = time.thread_time() + LONGEST_S
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if time.thread_time() > self._end:
             raise TimeoutError(f"its control flow depends on values, and a run for them takes more than {LONGEST_S:.0f} s")
         out = func(*args, **(kwargs or {}))
         if _hangs_on_values(func):
-            self.values.given.setdefault((str(func), _place()), []).append(tree_map(_noted, out))
+            noted = tree_map(lambda item: _Shape(tuple(item.shape), item.stride(), item.dtype)
+                             if isinstance(item, torch.Tensor) else item, out)
+            self.values.setdefault((str(func), _place()), []).append(noted)
         return out
-
-
-def _noted(value: Any) -> Any:
-    return _Shape(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 class _Answering(TorchDispatchMode):
@@ -111,12 +106,12 @@ class _Answering(TorchDispatchMode):
 
     def __init__(self, values: Values):
         super().__init__()
-        self._values, self._turns = values, dict.fromkeys(values.given, 0)
+        self._values, self._turns = values, dict.fromkeys(values, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answers: Sequence[Any] = ()
         if _hangs_on_values(func) and (key := (str(func), _place())) in self._turns:
-            answers, turn = self._values.given[key], self._turns[key]
+            answers, turn = self._values[key], self._turns[key]
             self._turns[key] = (turn + 1) % len(answers)
         try:
             return func(*args, **(kwargs or {}))
@@ -129,7 +124,7 @@ class _Answering(TorchDispatchMode):
 @contextmanager
 def answering(values: Values) -> Iterator[None]:
     """Let fake tensors have these values meanwhile, also where they are part of a text."""
-    if not values.given:
+    if not values:
         yield
         return
     with patch.object(FakeTensor, "__format__", _formatted), _Answering(values):

@@ -131,7 +131,7 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     if setup.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
     try:
-        return _recorded(model, batch, setup, name, Values())
+        return _recorded(model, batch, setup, name, {})
     except InputError as error:
         if real is None or not values.missing(error):
             raise
@@ -141,12 +141,14 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
 
 
-def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, known: Values) -> Graph:
+def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: Values) -> Graph:
     recorder, given = Recorder(), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(setup.device), values.answering(known):
-            given = _made(batch, setup.dtype, setup.channels_last)
+                cuda_kernels.chosen(setup.device), values.answering(answers):
+            given = [torch.empty(item.shape, dtype=getattr(torch, setup.dtype if item.dtype == FLOAT else item.dtype),
+                                 memory_format=torch.channels_last if setup.channels_last and item.is_picture else
+                                 torch.contiguous_format) for item in batch]
             output = _run(model.train(setup.mode == "train"), given, batch, recorder, setup)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
@@ -154,7 +156,8 @@ def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
         parameters = list(model.parameters())
         return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                      recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
-                     tuple(p.numel() for p in parameters if p.requires_grad), known.places, setup.autocast or setup.dtype)
+                     tuple(p.numel() for p in parameters if p.requires_grad), values.places(answers),
+                     setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -177,19 +180,15 @@ def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Mo
         return _converted(model, getattr(torch, dtype), channels_last)
 
 
-def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch.Tensor]:
-    """Make the inputs of a batch; floats have the element type and the layout of the network."""
-    return [torch.empty(wanted.shape, dtype=getattr(torch, dtype if wanted.dtype == FLOAT else wanted.dtype),
-                        memory_format=torch.channels_last if channels_last and wanted.is_picture else torch.contiguous_format)
-            for wanted in batch]
-
-
 def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, setup: _Setup
          ) -> tuple[int, ...]:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
-    for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in _buffers(model)),
-                         *((t, "input") for t in given)]:
-        recorder.number_of(tensor, kind)
+    leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
+    # also the tensors in plain attributes of modules, in lists and dictionaries
+    buffers = [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
+    for kind, tensors in (("parameter", model.parameters()), ("buffer", buffers), ("input", given)):
+        for tensor in tensors:
+            recorder.number_of(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
         with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \
@@ -213,12 +212,6 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
         if stepper:
             stepper.step()
     return shape
-
-
-def _buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers of a network and the tensors in plain attributes of its modules, also in lists and dictionaries."""
-    leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
-    return [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
 
 
 @cache
