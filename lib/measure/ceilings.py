@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import folders, newest, replayed_device
 from lib.measure.budget import Budget, sampled
 from lib.measure.statistics import VERDICTS, Timing, worst
-from lib.measure.timing import measure, synchronize, time_calls
+from lib.measure.timing import Call, measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
 
@@ -40,10 +40,10 @@ class Probe:
     method: str
     flops: float
     bytes: float
-    build: Callable[[], Callable[[], object]]
+    build: Callable[[], Call]
 
 
-def _gemm(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
+def _gemm(dtype: str, n: int, device: torch.device) -> Call:
     left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(torch_dtype(dtype)) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -53,7 +53,7 @@ def _gemm(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
     return call
 
 
-def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], object]:
+def _convolution(dtype: str, batch: int, device: torch.device) -> Call:
     """Build a 3x3 convolution of 256 channels at 32x32: another library than the GEMM's, often the faster one."""
     layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False).requires_grad_(False)
     layer = layer.to(device, torch_dtype(dtype), memory_format=torch.channels_last)
@@ -65,7 +65,7 @@ def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], o
     return call
 
 
-def _triad(elements: int, device: torch.device) -> Callable[[], object]:
+def _triad(elements: int, device: torch.device) -> Call:
     b, c = (torch.ones(elements, device=device, dtype=_triad_dtype(device)) for _ in range(2))
     a = torch.empty_like(b)
     return lambda: torch.add(b, c, alpha=3.0, out=a)

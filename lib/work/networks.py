@@ -1,11 +1,9 @@
 """A network by any name that a user may give: a workload, torchvision's, timm's or Hugging Face's, or a class of the user's."""
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from lib.config import definitions
 from lib.errors import InputError, choices
@@ -27,7 +25,7 @@ class Network:
     """
 
     name: str
-    build: Callable[[], nn.Module]
+    build: user_code.Builder
     shape: tuple[int, ...]
     inputs: tuple[Input, ...] = ()
 
@@ -77,7 +75,7 @@ def _workload(name: str, batch_size: int, input_shape: str) -> Network:
     return Network(name, task.model, (task.workload.batch_size, *task.shape))
 
 
-def _listed(name: str, input_shape: str) -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return how one of ours or of torchvision's classifiers is built, and its input."""
     spatial = models.OWN.get(name, (2, None))[0]
     size, given = _SIZES.get(name, _USUAL_SIZE[spatial]), inputs.parse(input_shape)

@@ -29,7 +29,7 @@ from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import synchronize
+from lib.measure.timing import Call, synchronize
 from lib.measure.worker import Service, WorkerLostError, call, own_cores, pin
 from lib.work import user_code
 
@@ -49,7 +49,7 @@ def _status_mb(field: str) -> float:
         return float("nan")
 
 
-def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
+def tensor_peak_mb(call: Call, device: torch.device) -> float:
     """Return the most that a pass allocates for tensors at once beyond what it started with, in 10^6 bytes.
 
     On CUDA by the allocator's own count, on the CPU by the profiler's record of every allocation.

@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import folders, newest
 from lib.measure.budget import ROUNDS, Budget, sampled
 from lib.measure.statistics import Timing, worst
-from lib.measure.timing import measure
+from lib.measure.timing import Call, measure
 from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
@@ -31,10 +31,10 @@ class Item:
     """One thing to time: its row of work without the time, and how to build the call."""
 
     row: dict[str, Any]
-    build: Callable[[], Callable[[], object]]
+    build: Callable[[], Call]
 
 
-def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
+def _forward(net: networks.Network, precision: str, device: torch.device) -> Call:
     dtype = dtypes.torch_dtype(precision)
     model = net.build().eval().to(device, dtype)
     placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),

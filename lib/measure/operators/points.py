@@ -8,10 +8,8 @@ from itertools import product
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.work.graph import spaces
-from lib.work.graph.ops import Op
-from lib.work.graph.spaces import Config
+from lib.work.graph.spaces import Config, Point
 
-Point = tuple[Config, tuple[Op, ...]]
 _BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 
 

@@ -17,11 +17,11 @@ from lib.measure.gpus.watch import GpuUse
 from lib.measure.load import LoadWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import Repeat, repeated, synchronize, time_calls
+from lib.measure.timing import Call, Repeat, repeated, synchronize, time_calls
 from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0
@@ -33,8 +33,6 @@ LAUNCHED = "no CUDA graph of it can be recorded: its launches are in its time"
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, MemoryError)  # of a configuration
 _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
-Call = Callable[[], object]
-Ops = tuple[Op, ...]
 NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
 
 

@@ -20,7 +20,7 @@ from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import visit
 from lib.measure.worker import Service, WorkerLostError
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 from lib.work.graph.spaces import Config
 
 _DEATHS = 2  # of the worker at one configuration, before that counts as failed
@@ -78,7 +78,7 @@ class Visitor:
         self._card = identity["card"]
         return identity
 
-    def visit(self, config: Config, ops: tuple[Op, ...]) -> dict[str, Any]:
+    def visit(self, config: Config, ops: Ops) -> dict[str, Any]:
         """Have one configuration measured; where the worker hangs, or dies twice, the result says so with status failed.
 
         Raises DeviceLostError where the device cannot be used any more.
@@ -87,7 +87,7 @@ class Visitor:
             **visit.NOTHING, "yardstick_ms": np.nan, "at_s": 0.0, "visit_s": seconds, "other_cores": 0.0, "stolen_cores": 0.0,
             "status": "failed", "reason": reason, **GpuUse().columns})
 
-    def energy(self, config: Config, ops: tuple[Op, ...], seconds: float) -> dict[str, Any]:
+    def energy(self, config: Config, ops: Ops, seconds: float) -> dict[str, Any]:
         """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""
         return self._answer("energy", (config, ops, seconds), lambda reason, spent_s: {
             "energy_j": np.nan, "calls": 0, "loop_s": spent_s, **Energy(0.0, reason=reason).columns}, seconds)

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ _UNSTATED = ""  # element type
 _MOST_LAYERS = 1000  # as deep as any that was published (DeepNet)
 
 
-def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return what builds the network of a folder with a config.json (or of that file), and its inputs.
 
     The class is the first of the config's ``architectures``, or else what AutoModel takes. ``input_shape`` of one input is
@@ -103,7 +103,7 @@ def _class(place: str, config: Any) -> type[nn.Module]:
     return kind
 
 
-def _builder(place: str, config: Any, kind: type[nn.Module]) -> Callable[[], nn.Module]:
+def _builder(place: str, config: Any, kind: type[nn.Module]) -> user_code.Builder:
     def build() -> nn.Module:
         with _offline(f"model '{PREFIX}:{place}' cannot be built"):
             adapted = copy.deepcopy(config)

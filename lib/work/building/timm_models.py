@@ -1,7 +1,6 @@
 """Networks of timm by name, without their published weights, for the input that timm states of them."""
 
 import difflib
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -17,7 +16,7 @@ _NEAREST, _LEAST_ALIKE = 3, 0.3
 _SAMPLE = 3  # channels, height, width
 
 
-def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def network(name: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return what builds timm's network ``name`` (with a tag, such as convnext_tiny.fb_in22k, or without), and its input.
 
     Behind the name may stand MERGED. ``input_shape`` empty is the size that timm states. Raises InputError for a name or tag

@@ -6,7 +6,7 @@ are recorded in the real run and replayed during capture, so the capture follows
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import psutil
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -135,7 +134,7 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
 
 
-def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: bool, name: str) -> Values:
+def of_a_run(build: user_code.Builder, batch: Sequence[Input], training: bool, name: str) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
     Raises InputError where it does not run within LONGEST_S and half of the memory that is free.

@@ -20,7 +20,7 @@ from lib.work.building import autocasts, fakes, inputs, values
 from lib.work.building.inputs import FLOAT, Input
 from lib.work.building.values import Values
 from lib.work.graph import counts, cuda_kernels
-from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
+from lib.work.graph.ops import MODES, Graph, Ops, Shape, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
 from lib.work.networks import Network
 
@@ -123,7 +123,7 @@ def of_network(network: Network, mode: str = "infer", dtype: str = "float32", ch
 
 
 def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
-              real: Callable[[], nn.Module] | None) -> Graph:
+              real: user_code.Builder | None) -> Graph:
     """Capture a network of fake tensors on a batch; where it reads values, by those of a run of what ``real`` builds."""
     if setup.mode not in MODES or setup.optimizer not in ("", *OPTIMIZERS):
         raise InputError(f"no mode {setup.mode!r} or optimizer {setup.optimizer!r}; there are: infer, train; "
@@ -181,7 +181,7 @@ def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Mo
 
 
 def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, setup: _Setup
-         ) -> tuple[int, ...]:
+         ) -> Shape:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
     # also the tensors in plain attributes of modules, in lists and dictionaries
@@ -195,7 +195,7 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
                 autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
-    def lost() -> tuple[torch.Tensor, tuple[int, ...]]:
+    def lost() -> tuple[torch.Tensor, Shape]:
         with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
             return default_loss(output), tuple(output.shape)
@@ -215,7 +215,7 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
 
 
 @cache
-def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
+def optimizer_ops(elements: int, optimizer: str) -> Ops:
     """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
     recorder = Recorder()
     with fakes.active():
@@ -229,7 +229,7 @@ def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
 
 
 def capture_function(function: Callable[..., torch.Tensor], given: Sequence[tuple[TensorSpec, bool]],
-                     passes: str, device: str = "cpu") -> tuple[Op, ...]:
+                     passes: str, device: str = "cpu") -> Ops:
     """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs, on ``device``.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.

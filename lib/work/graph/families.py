@@ -13,7 +13,7 @@ from lib.tables import PARAMETERS
 from lib.work.graph import counts, gemm, memory_bound, windowed
 from lib.work.graph.capture import capture_function
 from lib.work.graph.family import Family, Params
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Op, Ops
 
 PASSES = ("forward", "backward")
 _LEAST = {column.name: column.least for column in PARAMETERS}  # None: a text
@@ -65,7 +65,7 @@ def describe(op: Op) -> tuple[str, Params] | None:
 
 
 def make(name: str, params: Params, dtype: str = "float32", passes: str = "forward",
-         device: str = "cpu") -> tuple[Op, ...]:
+         device: str = "cpu") -> Ops:
     """Return the operators that torch runs on ``device`` for one pass of family ``name``; those that make views are left out.
 
     Raises InputError saying which parameter is missing, unknown or impossible.

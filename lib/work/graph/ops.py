@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 MODES = ("infer", "train")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class TensorSpec:
     ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown.
     """
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: Shape
+    stride: Shape
     dtype: str = "float32"
     storage: int = field(default=-1, compare=False)
     kind: str = field(default="activation", compare=False)
@@ -74,6 +75,9 @@ class Op:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+Ops = tuple[Op, ...]
+
+
 @dataclass(frozen=True)
 class Graph:
     """The operators of one pass or step in order, and what the network holds; ``trained`` are its parameters' elements.
@@ -82,13 +86,13 @@ class Graph:
     type of its products, its own or that of autocast.
     """
 
-    ops: tuple[Op, ...]
+    ops: Ops
     parameters: int
     parameter_bytes: int
     buffer_bytes: int
-    output: tuple[int, ...]
+    output: Shape
     made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
-    freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
-    trained: tuple[int, ...] = ()  # elements of each parameter that wants a gradient
+    freed: tuple[Shape, ...] = ()  # after each operator: storages that nothing refers to any more
+    trained: Shape = ()  # elements of each parameter that wants a gradient
     branches: tuple[str, ...] = ()
     computes_in: str = "float32"

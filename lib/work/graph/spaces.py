@@ -18,7 +18,7 @@ from lib.errors import InputError, choices, entry
 from lib.tables import PARAMETERS
 from lib.work import dtypes
 from lib.work.graph import counts, families
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 
 _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty
@@ -169,10 +169,13 @@ class Config:
         text = json.dumps([self.op, sorted(self.parameters), self.dtype, self.passes, self.latency_type, self.cache])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def ops(self, device: str = "cpu") -> tuple[Op, ...]:
+    def ops(self, device: str = "cpu") -> Ops:
         """Return the operators that torch runs for it on ``device``; InputError for what is impossible."""
         dtype = entry(dtypes.NAMES, self.dtype, "element type")
         return families.make(self.op, dict(self.parameters), dtype, self.passes, device)
+
+
+Point = tuple[Config, Ops]
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -180,7 +183,7 @@ def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passe
     return Config(op, tuple(families.settled(op, parameters).items()), dtype, passes)
 
 
-def footprint(ops: tuple[Op, ...]) -> int:
+def footprint(ops: Ops) -> int:
     """Return the bytes that timing ``ops`` may need: inputs, outputs, and as much again for the library's workspace."""
     from lib.work.graph.rebuild import span
 
@@ -188,7 +191,7 @@ def footprint(ops: tuple[Op, ...]) -> int:
     return 2 * touched
 
 
-def work(ops: tuple[Op, ...]) -> tuple[float, float]:
+def work(ops: Ops) -> tuple[float, float]:
     """Return FLOPs and compulsory bytes of one configuration."""
     return sum(counts.flops(op) for op in ops), float(sum(counts.compulsory_bytes(op) for op in ops))
 
@@ -218,7 +221,7 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
 
 
 def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32",
-           device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+           device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[Point]:
     """Draw valid configurations of one family for ever, each once, with its operators on ``device``.
 
     They are those of Latin hypercubes over its axes (SciPy's, by seed). Of n shards each draws the same points, and keeps its
@@ -255,7 +258,7 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
 
 
 def sample_families(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
-            device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+            device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[Point]:
     """Draw from several families: each once, then each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
     limits = getattr(sweeps.limits, device.partition(":")[0])
