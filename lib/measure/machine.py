@@ -50,14 +50,6 @@ def _proc_cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def _cpu_model() -> str:
-    entries = _proc_cpuinfo()
-    name = entries.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in entries:
-        name += f" (family {entries['cpu family']}, model {entries['model']}, stepping {entries['stepping']})"
-    return name
-
-
 @cache
 def cache_bytes() -> dict[str, int]:
     """Return the size of one L1d, L2 and L3 cache in bytes, as the kernel states them; empty where it does not."""
@@ -111,7 +103,11 @@ def hardware() -> dict[str, Any]:
     A processor whose libraries are limited to older instructions (the variables in ``_INSTRUCTION_SETS``), or of which this
     process may use some cores only, is another machine; one without limits has no entries for them.
     """
-    return {"cpu": _cpu_model(), "arch": platform.machine(), "cores": os.cpu_count(),
+    entries = _proc_cpuinfo()
+    cpu = entries.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in entries:
+        cpu += f" (family {entries['cpu family']}, model {entries['model']}, stepping {entries['stepping']})"
+    return {"cpu": cpu, "arch": platform.machine(), "cores": os.cpu_count(),
             "cache_kib": {level: size // 1024 for level, size in cache_bytes().items()},
             "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus(), **_limits()}
 
@@ -192,8 +188,8 @@ def overlooked(measured: Collection[str]) -> str:
 
 def memory_mb(name: str) -> float:
     """Return the memory of a device that is here, in 10^6 bytes: a GPU's own, else the host's."""
-    own = torch.cuda.get_device_properties(name).total_memory if name.startswith("cuda") else psutil.virtual_memory().total
-    return own / 1e6
+    total = torch.cuda.get_device_properties(name).total_memory if name.startswith("cuda") else psutil.virtual_memory().total
+    return total / 1e6
 
 
 def device(wanted: str) -> torch.device:

@@ -61,16 +61,6 @@ def names() -> tuple[str, ...]:
     return (*OWN, *models.list_models(module=models))
 
 
-def _fit_channels(model: nn.Module, channels: int) -> nn.Module:
-    """Replace the first convolution so that it takes ``channels`` inputs (torchvision's classifiers take 3)."""
-    name, first = next((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
-    parent = model.get_submodule(name.rpartition(".")[0])
-    fitted = nn.Conv2d(channels, first.out_channels, first.kernel_size, first.stride, first.padding,
-                       first.dilation, first.groups, first.bias is not None)
-    setattr(parent, name.rpartition(".")[2], fitted)
-    return model
-
-
 def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 224) -> nn.Module:
     """Build model ``name`` with random weights for inputs of ``channels`` and ``spatial`` dimensions of ``size``.
 
@@ -93,4 +83,9 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
         model = models.get_model(name, weights=None, num_classes=classes, **options)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise InputError(f"model {name!r} cannot be built for inputs of size {size}: {error}") from None
-    return model if channels == CHANNELS else _fit_channels(model, channels)
+    if channels != CHANNELS:
+        place, first = next((place, layer) for place, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
+        fitted = nn.Conv2d(channels, first.out_channels, first.kernel_size, first.stride, first.padding,
+                           first.dilation, first.groups, first.bias is not None)
+        model.set_submodule(place, fitted)
+    return model

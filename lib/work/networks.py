@@ -50,7 +50,10 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     if batch_size < 0:
         raise InputError(f"batch size {batch_size} is negative; give 1 or more, or 0 for the usual one")
     if name in definitions.workloads():
-        return _workload(name, batch_size, input_shape)
+        task, given = workloads.prepare(definitions.workload(name), batch_size), inputs.parse(input_shape)
+        if given and given != (Input(task.shape),):
+            raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
+        return Network(name, task.model, (task.workload.batch_size, *task.shape))
     library, at, rest = name.partition(":")
     if at and library in _LIBRARIES:
         build, sample = _LIBRARIES[library].network(rest, input_shape)
@@ -66,13 +69,6 @@ def is_users(name: str) -> bool:
     """Return whether a name is of a user's own code; whether that exists shows only when it is imported."""
     library, at, _ = name.partition(":")
     return bool(at) and library not in _LIBRARIES
-
-
-def _workload(name: str, batch_size: int, input_shape: str) -> Network:
-    task, given = workloads.prepare(definitions.workload(name), batch_size), inputs.parse(input_shape)
-    if given and given != (Input(task.shape),):
-        raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
-    return Network(name, task.model, (task.workload.batch_size, *task.shape))
 
 
 def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input, ...]]:

@@ -157,7 +157,11 @@ class Trainer:
         ``grad_accum_steps``.
         """
         observer = observer or Observer()
-        self._train_mode()
+        self.model.train()
+        for layer in self.model.modules():  # layers of which nothing is trained stay as in evaluation, as do their statistics
+            has_parameters = next(layer.parameters(recurse=False), None) is not None
+            if has_parameters and not any(parameter.requires_grad for parameter in layer.parameters()):
+                layer.eval()
         total = torch.zeros((), device=self.options.device)
         seen, batches = 0, first + len(loader)
         for index, (images, targets) in enumerate(self._batches(loader, observer), first):
@@ -181,14 +185,6 @@ class Trainer:
             observer.end(Batch(index, inputs, loss, lr, logits, targets, stepped))
             seen += len(inputs)
         return float(total) / max(1, seen)
-
-    def _train_mode(self) -> None:
-        """Prepare to train; layers of which nothing is trained stay as in evaluation, so that their statistics do too."""
-        self.model.train()
-        for layer in self.model.modules():
-            has_parameters = next(layer.parameters(recurse=False), None) is not None
-            if has_parameters and not any(parameter.requires_grad for parameter in layer.parameters()):
-                layer.eval()
 
     def _weight(self, index: int, batches: int) -> float:
         """Return the share of a batch in its optimizer step."""

@@ -44,17 +44,6 @@ def cuda_uuid(number: int) -> str:
     return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else ""
 
 
-def _name(number: int) -> str:
-    """Return NVML's name of the card ``cuda:<number>`` of this process.
-
-    If CUDA is in use, it is the UUID that CUDA gives, as CUDA may count cards in another order. Else, and for a part of a card
-    (MIG), it follows from the variable that lists the cards.
-    """
-    listed, torch = locks.card(number), sys.modules.get("torch")
-    in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
-    return (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
-
-
 class Card:
     """The card ``cuda:<number>`` of this process, as NVML sees it.
 
@@ -63,7 +52,10 @@ class Card:
     """
 
     def __init__(self, number: int):
-        self.nvml, name = management(), _name(number)
+        self.nvml, listed, torch = management(), locks.card(number), sys.modules.get("torch")
+        # CUDA may count cards in another order; before it is in use, and for a part of a card (MIG), a variable lists the cards
+        in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
+        name = (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
         try:
             self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else
                            self.nvml.nvmlDeviceGetHandleByUUID(name))

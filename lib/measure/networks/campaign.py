@@ -152,19 +152,14 @@ def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
     slow = (VERDICTS[1], "fewer than five passes on a processor as fast as usual")
     verdict, reason = judged([(timing.verdict, ""), *([slow] if passes["usual"].sum() < LEAST else []),
                               *((gpu.verdict(), gpu.words()) for result in good if (gpu := result.gpu))])
+    energies = [result.energy for result in good if result.energy]
+    measured = sorted((energy for energy in energies if np.isfinite(energy.energy_j)), key=lambda energy: energy.energy_j)
+    energies = measured or energies[:1]  # of the median one, or why no visit has one
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n,
             "usual_share": passes["usual"].mean(),
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
             "prepare_s": max(result.prepare_s for result in good), "status": "ok", "reason": reason, "verdict": verdict,
-            **_energy([result.energy.model_dump() for result in good if result.energy])}
-
-
-def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the energy columns of one case: the visit of the median energy, or why none has one."""
-    measured = sorted((visit for visit in visits if np.isfinite(visit["energy_j"])), key=lambda visit: visit["energy_j"])
-    if measured:
-        return measured[(len(measured) - 1) // 2]
-    return visits[0] if visits else Energy(0.0, reason=NO_ENERGY).columns
+            **(energies[(len(energies) - 1) // 2].model_dump() if energies else Energy(0.0, reason=NO_ENERGY).columns)}
 
 
 def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:

@@ -50,23 +50,15 @@ class Case:
                          *[f"{self.instances} instances"] * (self.instances > 1)])
 
 
-@dataclass(frozen=True)
-class Program:
-    """One pass, and the seconds that exporting, compiling or loading the network took, its first pass included."""
-
-    run: Callable[[], object]
-    prepare_s: float = 0.0
-
-    def __call__(self) -> object:
-        """Run one pass."""
-        return self.run()
+Program = tuple[Callable[[], object], float]
 
 
 def program(case: Case, device: torch.device, folder: Path | None = None) -> Program:
     """Return one pass (infer), or one forward, loss and backward (train), of a network with random weights.
 
-    Exported files are kept in ``folder``. Inference on the CPU that is not eager fp32 is compared with it: raises InputError
-    where the output differs, and where a runtime lacks what is asked. The number of threads is torch's.
+    Behind it stand the seconds that exporting, compiling or loading the network took, its first pass included. Exported files
+    are kept in ``folder``. Inference on the CPU that is not eager fp32 is compared with it: raises InputError where the output
+    differs, and where a runtime lacks what is asked. The number of threads is torch's.
     """
     torch.manual_seed(_SEED)
     net = networks.network(case.network, case.batch_size, case.input_shape)
@@ -89,7 +81,7 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
         def forward() -> object:
             with torch.no_grad(), amp:
                 return model(*placed, **named)
-        return Program(forward) if usual is None else _compared(case, forward, usual)
+        return (forward, 0.0) if usual is None else _compared(case, forward, usual)
     model.train()
 
     def step() -> None:
@@ -97,7 +89,7 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
             loss = capture.default_loss(capture.first_tensor(model(*placed, **named)))
         loss.backward()
         model.zero_grad(set_to_none=True)
-    return Program(step)
+    return step, 0.0
 
 
 def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:
@@ -128,4 +120,4 @@ def _compared(case: Case, run: Callable[[], object], usual: np.ndarray, begin: f
     if not distance <= _TOLERANCE[case.dtype]:
         raise InputError(f"{case.words}: outputs differ from those of torch in fp32 by {distance:.2g} of their size, more than "
                          f"{_TOLERANCE[case.dtype]:g}")
-    return Program(run, prepare_s)
+    return run, prepare_s

@@ -104,16 +104,16 @@ def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
     """Return the program of a case, on its threads, warmed up."""
     limited = case.compiled or case.runtime != RUNTIMES[0]
     with machine.on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
-        ready = program(case, device, how.folder)
+        one_pass, prepare_s = program(case, device, how.folder)
 
     def run() -> object:
         with machine.on_threads(case.threads):
-            return ready.run()
+            return one_pass()
 
     for _ in range(_WARMUP):
         run()
     synchronize(device)
-    return Program(run, ready.prepare_s)
+    return run, prepare_s
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...
     pin(cores)
     torch.set_num_threads(len(cores))
     with user_code.running(f"{case.words} does not run"):
-        run = _prepared(case, torch.device(device_id), how)
+        run, prepare_s = _prepared(case, torch.device(device_id), how)
 
         def respond(seconds: float) -> tuple[list[float], float]:
             end, samples_ms = time.perf_counter() + seconds, []
@@ -132,7 +132,7 @@ def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...
                 samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
             return samples_ms, _status_mb("VmHWM")
 
-        yield run.prepare_s, respond
+        yield prepare_s, respond
 
 
 def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel) -> Result:
@@ -166,7 +166,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins anew
     before_mb = _status_mb("VmRSS")
-    run, budget_s = _prepared(case, device, how), how.case_s
+    run, prepare_s = _prepared(case, device, how)
     samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
     watch = LoadWatch(str(device))
 
@@ -174,7 +174,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
         run()
         synchronize(device)
 
-    while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
+    while len(samples_ms) < LEAST or time.perf_counter() < begun + how.case_s * (1 if usual >= LEAST else _PATIENCE):
         before_ms = kernel.wait()
         begin = time.perf_counter_ns()
         synchronized()
@@ -186,7 +186,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     pass_j = energy.energy_j / calls if calls else float("nan")
     tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
-                  prepare_s=run.prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
+                  prepare_s=prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
 def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], dict[str, Any]]:

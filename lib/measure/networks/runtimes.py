@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +29,12 @@ def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torc
     """
     if dtype not in TYPES[runtime]:
         raise InputError(f"{runtime} has no {dtype} here; it has {choices(TYPES[runtime])}")
-    tensors = [value for value in (*placed, *named.values()) if isinstance(value, torch.Tensor)]
-    arrays = [value.contiguous().numpy() for value in tensors]
+    arrays = [value.contiguous().numpy() for value in (*placed, *named.values())]
+    path = stem.with_name(f"{stem.name}.onnx")
     try:
-        path = _exported(model, placed, named, stem)
+        if not path.exists():
+            with _written(path) as new:
+                torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
         path = _quantised(path, arrays, stem) if dtype == "int8" else path
         return (_onnxruntime if runtime == RUNTIMES[1] else _openvino)(path, arrays, threads, dtype)
     except ModuleNotFoundError as error:
@@ -53,14 +54,6 @@ def _written(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         yield Path(folder) / path.name
         os.replace(Path(folder) / path.name, path)
-
-
-def _exported(model: torch.nn.Module, placed: Sequence[Any], named: Mapping[str, Any], stem: Path) -> Path:
-    path = stem.with_name(f"{stem.name}.onnx")
-    if not path.exists():
-        with _written(path) as new:
-            torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
-    return path
 
 
 def _quantised(exported: Path, arrays: Sequence[np.ndarray], stem: Path) -> Path:

@@ -81,10 +81,9 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         if len(used) < LEAST_ROUNDS:
             findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         verdict, why = judged(findings)
-        rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
-                     "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["cores"].median(), "verdict": verdict,
-                     "why": "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))})
+        rows.append((key, median, high - low, len(used), used["latency_ms"].min(), used["latency_ms"].max(),
+                     used["cores"].median(), verdict,
+                     "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))))
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 

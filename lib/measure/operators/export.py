@@ -17,7 +17,6 @@ _WHERE = {"device": "Device", "dtype": "Datatype"}
 _OTHERS = {"pass": "Pass", "cache": "Cache", "kernel_w": "Kernel Width", "stride_w": "Stride Width", "padding_h": "Padding",
             "padding_w": "Padding Width", "dilation_h": "Dilation", "dilation_w": "Dilation Width", "groups": "Groups",
             "bias": "Bias", "layout": "Layout", "input_grad": "Input Gradient", "verdict": "Verdict"}
-BESIDES = tuple(_OTHERS.values())
 _TYPES = {"kernel": "external", "end_to_end": "internal"}
 
 
@@ -54,7 +53,7 @@ def write(table: pd.DataFrame, folder: Path) -> list[Path]:
     parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
              for (device, dtype), part in rows[fits].groupby(["device", "dtype"], sort=False).groups.items()}
     contents = {"": merged.loc[rows["dtype"] == first, list(ORIGINAL)], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
-                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *BESIDES]],
+                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *_OTHERS.values()]],
                 **{f"_{name}": part for name, part in parts.items()}}
     return [files.replace(folder / f"{STEM}{suffix}.csv", content.to_csv(index=False).encode())
             for suffix, content in contents.items()]

@@ -51,9 +51,9 @@ def _folder(p: SweepParams) -> Path:
     """
     identity = {name: getattr(p, name) for name in _IDENTITY}
     stem = p.name or f"{p.grid or p.op.replace(',', '-')}_{p.latency_type}_{p.cache}_{store.digest(identity)}"
-    finished = (lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()) if not p.name else (lambda _: False)
     with locks.writer(paths.SWEEPS / stem, locks.PATIENCE_S):  # sweeps that start at once agree on the folder and its plan
-        folder = paths.SWEEPS / store.fresh_name(stem, finished)
+        folder = paths.SWEEPS / (p.name or store.fresh_name(
+            stem, lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()))
         plan = folder / "plan.json"
         if not plan.exists():
             if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):

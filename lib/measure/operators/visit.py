@@ -41,7 +41,7 @@ class Bench:
 
     def __init__(self, device: torch.device, visit_ms: float):
         self.device, self.visit_ms, self._begin = device, visit_ms, time.perf_counter()
-        self._kernel, self._watch = ReferenceKernel(device), LoadWatch(str(device), refresh=False)
+        self.kernel, self._watch = ReferenceKernel(device), LoadWatch(str(device), refresh=False)
         self.meter = open_meter(str(device))
 
     @cached_property
@@ -64,17 +64,13 @@ class Bench:
     def _rings(self) -> Rings:
         return Rings(self.device)
 
-    def settle(self) -> None:
-        """Find out how fast the processor usually is."""
-        self._kernel.settle()
-
     def visit(self, config: Config, ops: Ops) -> dict[str, Any]:
         """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason.
 
         The reference kernel waits a moment for the processor to be as fast as usual, and tells whether it stayed so.
         """
         row, at_s = dict(NOTHING), time.perf_counter() - self._begin
-        before_ms = self._kernel.wait()
+        before_ms = self.kernel.wait()
         self._watch.begin()
         try:
             samples, calls, reason = self._samples(config, ops)
@@ -84,7 +80,7 @@ class Bench:
         except _FAILURES as error:
             status, reason = "failed", self._reason(error)
         seen = self._watch.reading()
-        reference_ms = max(before_ms, self._kernel.after())
+        reference_ms = max(before_ms, self.kernel.after())
         return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
                 "status": status, "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
                 "visit_s": time.perf_counter() - self._begin - at_s}

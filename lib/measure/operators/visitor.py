@@ -45,7 +45,7 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
     threads, identity = torch.get_num_threads(), machine.identity()
     with locks.device(device_id):
         bench = visit.Bench(device, visit_ms)
-        bench.settle()
+        bench.kernel.settle()
         load.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
         gc.disable()
 

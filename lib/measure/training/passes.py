@@ -101,14 +101,6 @@ class PassLimits:
         return iters, _OVERRUN * most_s
 
 
-def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.utils.data.DataLoader:
-    if p.num_workers:
-        files.shorten_sockets()
-    return torch.utils.data.DataLoader(
-        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=p.num_workers, pin_memory=p.pin_memory,
-        prefetch_factor=p.prefetch_factor or None, generator=torch.Generator().manual_seed(p.seed))
-
-
 @dataclass
 class Run:
     """The parts of one run while it is being measured."""
@@ -128,8 +120,13 @@ class Run:
 
     def loader(self, kind: str, iters: int):
         """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
-        subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
-        return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
+        p, size = self.p, self.task.workload.batch_size
+        if p.num_workers:
+            files.shorten_sockets()
+        return torch.utils.data.DataLoader(
+            datasets.bounded(self.opened.splits[PASSES[kind]], iters, size, p.seed), size, shuffle=kind == "train",
+            num_workers=p.num_workers, pin_memory=p.pin_memory, prefetch_factor=p.prefetch_factor or None,
+            generator=torch.Generator().manual_seed(p.seed))
 
     def bounded(self, kind: str, iters: int, most_s: float) -> Limited:
         """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""

@@ -71,13 +71,6 @@ def _check(p: ProfileParams, device: torch.device) -> None:
             raise InputError(why)
 
 
-def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
-    samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
-    if samples < 2 * size:
-        raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
-                         f"{size}; choose a smaller batch_size")
-
-
 def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> dict:
     """Return the row of ``runs``: parameters, which it may have besides its columns, and what was measured with them."""
     p, workload, pipelined, seen = run.p, run.task.workload, outcome.pipelined, outcome.seen
@@ -143,7 +136,10 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment, p.random_crop)
         note = opened.note + f" Precision amp is {p.precision} on {device}." * mixed
-        _check_size(task, opened)
+        samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
+        if samples < 2 * size:
+            raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
+                             f"{size}; choose a smaller batch_size")
         seed_everything(p.seed)
         options = Options(device, p.precision, p.channels_last, p.grad_accum_steps, p.pin_memory)
         with machine.working(device):

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -139,11 +138,6 @@ def _swapped(old: torch.Tensor, new: torch.Tensor, swap: Callable = torch.utils.
 def forget() -> None:
     """Clear every ``functools`` cache that holds fake tensors, in any library: a later real run would get them."""
     for function in [candidate for candidate in gc.get_objects() if type(candidate) is functools._lru_cache_wrapper]:
-        if any(isinstance(leaf, FakeTensor) for leaf in _cached(function)):
+        cached = [list(value.values()) if type(value) is dict else value for value in gc.get_referents(function)]
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(cached)):
             function.cache_clear()
-
-
-def _cached(function: Any) -> Iterator[Any]:
-    """Yield what the cache of a function holds."""
-    for value in gc.get_referents(function):
-        yield from tree_leaves(list(value.values()) if type(value) is dict else value)

@@ -43,7 +43,14 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
         raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
                          "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
-    return _builder(place, config, kind), tuple(_bounded(entry, config) for entry in sample)
+
+    def build() -> nn.Module:
+        with _offline(f"model '{PREFIX}:{place}' cannot be built"):
+            adapted = copy.deepcopy(config)
+            adapted.use_cache = adapted.use_pretrained_backbone = False
+            adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
+            return kind(adapted)
+    return build, tuple(_bounded(entry, config) for entry in sample)
 
 
 def family(place: str) -> str:
@@ -101,16 +108,6 @@ def _class(place: str, config: Any) -> type[nn.Module]:
     if kind is None:
         raise InputError(f"model '{PREFIX}:{place}': transformers has no network of the type {config.model_type!r}")
     return kind
-
-
-def _builder(place: str, config: Any, kind: type[nn.Module]) -> user_code.Builder:
-    def build() -> nn.Module:
-        with _offline(f"model '{PREFIX}:{place}' cannot be built"):
-            adapted = copy.deepcopy(config)
-            adapted.use_cache = adapted.use_pretrained_backbone = False
-            adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
-            return kind(adapted)
-    return build
 
 
 def _takes(kind: type[nn.Module]) -> list[str]:

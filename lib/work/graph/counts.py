@@ -146,10 +146,6 @@ def _ordering(op: Op) -> int:
     return round(data.elements * log2(max(2, (data.shape or (1,))[axis])))
 
 
-def _product(left: TensorSpec, right: TensorSpec) -> int:
-    return left.elements * right.shape[-1]
-
-
 def _pooling(op: Op) -> int:
     """Return a comparison or addition for each element of each window; the backward of a maximum adds each gradient once.
 
@@ -167,8 +163,8 @@ def _pooling(op: Op) -> int:
 
 _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution_macs),
-    **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: _product(*op.args[:2])),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: _product(*op.args[1:3])),
+    **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: op.args[0].elements * op.args[1].shape[-1]),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
     "_native_multi_head_attention": _multi_head_macs,
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
