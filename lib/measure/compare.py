@@ -10,7 +10,6 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import statistics
-from lib.measure.statistics import is_usable
 from lib.measure.training import matrix_tables, summary
 
 WORDS = ("faster", "same", "slower")
@@ -63,7 +62,7 @@ def _of_sweep(table: pd.DataFrame) -> pd.DataFrame:
     """Return the configurations of a sweep; without a time within the range of its rounds one has none."""
     timed = table["low_ms"].gt(0) & table["latency_ms"].between(table["low_ms"], table["high_ms"])
     what = table["op"] + " " + table["pass"] + " " + table["dtype"] + " " + table["config"]
-    return table.assign(what=what)[timed & is_usable(table)]
+    return table.assign(what=what)[timed & statistics.is_usable(table)]
 
 
 def _of_matrix(table: pd.DataFrame) -> pd.DataFrame:

@@ -17,7 +17,6 @@ from lib.errors import InputError
 from lib.measure.networks import runtimes
 from lib.work import dtypes, networks
 from lib.work.graph import capture
-from lib.work.networks import Network
 
 _SEED = 0  # of weights and inputs, which an exported file holds
 _TOLERANCE = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.1, "int8": 0.7}  # relative Euclidean distance of outputs from those of fp32
@@ -97,7 +96,7 @@ def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:
         return capture.first_tensor(model.eval()(*placed, **named)).float().numpy()
 
 
-def _exported(case: Case, net: Network, folder: Path | None) -> Program:
+def _exported(case: Case, net: networks.Network, folder: Path | None) -> Program:
     """Return one pass in a runtime of its own."""
     if case.mode != "infer" or case.compiled or case.channels_last:
         raise InputError(f"{case.runtime} only infers, in its own layout, and compiles in its own way")

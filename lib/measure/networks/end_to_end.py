@@ -23,7 +23,6 @@ from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, absent, open_meter
-from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
@@ -80,7 +79,7 @@ class Conditions:
     case_s: float = 1.0
     prepare_s: float = PREPARE_S
     folder: Path | None = None
-    energy_s: float = LEAST_S
+    energy_s: float = windows.LEAST_S
 
 
 @contextmanager

@@ -15,9 +15,7 @@ from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
-from lib.measure.operators import export
-from lib.measure.operators.points import timings
-from lib.measure.operators.raw_files import raw_folder
+from lib.measure.operators import export, points, raw_files
 from lib.measure.reference_kernel import SLOW, USUAL
 from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, is_usable, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
@@ -148,7 +146,7 @@ def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
     """Derive the table of a sweep (all devices) from its raw files, and write it."""
-    tables = [_device_table(raw_folder(folder, device), device, identity)
+    tables = [_device_table(raw_files.raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
     return write(table, folder, facts)
@@ -206,7 +204,7 @@ def replay(p: SweepParams) -> Sweep:
 
     ``device`` auto is the CPU, all every device that was swept.
     """
-    available, ways = set(), timings(p.latency_type, p.cache)
+    available, ways = set(), points.timings(p.latency_type, p.cache)
     wanted = {"op": p.ops, **{name: {way[name] for way in ways} for name in ways[0]}}
     wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
     if p.device != "all":

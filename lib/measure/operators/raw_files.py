@@ -13,7 +13,6 @@ from lib.errors import InputError, choices
 from lib.tables import columns
 from lib.work.graph import spaces
 from lib.work.graph.ops import Ops
-from lib.work.graph.spaces import Config, Point
 
 _TABLES = ("configs", "repeats", "energies")
 _MEASURED_ON = "measured_on.json"
@@ -67,9 +66,9 @@ class RawFiles:
         self.failed = dict(zip(failed["config"], failed["reason"], strict=True))
         self.measured = set(loops.loc[loops["energy_j"].notna(), "config"])
         self.spent_s = float(done["visit_s"].sum() + loops["loop_s"].sum())
-        self.configs: dict[str, Point] = {}
+        self.configs: dict[str, spaces.Point] = {}
         for row in entered[entered["status"] == "ok"].to_dict("records"):
-            config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
+            config = spaces.Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
             self.configs[row["config"]] = (config, config.ops(self.device))
 
@@ -90,7 +89,7 @@ class RawFiles:
     def _append(self, table: str, row: dict[str, Any]) -> None:
         self._files[table].append([row[name] for name in columns(table)])
 
-    def enter(self, config: Config, ops: Ops, skipped: str = "") -> None:
+    def enter(self, config: spaces.Config, ops: Ops, skipped: str = "") -> None:
         """Write down a configuration before it is measured, or why it is ``skipped``."""
         flops, moved = spaces.work(ops) if ops else (np.nan, np.nan)
         self._append("configs", {

@@ -16,7 +16,6 @@ from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.points import timings
 from lib.work.graph import spaces
-from lib.work.graph.spaces import Config
 
 _MOST_CHECKED = 5000  # points that are not there, of each of which it is found out whether it is valid (4 ms each)
 
@@ -93,7 +92,7 @@ def _missing(shard: Shard) -> int:
     return len(absent) - sum(not _valid(points[key]) for key in sorted(absent)[:_MOST_CHECKED])
 
 
-def _valid(config: Config) -> bool:
+def _valid(config: spaces.Config) -> bool:
     try:
         config.ops()
     except InputError:

@@ -19,7 +19,6 @@ from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
 from lib.work.graph import families, spaces
-from lib.work.graph.spaces import Config
 
 _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache", "dtype", "shard", "seed", "threads")
 _IN_WORDS = InputError | WorkerLostError | OSError  # one line each
@@ -68,7 +67,7 @@ def _folder(p: SweepParams) -> Path:
     return folder
 
 
-def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
+def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
     """Measure one sweep on the wanted devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
     ``chosen`` configurations are measured instead of drawn ones; such a sweep needs a name.
@@ -91,7 +90,7 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
 class _Leader:
     """Leads devices that measure side by side, each in a thread of its own; those of one kind share the points."""
 
-    def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[Config]):
+    def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[spaces.Config]):
         self._p, self._folder, self._chosen = p, folder, chosen
         self._stop = threading.Event()
         self._sweeps: dict[str, DeviceSweep] = {}

@@ -16,8 +16,7 @@ from lib.config.base import build
 from lib.config.definitions import Matrix, Workload, load_matrix, workloads
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices, one_line
-from lib.measure import machine
-from lib.measure.archive import runs
+from lib.measure import archive, machine
 from lib.measure.budget import Budget, interleaved
 from lib.measure.statistics import VERDICTS
 from lib.measure.training.summary import CONFIGURATION
@@ -88,7 +87,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
     """Return how many usable runs each cell has on this machine under its label."""
-    table, here = runs("measure"), machine.ids()["hardware_id"]
+    table, here = archive.runs("measure"), machine.ids()["hardware_id"]
     usable = table[(table["hardware_id"] == here) & (table["verdict"] != VERDICTS[-1])]
     counts = usable["label"].value_counts()
     return {cell.label: int(counts.get(cell.label, 0)) for cell in chosen}

@@ -11,11 +11,9 @@ import torch
 
 from lib import locks, paths, store
 from lib.config import definitions
-from lib.config.definitions import Workload
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import load, machine
-from lib.measure.archive import runs
+from lib.measure import archive, load, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
 from lib.measure.energy.windows import Recorder, idle_seconds
@@ -92,7 +90,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            **machine.ids(), "image_j": energy.energy_j / images, **energy.columns}
     pipelined_ms = pipelined.step_s * 1000 if run.device.type == "cpu" else None
     row |= {} if p.optimizer == "sgd" else {"momentum": None, "weight_decay": None}
-    earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
+    earlier = summary.same_configuration(archive.runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
     return row
 
@@ -112,7 +110,7 @@ def _free_name(stem: str, stack: ExitStack) -> str:
     return store.fresh_name(stem, taken)
 
 
-def _workload(p: ProfileParams) -> Workload:
+def _workload(p: ProfileParams) -> definitions.Workload:
     """Return the workload of the parameters; with another model or folder of images its id is ``<dataset>-<size>``."""
     workload = definitions.workload(p.workload)
     other = {"model": p.model} if p.model else {}
@@ -121,7 +119,7 @@ def _workload(p: ProfileParams) -> Workload:
     return changed.model_copy(update={"id": f"{changed.dataset}-{changed.size}"}) if other else workload
 
 
-def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
+def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
     Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lib import paths
 from lib.work import user_code
 from lib.work.building import inputs
-from lib.work.building.inputs import Input
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
 LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
@@ -134,7 +133,7 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
 
 
-def of_a_run(build: user_code.Builder, batch: Sequence[Input], training: bool, name: str) -> Values:
+def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
     Raises InputError where it does not run within LONGEST_S and half of the memory that is free.

@@ -18,7 +18,6 @@ from lib.errors import InputError, choices
 from lib.work import user_code
 from lib.work.building import autocasts, fakes, inputs, values
 from lib.work.building.inputs import FLOAT, Input
-from lib.work.building.values import Values
 from lib.work.graph import counts, cuda_kernels
 from lib.work.graph.ops import MODES, Graph, Ops, Shape, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
@@ -141,7 +140,7 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
 
 
-def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: Values) -> Graph:
+def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: values.Values) -> Graph:
     recorder, given = Recorder(), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
