@@ -16,7 +16,7 @@ from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders, newest, replayed_device
 from lib.measure.budget import Budget, sampled
-from lib.measure.statistics import VERDICTS, Timing, worst
+from lib.measure.statistics import UNUSABLE, Timing, worst
 from lib.measure.timing import Call, measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
@@ -196,7 +196,7 @@ def _first_touch_us() -> np.ndarray:
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of ``ceilings`` that count: the usable ones, and all of an element type or level that has none."""
-    usable = table["verdict"] != VERDICTS[-1]
+    usable = table["verdict"] != UNUSABLE
     return table[usable | ~usable.groupby([table["level"], table["dtype"]]).transform("any")]
 
 
@@ -220,7 +220,7 @@ class Ceilings:
     @property
     def warning(self) -> str:
         """Return which ceilings rest on unusable rows only, in one line; empty when none does."""
-        doubtful = self.best[self.best["verdict"] == VERDICTS[-1]]
+        doubtful = self.best[self.best["verdict"] == UNUSABLE]
         names = doubtful["level"].where(doubtful["level"] != "compute", doubtful["dtype"])
         return f"UNUSABLE, measured on a busy machine and perhaps too low: {choices(names)}." if len(names) else ""
 

@@ -15,7 +15,7 @@ import psutil
 
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
-from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
+from lib.measure.statistics import LOUD_CORES, STABLE, crowd_verdict
 from lib.measure.worker import own_cores
 
 _STAT = Path("/proc/stat")  # of Linux
@@ -163,7 +163,7 @@ def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5
         watch = LoadWatch(device)
         time.sleep(window_s)
         load = watch.reading()
-        if load.verdict(threads) == VERDICTS[0] or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
+        if load.verdict(threads) == STABLE or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
             return load
 
 

@@ -23,7 +23,7 @@ from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LATE, LEAST, PREPARE_S, Conditions, in_a_process
 from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import VERDICTS, Timing, judged
+from lib.measure.statistics import NOISY, UNUSABLE, Timing, judged
 from lib.progress import track
 from lib.tables import NO_ENERGY, columns
 from lib.work import networks
@@ -145,11 +145,11 @@ def _on_threads(case: Case, every: int) -> Case:
 def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
     """Return latency, spread, memory, status and verdict of one case from its visits."""
     if passes is None:
-        return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": VERDICTS[-1],
+        return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": UNUSABLE,
                 **Energy(0.0, reason=results[0].reason).columns}
     good = [result for result in results if not result.reason]
     timing = Timing(passes.loc[passes["counts"], "samples_ms"].to_numpy())
-    slow = (VERDICTS[1], "fewer than five passes on a processor as fast as usual")
+    slow = (NOISY, "fewer than five passes on a processor as fast as usual")
     verdict, reason = judged([(timing.verdict, ""), *([slow] if passes["usual"].sum() < LEAST else []),
                               *((gpu.verdict(), gpu.words()) for result in good if (gpu := result.gpu))])
     energies = [result.energy for result in good if result.energy]

@@ -17,7 +17,7 @@ from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
 from lib.measure.operators import export, points, raw_files
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, is_usable, judged, spread_verdict
+from lib.measure.statistics import NOISY, QUIET_CORES, STABLE, UNUSABLE, crowd_verdict, is_usable, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
 
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
@@ -77,7 +77,7 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         spread = (high - low) / median if median else np.inf
         findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"), *_neighbours(used)]
         if len(used) < LEAST_ROUNDS:
-            findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+            findings.append((NOISY, f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         verdict, why = judged(findings)
         rows.append((key, median, high - low, len(used), used["latency_ms"].min(), used["latency_ms"].max(),
                      used["cores"].median(), verdict,
@@ -93,18 +93,18 @@ def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield crowd_verdict(crowd), f"others used {used_words} meanwhile"
     unknown = used.loc[_filled(used["gpu_unknown"]), "gpu_unknown"]
     if len(unknown):
-        yield VERDICTS[1], f"who else used the GPU is not known: {unknown.iloc[0]}"
+        yield NOISY, f"who else used the GPU is not known: {unknown.iloc[0]}"
     if used["slow"].any():
         reasons = used.loc[_filled(used["gpu_throttled"]), "gpu_throttled"]
         why = f" ({reasons.iloc[0]})" if len(reasons) else ""
-        yield VERDICTS[1], (f"the {'GPU was throttled' if on_gpu else 'processor was slow'} in {int(used['slow'].sum())} of "
+        yield NOISY, (f"the {'GPU was throttled' if on_gpu else 'processor was slow'} in {int(used['slow'].sum())} of "
                             f"{len(used)} rounds{why}")
 
 
 def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
     """Return the configurations of one device whose rounds do not agree yet."""
     table = summarise(store.read(folder / "repeats.csv", "repeats"), spare_cores)
-    return set(table.loc[table["verdict"] != VERDICTS[0], "config"])
+    return set(table.loc[table["verdict"] != STABLE, "config"])
 
 
 def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     return frame.join(values.reindex(columns=[column.name for column in PARAMETERS])).assign(
         reason=frame["config"].map(failed).fillna(frame["reason"]).where(broken, frame["why"]),
         n=frame["n"].fillna(0).astype(int),
-        verdict=frame["verdict"].where(~broken, VERDICTS[2]), device=device, gflops=frame["flops"] / seconds / 1e9,
+        verdict=frame["verdict"].where(~broken, UNUSABLE), device=device, gflops=frame["flops"] / seconds / 1e9,
         gbps=frame["bytes"] / seconds / 1e9, tf32=bool(identity.get("tf32")),
         **{name: identity[name] for name in ("hardware_id", "software_id", "threads")})[columns("sweep")]
 

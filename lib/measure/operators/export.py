@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from lib import files
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import UNUSABLE
 from lib.work import dtypes
 
 STEM = "results_convolution"
@@ -30,7 +30,7 @@ def representable(rows: pd.DataFrame) -> pd.Series:
     same = {"pass": "forward", "cache": "warm", "kernel_w": rows["kernel_h"], "stride_w": rows["stride_h"], "padding_h": half,
             "padding_w": half, "dilation_h": 1, "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous"}
     as_always = rows[[*same]].eq(pd.DataFrame(same, index=rows.index)).all(axis=1)
-    return as_always & (rows["verdict"] != VERDICTS[-1])
+    return as_always & (rows["verdict"] != UNUSABLE)
 
 
 def write(table: pd.DataFrame, folder: Path) -> list[Path]:
@@ -64,5 +64,5 @@ def emptiness(table: pd.DataFrame, folder: Path) -> str:
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty or representable(rows).any():
         return ""
-    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == VERDICTS[-1]).sum()} of {len(rows)} convolutions are "
-            f"{VERDICTS[-1]}, its columns cannot describe the others; all are in {STEM}_others.csv")
+    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == UNUSABLE).sum()} of {len(rows)} convolutions are "
+            f"{UNUSABLE}, its columns cannot describe the others; all are in {STEM}_others.csv")

@@ -18,7 +18,7 @@ from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices, one_line
 from lib.measure import archive, machine
 from lib.measure.budget import Budget, interleaved
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import UNUSABLE
 from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
@@ -88,7 +88,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
     """Return how many usable runs each cell has on this machine under its label."""
     table, here = archive.runs("measure"), machine.ids()["hardware_id"]
-    usable = table[(table["hardware_id"] == here) & (table["verdict"] != VERDICTS[-1])]
+    usable = table[(table["hardware_id"] == here) & (table["verdict"] != UNUSABLE)]
     counts = usable["label"].value_counts()
     return {cell.label: int(counts.get(cell.label, 0)) for cell in chosen}
 
@@ -111,7 +111,7 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
            "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
     try:
         run = measure(cell.params, cell.workload)
-        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == VERDICTS[-1] else ""
+        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == UNUSABLE else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
     except locks.HeldError:
         raise
@@ -161,7 +161,7 @@ def environment(table: pd.DataFrame) -> pd.Series:
 
 def newest(table: pd.DataFrame, by: list) -> tuple[pd.DataFrame, int]:
     """Return the newest usable run of each group of runs, and how many of the runs are unusable."""
-    usable = table[table["verdict"] != VERDICTS[-1]]
+    usable = table[table["verdict"] != UNUSABLE]
     return usable.sort_values("timestamp", kind="stable").groupby(by).tail(1), len(table) - len(usable)
 
 
@@ -174,7 +174,7 @@ def configurations(table: pd.DataFrame) -> pd.DataFrame:
     Columns: workload_id, KEYS, SETTINGS, n, mean, std (NaN for one run), median, low, high, cpu_percent (median), and both ids.
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
-    usable = table[table["verdict"] != VERDICTS[-1]].copy()
+    usable = table[table["verdict"] != UNUSABLE].copy()
     usable.insert(0, "env", environment(usable))
     groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
     rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))

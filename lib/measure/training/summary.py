@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure import load
-from lib.measure.statistics import VERDICTS, Timing, judged
+from lib.measure.statistics import STABLE, Timing, judged
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 LEAST_STEPS = 5  # fewer say little of their spread
@@ -26,7 +26,7 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
 def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     """Return the stable runs of the very same configuration, machine and software as ``row``."""
     same = np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION])
-    return runs[same & (runs["verdict"] == VERDICTS[0])]
+    return runs[same & (runs["verdict"] == STABLE)]
 
 
 def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None = None,
