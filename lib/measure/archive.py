@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lib import paths, store
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import TORCH
 from lib.errors import InputError, choices
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
@@ -21,7 +21,7 @@ def machines(imported: bool = False) -> dict[str, Path]:
     A replay that names no machine goes without these, so that it gives the same everywhere.
     """
     roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
-    folders_by_name: dict[str, Path] = {}
+    folders_by_name = {}
     for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
         if path.is_dir() and path.name not in NO_MACHINES:
             folders_by_name.setdefault(path.name, path)
@@ -102,7 +102,7 @@ def networks_files(folder: Path) -> list[Path]:
 def networks(folder: Path) -> pd.DataFrame:
     """Return the networks of all campaigns of a machine as torch runs them by default: contiguous, eager, on all threads."""
     rows = store.read_all(networks_files(folder), "networks")
-    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != RUNTIMES[0]) | (rows["instances"] > 1)
+    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != TORCH) | (rows["instances"] > 1)
     return rows[~other.astype(bool) & (rows["threads"] == rows["threads"].max())].reset_index(drop=True)
 
 

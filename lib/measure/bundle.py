@@ -76,7 +76,7 @@ def machine_of(here: str, readers: Readers = NO_READERS) -> str:
 
 def _finished(folder: Path, readers: Readers) -> list[str]:
     """Return the names of the files to pack: those that a bundle may hold, of measurements that ended."""
-    names: list[str] = []
+    names = []
     for path in (path for name in FOLDERS for path in sorted((folder / name).glob("**/[!.]*"))):
         name = path.relative_to(folder).as_posix()
         with contextlib.suppress(InputError):  # what no bundle holds stays

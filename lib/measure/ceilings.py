@@ -112,7 +112,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
     most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), machine.free_bytes(device) / 2)
     width, pace_s = _triad_dtype(device).itemsize, _triad_pace_s(device, min(most, _LOOK_BYTES))
-    probes: list[Probe] = []
+    probes = []
     smallest = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
     for touched in 2 ** np.arange(smallest, np.log2(most) + 1e-9, 1.0):
         level = next((name for name, size in caches.items() if touched <= size), beyond)
@@ -342,7 +342,7 @@ def ceilings(p: MachineParams) -> Ceilings:
 
 def inventory(facts: dict) -> pd.DataFrame:
     """Return the inventory of a machine as a table of two columns, from provenance ``facts``."""
-    flat: Iterable[tuple[str, object]] = [
+    flat = [
         ("machine", facts["machine"]), ("hardware_id", facts["hardware_id"]), ("software_id", facts["software_id"]),
         *facts["hardware"].items(), *facts["software"].items(),
         ("other processes, cores (start, while measuring)",

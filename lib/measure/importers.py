@@ -175,7 +175,7 @@ def neusight_files(folder: Path) -> dict[Path, str]:
     """Return the tables, a GPU each, with their operators; InputError names a GPU that is there twice."""
     files_by_path = {path: op for op in NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
                      for path in sorted(folder.glob(f"{place}/*.csv"))}
-    first: dict[tuple[str, str], Path] = {}
+    first = {}
     for path, op in files_by_path.items():
         if (other := first.setdefault((op, path.stem), path)) != path:
             raise InputError(f"{other} and {path} are of one GPU; leave one of them out")
@@ -198,7 +198,7 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     torch's release. In its products N is the contraction. Returns a ``sweep`` table a device. Raises InputError naming what is
     not there, and a GPU that is there twice.
     """
-    tables: dict[str, list[pd.DataFrame]] = {}
+    tables = {}
     known = {device.name: device.id for device in definitions.load_devices().values()}
     for path, op in neusight_files(folder).items():
         device = entry(known, path.stem, "device", "in params/devices.yaml, add it there")

@@ -65,7 +65,7 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     slower than usual do not count where five others exist.
     """
     device_id = str(machine.device(device_id))
-    groups: dict[tuple[str, str], list[Case]] = {}
+    groups = {}
     for case, memory in on_device(wanted, device_id):
         groups.setdefault((case.network, memory), []).append(case)
     order = [(number, *key) for number, key in interleaved(list(groups), rounds)]
@@ -129,7 +129,7 @@ def summarise(visits: Collection[Visit], identity: dict[str, Any], device_id: st
     passes = dict(list(_passes(visits).groupby(_CASE, sort=False)))
     shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
               "tf32": bool(identity.get("tf32"))}
-    results: dict[tuple[Case, str], list[Result]] = {}
+    results = {}
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import TORCH
 from lib.errors import InputError
 from lib.measure.networks import runtimes
 from lib.work import dtypes, networks
@@ -36,7 +36,7 @@ class Case:
     dtype: str = "fp32"
     channels_last: bool = False
     compiled: bool = False
-    runtime: str = RUNTIMES[0]
+    runtime: str = TORCH
     threads: int = 0
     instances: int = 1
 
@@ -44,7 +44,7 @@ class Case:
     def words(self) -> str:
         """Return it in a line."""
         return " ".join([self.network, self.mode, f"b{self.batch_size}", self.dtype, *["channels_last"] * self.channels_last,
-                         *["compiled"] * self.compiled, *[self.runtime] * (self.runtime != RUNTIMES[0]),
+                         *["compiled"] * self.compiled, *[self.runtime] * (self.runtime != TORCH),
                          *[f"{self.threads} threads"] * bool(self.threads),
                          *[f"{self.instances} instances"] * (self.instances > 1)])
 
@@ -61,7 +61,7 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
     """
     torch.manual_seed(_SEED)
     net = networks.network(case.network, case.batch_size, case.input_shape)
-    if case.runtime != RUNTIMES[0]:
+    if case.runtime != TORCH:
         return _exported(case, net, folder)
     if case.dtype == "int8":
         raise InputError(f"torch has no int8 networks; use the runtime {' or '.join(runtimes.TYPES)}")
@@ -112,7 +112,7 @@ def _compared(case: Case, run: Callable[[], object], usual: np.ndarray, begin: f
     """Run a pass and compare its output with that of torch in fp32; InputError where it is another one."""
     begin = time.perf_counter() if begin is None else begin
     output, prepare_s = run(), time.perf_counter() - begin
-    output = capture.first_tensor(output).float().numpy() if case.runtime == RUNTIMES[0] else output[0]
+    output = capture.first_tensor(output).float().numpy() if case.runtime == TORCH else output[0]
     if output.shape != usual.shape:
         raise InputError(f"{case.words}: outputs have the shape {output.shape}, those of torch {usual.shape}")
     distance = np.linalg.norm(output - usual) / max(np.linalg.norm(usual), 1e-9)

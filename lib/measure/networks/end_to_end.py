@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from lib import locks
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import TORCH
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
@@ -101,7 +101,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
     """Return the program of a case, on its threads, warmed up."""
-    limited = case.compiled or case.runtime != RUNTIMES[0]
+    limited = case.compiled or case.runtime != TORCH
     with machine.on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
         one_pass, prepare_s = program(case, device, how.folder)
 
@@ -183,7 +183,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     gpu, rss_mb = watch.reading().gpu, _status_mb("VmHWM") - before_mb
     energy, calls = windows.of_calls(synchronized, 1, how.energy_s, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
-    tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan
+    tensors_mb = tensor_peak_mb(run, device) if case.runtime == TORCH else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
                   prepare_s=prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 

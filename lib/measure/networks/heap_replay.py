@@ -56,7 +56,7 @@ def leave_room() -> None:
 
 def steps_of(plan: Iterable[list]) -> tuple[list[Step], int]:
     """Return what each operator takes and frees, tensors by number, and how many tensors there are."""
-    numbers: dict[int, int] = {}
+    numbers = {}
     steps = []
     for (early, late), made, freed in zip(*plan, strict=True):
         new = [(numbers.setdefault(name, len(numbers)), size) for name, size in made]
@@ -105,7 +105,7 @@ def main() -> None:
     addresses = [0] * tensors
     libc.free(libc.malloc(_MAPPED))
     fill_holes()
-    running: list[int] = []
+    running = []
     for n in range(_LAYOUTS):
         if len(running) == len(os.sched_getaffinity(0)):
             wait_for(running.pop(0))

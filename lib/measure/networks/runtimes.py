@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import ONNXRUNTIME
 from lib.errors import InputError, choices
 
 TYPES = {"onnxruntime": ("fp32", "int8"), "openvino": ("fp32", "bf16", "int8")}
@@ -36,7 +36,7 @@ def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torc
             with _written(path) as new:
                 torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
         path = _quantised(path, arrays, stem) if dtype == "int8" else path
-        return (_onnxruntime if runtime == RUNTIMES[1] else _openvino)(path, arrays, threads, dtype)
+        return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, threads, dtype)
     except ModuleNotFoundError as error:
         raise InputError(f"{runtime} needs the package {error.name}: pip install {error.name}") from error
 

@@ -93,7 +93,7 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
 
 def footprint(op: ops.Op) -> int:
     """Return the bytes of memory that ``op`` touches: what it writes in place over what it read counts once."""
-    touched: dict[int, int] = {}
+    touched = {}
     for number, spec in enumerate((*op.tensors, *op.outputs)):
         key = spec.storage if spec.storage >= 0 else -1 - number
         touched[key] = max(touched.get(key, 0), spec.bytes)
@@ -118,8 +118,8 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     """
     counts_by_kind, total_s = Counter(item.row["kind"] for item in items), budget.left_s
     shares = {"network": _NETWORKS_SHARE, "operator": 1 - _NETWORKS_SHARE}
-    programs: dict[int, Callable] = {}
-    failed: dict[int, str] = {}
+    programs = {}
+    failed = {}
 
     def visit(index: int, _: float) -> Timing | None:
         item, kind = items[index], items[index].row["kind"]

@@ -81,7 +81,7 @@ def _missing(shard: Shard) -> int:
         raise InputError(f"{shard.folder}: no grid {plan['grid']!r} here; there are: {choices(sweeps.grids)}")
     points = {point.key: point for config in spaces.product(sweeps.grids[plan["grid"]], plan["seed"], shard.pair)
               for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
-    kinds: dict[str, set[str]] = {}
+    kinds = {}
     for device, part in shard.table.groupby("device"):
         identity = base.mapping(shard.facts.get("devices"), f"{shard.folder}/sweep.meta.json: devices").get(device)
         hardware = identity.get("hardware") if isinstance(identity, dict) else None

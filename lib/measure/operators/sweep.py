@@ -101,7 +101,7 @@ class _Leader:
         """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
         with ExitStack() as workers:
             ready = self._start(devices, workers)
-            kinds: dict[str, list[str]] = {}
+            kinds = {}
             for device in ready:
                 kinds.setdefault(machine.kind(device), []).append(device)
             for alike in kinds.values():
@@ -116,7 +116,7 @@ class _Leader:
 
     def _start(self, devices: list[str], workers: ExitStack) -> list[str]:
         """Start the workers of devices, all at once, which end with ``workers``; return those that are ready."""
-        starting: dict[str, DeviceSweep] = {}
+        starting = {}
         for device in devices:
             with self._failing(device):
                 starting[device] = DeviceSweep(device, self._p, self._folder, self._stop)

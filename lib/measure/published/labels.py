@@ -16,7 +16,7 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config.base import mapping
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import TORCH
 from lib.errors import InputError, choices
 from lib.measure import importers
 from lib.measure.gpus.card import number_of
@@ -28,7 +28,7 @@ STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside f
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": RUNTIMES[0], "threads": "", "instances": "1", "gpus": "1", "parallel": "ddp",
+         "compile": "false", "runtime": TORCH, "threads": "", "instances": "1", "gpus": "1", "parallel": "ddp",
          "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
@@ -95,7 +95,7 @@ def deepbench(path: Path) -> pd.DataFrame:
 
 def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
     """Yield operator, mode, ms and GPUs of the rows below the headers of GEMMs, convolutions and all-reduces."""
-    places: dict[str, int] = {}
+    places = {}
     for row in cells:
         texts = {cell.strip().lower().partition(" (f")[0]: place for place, cell in enumerate(row) if isinstance(cell, str)}
         if any(names <= texts.keys() for names in ({"m", "n", "k"}, {"w", "h", "c"}, {_CARDS})):
@@ -224,7 +224,7 @@ def plain(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} has unknown columns {choices(unknown)}; it takes: {choices(COLUMNS)}")
     given = {name: table[name].mask(table[name] == "", usual) for name, usual in USUAL.items() if name in table}
     result = _labels(**{**table, **given, "measured_ms": pd.to_numeric(table["measured_ms"], errors="coerce")})
-    result["runtime"] = result["runtime"].replace("pytorch", RUNTIMES[0])  # as tables of earlier releases have it
+    result["runtime"] = result["runtime"].replace("pytorch", TORCH)  # as tables of earlier releases have it
     return result if "includes" in table else result.assign(includes=result["mode"].map({"train": " ".join(STEP)}).fillna(""))
 
 

@@ -30,7 +30,7 @@ def network(name: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[
         raise InputError(f"model '{PREFIX}:{name}' takes pictures, channels x height x width, not {input_shape}; give "
                          f"{'x'.join(map(str, stated.get('input_size') or (3, 224, 224)))}")
     channels, *size = sample[0].shape
-    options: dict[str, Any] = {"in_chans": channels}
+    options = {"in_chans": channels}
     if given and stated.get("fixed_input_size"):
         options["img_size"] = tuple(size)
 

@@ -107,7 +107,7 @@ class _Answering(TorchDispatchMode):
         self._values, self._turns = values, dict.fromkeys(values, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answers: Sequence[Any] = ()
+        answers = ()
         if _hangs_on_values(func) and (key := (str(func), _place())) in self._turns:
             answers, turn = self._values[key], self._turns[key]
             self._turns[key] = (turn + 1) % len(answers)

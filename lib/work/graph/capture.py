@@ -29,7 +29,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
     """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared."""
-    done: dict[int, torch.Tensor] = {}
+    done = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()

@@ -48,7 +48,7 @@ def family(name: str) -> Family:
 
 @cache
 def _covering() -> dict[str, list[Family]]:
-    covering: dict[str, list[Family]] = {}
+    covering = {}
     for item in families().values():
         for name in item.covers:
             covering.setdefault(name, []).append(item)
