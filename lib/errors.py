@@ -45,6 +45,15 @@ def refused(before: str, after: str = "") -> Iterator[None]:
         raise InputError(f"{before}{one_line(error)}{after}") from None
 
 
+@contextmanager
+def beginning(where: str, without: str = "") -> Iterator[None]:
+    """Have an InputError of this block begin with ``where``, and leave out a text, such as a scratch folder's path."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).replace(without, '')}") from None
+
+
 def _text(error: BaseException) -> str:
     """Return an error's message; empty if its ``__str__`` fails, as a user's own class may."""
     try:

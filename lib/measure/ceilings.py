@@ -1,7 +1,7 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path

@@ -20,7 +20,7 @@ import pandas as pd
 
 from lib import store
 from lib.csv_files import LARGEST_MB
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, refused
 from lib.measure import importers
 from lib.tables import columns
 
@@ -143,13 +143,8 @@ def data_folder(path: Path | None) -> Iterator[Path | None]:
         raise InputError(f"{path} is neither a folder nor a wheel (aiconfigurator_core-<version>{_SUFFIX})")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / path.name
-        try:
-            with zipfile.ZipFile(path) as archive:
-                _unpack(archive, folder, path)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged file fails in many ways
-            raise InputError(f"{path} is no wheel or is damaged: {one_line(error)}") from None
+        with refused(f"{path} is no wheel or is damaged: "), zipfile.ZipFile(path) as archive:
+            _unpack(archive, folder, path)
         yield folder
 
 

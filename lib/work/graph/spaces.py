@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from lib import paths
 from lib.config.base import Positive, Strict, load, number, some, whole
-from lib.errors import InputError, choices, entry
+from lib.errors import InputError, beginning, choices, entry
 from lib.tables import PARAMETERS
 from lib.work import dtypes
 from lib.work.graph import counts, families
@@ -114,10 +114,8 @@ def load_sweeps(path: Path = paths.PARAMS / "sweeps.yaml") -> Sweeps:
         if any(axis.log or axis.linear for axis in grid.axes.values()):
             raise InputError(f"{path}: a grid takes exact lists, no ranges")
     for name, item in [*sweeps.spaces.items(), *((grid.op, grid) for grid in sweeps.grids.values())]:
-        try:
+        with beginning(str(path)):
             _check_axes(name, item.axes)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
     return sweeps
 
 
