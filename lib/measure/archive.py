@@ -68,7 +68,7 @@ def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
     return name, f"{reference} has no {what}: that of {name} stands in."
 
 
-def hardware(folder: Path) -> dict[str, Any]:
+def hardware(folder: Path) -> store.Facts:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
     for path in sorted(folder.glob("**/*.meta.json")):
         facts = store.read_json(path)
@@ -78,7 +78,7 @@ def hardware(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def newest(folder: Path, stem: str, **wanted: str) -> tuple[dict[str, Any], Path] | None:
+def newest(folder: Path, stem: str, **wanted: str) -> tuple[store.Facts, Path] | None:
     """Return the CSV of the last measurement in ``folder`` that is named ``stem`` or ``stem-v2``, ..., after its provenance.
 
     Only those count whose provenance has the facts ``wanted``; None where there is none.

@@ -58,7 +58,7 @@ def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool
     return names
 
 
-def machine_of(here: str, readers: Readers = NO_READERS) -> str:
+def machine_of(here: str, readers: Readers) -> str:
     """Return the machine that measured what ``pack`` would pack: ``here`` where it did, or nothing says so, else the only one.
 
     Raises InputError where several others did.

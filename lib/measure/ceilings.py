@@ -163,7 +163,7 @@ def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
             "verdict": worst(timing.verdict, crowded)}
 
 
-def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
+def overheads(device: torch.device, budget_s: float) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     steps = np.diff([time.perf_counter_ns() for _ in range(20_000)]) / 1e3
     scalar, spin = torch.zeros(1, device=device), torch.ones(64, 64)

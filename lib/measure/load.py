@@ -153,7 +153,7 @@ class LoadWatch:
                     self._gpu and self._gpu.reading())
 
 
-def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5, device: str = "cpu") -> Load:
+def wait_for_quiet(threads: int, patience_s: float, window_s: float = 0.5, device: str = "cpu") -> Load:
     """Wait until others leave a device alone, at most ``patience_s``; return the last reading either way.
 
     If the users of a GPU are unknown, it does not wait.

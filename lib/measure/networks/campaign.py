@@ -55,7 +55,7 @@ def on_device(wanted: Sequence[tuple[Case, str]], device_id: str) -> list[tuple[
 
 
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
-            budget_s: float = 0.0, raw: Path | None = None, energy_s: float = LEAST_S) -> tuple[pd.DataFrame, dict[str, Any]]:
+            budget_s: float = 0.0, raw: Path | None = None, energy_s: float = LEAST_S) -> tuple[pd.DataFrame, store.Facts]:
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
     A case has ``case_s`` seconds a round, and five passes at least, then ``energy_s`` where there is a meter; no process starts
@@ -124,7 +124,7 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 
 
-def summarise(visits: Collection[Visit], identity: dict[str, Any], device_id: str) -> pd.DataFrame:
+def summarise(visits: Collection[Visit], identity: store.Facts, device_id: str) -> pd.DataFrame:
     """Return the table ``networks`` from the visits of all rounds."""
     passes = dict(list(_passes(visits).groupby(_CASE, sort=False)))
     shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
@@ -142,7 +142,7 @@ def _on_threads(case: Case, every: int) -> Case:
     return replace(case, threads=case.threads or every)
 
 
-def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
+def _row(results: list[Result], passes: pd.DataFrame | None) -> store.Facts:
     """Return latency, spread, memory, status and verdict of one case from its visits."""
     if passes is None:
         return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": UNUSABLE,

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from lib import locks
+from lib import locks, store
 from lib.config.definitions import TORCH
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
@@ -188,7 +187,7 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
                   prepare_s=prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
-def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], dict[str, Any]]:
+def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], store.Facts]:
     """Measure cases in this process, one after another; DeviceLostError where a GPU breaks."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
@@ -215,7 +214,7 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
 
 
 def in_a_process(cases: Sequence[Case], device_id: str, how: Conditions,
-                 memory: str = "default") -> tuple[list[Result], dict[str, Any]]:
+                 memory: str = "default") -> tuple[list[Result], store.Facts]:
     """Measure cases in a new process, each for ``case_s`` and five passes at least; return results and the identity.
 
     What torch compiles is kept beside exported files. On a disturbed processor a case takes up to three times as long, until

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
@@ -61,7 +60,7 @@ class Visit(Strict):
     memory: str
     device: str
     results: list[Result]
-    identity: dict[str, Any]
+    identity: store.Facts
 
     @property
     def key(self) -> Key:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ LEAST_ROUNDS = 3
 _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
 
 
-def crowding(visits: pd.DataFrame, spare_cores: int = 0) -> pd.Series:
+def crowding(visits: pd.DataFrame, spare_cores: int) -> pd.Series:
     """Return for each visit what others and the host used around its time, a median over NEIGHBOURS visits.
 
     On a CPU it is the cores beyond those that ``spare_cores`` idle ones could give, on a GPU the share of its time. A process
@@ -101,13 +100,13 @@ def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
                             f"{len(used)} rounds{why}")
 
 
-def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
+def unsettled(folder: Path, spare_cores: int) -> set[str]:
     """Return the configurations of one device whose rounds do not agree yet."""
     table = summarise(store.read(folder / "repeats.csv", "repeats"), spare_cores)
     return set(table.loc[table["verdict"] != STABLE, "config"])
 
 
-def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
+def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFrame:
     """Return the ``sweep`` rows of one device.
 
     A configuration failed if one of its visits failed or repeated the result before it; one that was never visited has no row.
@@ -144,7 +143,7 @@ def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     return frame.fillna({"energy_method": NOT_MEASURED})
 
 
-def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+def derive(folder: Path, facts: store.Facts) -> pd.DataFrame:
     """Derive the table of a sweep (all devices) from its raw files, and write it."""
     tables = [_device_table(raw_files.raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
@@ -152,7 +151,7 @@ def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
     return write(table, folder, facts)
 
 
-def write(table: pd.DataFrame, folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+def write(table: pd.DataFrame, folder: Path, facts: store.Facts) -> pd.DataFrame:
     """Write the table of a sweep with its provenance and, for convolutions, the files of ``export``; return it."""
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
     store.write_meta(path, "sweep", **facts)

@@ -30,7 +30,7 @@ _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose whic
 class Item:
     """One thing to time: its row of work without the time, and how to build the call."""
 
-    row: dict[str, Any]
+    row: store.Facts
     build: Callable[[], Call]
 
 
@@ -142,7 +142,7 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
 
 
 def measure_work(models: list[str], batch_size: int, precision: str, device_id: str,
-                 budget_s: float) -> tuple[pd.DataFrame, dict[str, Any]]:
+                 budget_s: float) -> tuple[pd.DataFrame, store.Facts]:
     """Time the forward pass of each of ``models`` and the costliest operators of the first, in about ``budget_s``.
 
     Returns a row each (columns WORK of lib.predict.analytic.roofline) and the provenance. Raises InputError for an unknown
@@ -171,7 +171,7 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     return pd.DataFrame(rows), facts
 
 
-def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:
+def save_points(frame: pd.DataFrame, facts: store.Facts) -> Path:
     """Write a table ``points`` to ``data/points/`` with its provenance; return its path."""
     stem = f"points_{facts['parameters']['device'].replace(':', '-')}_{facts['parameters']['dtype']}"
     with locks.writer(paths.POINTS, locks.PATIENCE_S):  # another device or host may write its points at the same time

@@ -3,7 +3,6 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
-def measured_on(folder: Path) -> dict[str, Any]:
+def measured_on(folder: Path) -> store.Facts:
     """Return the hardware, software and threads of what is in a raw folder; empty where that is not known."""
     path = folder / _MEASURED_ON
     return mapping(store.read_json(path), path) if path.exists() else {}
@@ -72,7 +71,7 @@ class RawFiles:
                             row["latency_type"], row["cache"])
             self.configs[row["config"]] = (config, config.ops(self.device))
 
-    def claim(self, facts: dict[str, Any]) -> None:
+    def claim(self, facts: store.Facts) -> None:
         """Write down the hardware, software and threads of what is measured into these files.
 
         Raises InputError where visits are in them that were made on another card, processor, or with other software.
@@ -86,7 +85,7 @@ class RawFiles:
                              "give this sweep another name")
         store.write_json(facts, self.folder / _MEASURED_ON)
 
-    def _append(self, table: str, row: dict[str, Any]) -> None:
+    def _append(self, table: str, row: store.Facts) -> None:
         self._files[table].append([row[name] for name in columns(table)])
 
     def enter(self, config: spaces.Config, ops: Ops, skipped: str = "") -> None:
@@ -101,14 +100,14 @@ class RawFiles:
         else:
             self.configs[config.key] = (config, ops)
 
-    def add(self, key: str, number: int, result: dict[str, Any]) -> None:
+    def add(self, key: str, number: int, result: store.Facts) -> None:
         """Write down one visit."""
         self._append("repeats", {"config": key, "round": number, **result})
         self.visits.add((key, number))
         if result["status"] != "ok":
             self.failed[key] = result["reason"]
 
-    def add_energy(self, key: str, result: dict[str, Any]) -> None:
+    def add_energy(self, key: str, result: store.Facts) -> None:
         """Write down one energy loop."""
         self._append("energies", {"config": key, **result})
         if np.isfinite(result["energy_j"]):

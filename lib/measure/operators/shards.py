@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -25,9 +24,9 @@ class Shard:
     """One measured shard: its folder, its plan, which of how many it is, its provenance and its table."""
 
     folder: Path
-    plan: dict[str, Any]
+    plan: store.Facts
     pair: tuple[int, int]
-    facts: dict[str, Any]
+    facts: store.Facts
     table: pd.DataFrame
 
 
@@ -127,7 +126,7 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
     return target, missing
 
 
-def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> dict[str, Any]:
+def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> store.Facts:
     """Return the provenance of merged shards: that of the first, with the devices of all, their failures and what they miss."""
     facts = [shard.facts for shard in shards]
     return {"notebook": "03_sweep", "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),

@@ -33,7 +33,9 @@ LAUNCHED = "no CUDA graph of it can be recorded: its launches are in its time"
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, MemoryError)  # of a configuration
 _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
-NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+# a row of ``repeats`` without a time
+NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan, "yardstick_ms": np.nan, "at_s": 0.0,
+           "other_cores": 0.0, "stolen_cores": 0.0, "status": "failed", **GpuUse().columns}
 
 
 class Bench:
@@ -75,14 +77,14 @@ class Bench:
         try:
             samples, calls, reason = self._samples(config, ops)
             low, median, high = np.percentile(samples, (25, 50, 75))
-            row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
-            status = "ok"
+            row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low),
+                    "status": "ok"}
         except _FAILURES as error:
-            status, reason = "failed", self._reason(error)
+            reason = self._reason(error)
         seen = self._watch.reading()
         reference_ms = max(before_ms, self.kernel.after())
-        return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
-                "status": status, "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
+        return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores,
+                **(seen.gpu.columns if seen.gpu else {}), "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
                 "visit_s": time.perf_counter() - self._begin - at_s}
 
     def energy(self, config: Config, ops: Ops, seconds: float) -> dict[str, Any]:

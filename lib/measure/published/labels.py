@@ -110,12 +110,12 @@ def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
                 yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", cell[_MEAN], f"{cell[_CARDS]:.0f}"
 
 
-def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _gemm(cell: store.Facts) -> Iterator[tuple[str, str, float]]:
     layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
     yield f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}", "infer", cell["time (msec)"]
 
 
-def _convolution(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _convolution(cell: store.Facts) -> Iterator[tuple[str, str, float]]:
     operator = "conv2d " + " ".join(f"{name}={cell[old]}" for name, old in _CONVOLUTION.items())
     yield operator, "infer", cell["forward (msec)"]
     of_inputs, of_weights = (value if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float) else None

@@ -61,7 +61,7 @@ def workload_of(workload_id: str, model: str, batch_size: int, folder: str = "")
 
 
 def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
-          options: dict[str, Any] | None = None) -> list[Cell]:
+          options: store.Facts | None = None) -> list[Cell]:
     """Return the cells of the matrix for one device; ``wanted`` names some of them, ``options`` override parameters.
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
@@ -104,7 +104,7 @@ def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
     return call(_measure, p, workload)
 
 
-def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
+def _outcome(cell: Cell, repeat: int, measure: Measure) -> store.Facts:
     """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason, but for a device that others hold."""
     row = {"label": cell.label, "arch": cell.workload.model, "backend": cell.params.device.partition(":")[0],
            "batch_size": cell.workload.batch_size, "precision": cell.params.precision, "repeat": repeat, "status": "ok",
@@ -122,7 +122,7 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
 
 
 def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
-               report: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
+               report: Callable[[store.Facts], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
     Cells that have them are skipped, so that a second call resumes; one that comes meanwhile waits, and then measures what is

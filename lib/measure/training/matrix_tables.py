@@ -1,7 +1,6 @@
 """The throughput of a matrix as files, a CSV and a Markdown table an environment: derived from its runs, and compared."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -31,7 +30,7 @@ def rows(runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(settings=[_settings(row) for row in table.to_dict("records")])[columns("matrix")]
 
 
-def _settings(row: dict[str, Any]) -> str:
+def _settings(row: store.Facts) -> str:
     """Return what is not as usual in a configuration; threads are the machine's, and go with its id."""
     usual = ProfileParams().model_dump()
     changed = [f"{name}={row[name]}" for name in matrix.SETTINGS

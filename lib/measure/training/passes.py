@@ -52,7 +52,7 @@ class Stopwatch(Observer):
     the batch is timed, from the creation of the stopwatch. ``observer`` gets all calls, too.
     """
 
-    def __init__(self, device: torch.device, last: int, every: bool = False, observer: Observer | None = None):
+    def __init__(self, device: torch.device, last: int, every: bool, observer: Observer | None = None):
         self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
         self._observer = observer or Observer()
         self.start, self.mark = self._observer.start, self._observer.mark

@@ -29,8 +29,8 @@ def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     return runs[same & (runs["verdict"] == STABLE)]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None = None,
-          earlier_ms: list[float] | None = None) -> tuple[str, str]:
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None,
+          earlier_ms: list[float]) -> tuple[str, str]:
     """Return the verdict on a run and the reason, empty when it is stable.
 
     Looked at: the spread of its steps (n,); drift between its thirds; ``pipelined_ms``, the pipelined step, where it must

@@ -228,7 +228,7 @@ def optimizer_ops(elements: int, optimizer: str) -> Ops:
 
 
 def capture_function(function: Callable[..., torch.Tensor], given: Sequence[tuple[TensorSpec, bool]],
-                     passes: str, device: str = "cpu") -> Ops:
+                     passes: str, device: str) -> Ops:
     """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs, on ``device``.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.

@@ -273,7 +273,7 @@ def _values(grid: Grid) -> dict[str, tuple]:
     return {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
 
 
-def too_large(grid: Grid, shard: tuple[int, int] = (0, 1)) -> str:
+def too_large(grid: Grid, shard: tuple[int, int]) -> str:
     """Return why a shard (i of n) of a grid cannot be walked to its end, and what can; empty where it can."""
     size = prod(len(values) for values in _values(grid).values())
     points = len(range(shard[0], size, shard[1]))
