@@ -62,6 +62,13 @@ def _text(error: BaseException) -> str:
         return ""
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, the outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out: Python's, the system's, or torch's on any device."""
     text = _text(error).lower()

@@ -153,16 +153,6 @@ def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
         return None
 
 
-def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
-    fast_ms = float(np.percentile(timing.samples_ms, 10))
-    return {**constants, "dtype": probe.dtype, "level": probe.level, "source": "measured",
-            "method": probe.method + ", as a CUDA graph" * timing.graphed,
-            "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
-            "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
-            "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
-            "verdict": worst(timing.verdict, crowded)}
-
-
 def overheads(device: torch.device, budget_s: float) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     steps = np.diff([time.perf_counter_ns() for _ in range(20_000)]) / 1e3
@@ -250,13 +240,22 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
             crowded = seen.verdict(threads)
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
-    timed = list(zip(probes, timings, strict=True))
-    constants = {"device": str(device), "threads": threads, **ids}
-    rows = [_row(probe, timing, constants, crowded) for probe, timing in timed if timing.n]
+    rows, without = [], []
+    for probe, timing in zip(probes, timings, strict=True):
+        if not timing.n:
+            without.append(probe)
+            continue
+        fast_ms = float(np.percentile(timing.samples_ms, 10))
+        rows.append({"device": str(device), "threads": threads, **ids, "dtype": probe.dtype, "level": probe.level,
+                     "source": "measured", "method": probe.method + ", as a CUDA graph" * timing.graphed,
+                     "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
+                     "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
+                     "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
+                     "verdict": worst(timing.verdict, crowded)})
     if not rows:
         raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
-    table, without = pd.DataFrame(rows, columns=columns("ceilings")), [probe for probe, timing in timed if not timing.n]
-    return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
+    return _save(pd.DataFrame(rows, columns=columns("ceilings")), small, p,
+                 {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
 
 
 def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict, without: list[Probe]) -> Ceilings:

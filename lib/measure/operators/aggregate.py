@@ -121,8 +121,11 @@ def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFr
     frame = configs[(configs["status"] != "ok") | configs["config"].isin(visits["config"])]
     frame = frame.merge(summarise(visits, identity.get("spare_cores", 0)), on="config", how="left")
     frame["status"] = frame["status"].mask(frame["config"].isin(failed.index), "failed")
-    frame = _with_energies(frame, folder / "energies.csv")
-    broken = frame["status"] != "ok"
+    broken, path = frame["status"] != "ok", folder / "energies.csv"  # which a folder of an older version lacks
+    loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
+    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left").fillna({"energy_method": NOT_MEASURED})
+    frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]),
+                                                          np.where(broken, "it has no time either", _NO_LOOP))
     frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores", "n"]] = np.nan
     values = pd.DataFrame(list(map(json.loads, frame["parameters"])), index=frame.index)
     seconds = frame["latency_ms"] / 1e3
@@ -132,15 +135,6 @@ def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFr
         verdict=frame["verdict"].where(~broken, UNUSABLE), device=device, gflops=frame["flops"] / seconds / 1e9,
         gbps=frame["bytes"] / seconds / 1e9, tf32=bool(identity.get("tf32")),
         **{name: identity[name] for name in ("hardware_id", "software_id", "threads")})[columns("sweep")]
-
-
-def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the configurations with their energies, or why they have none; a folder of an older version has no such file."""
-    loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
-    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left")
-    why = np.where(frame["status"] == "ok", _NO_LOOP, "it has no time either")
-    frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]), why)
-    return frame.fillna({"energy_method": NOT_MEASURED})
 
 
 def derive(folder: Path, facts: store.Facts) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Networks and their operators timed in isolation: the forward pass of a model, and each distinct operator in it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -46,21 +46,25 @@ def _forward(net: networks.Network, precision: str, device: torch.device) -> Cal
     return call
 
 
-def _item(net: networks.Network, precision: str, device: torch.device, build: Callable, work: list[ops.Op],
-          **row: Any) -> Item:
-    """Return something to time that runs the operators ``work``."""
+def _items(nets: list[networks.Network], precision: str, device: torch.device) -> list[Item]:
+    """Return the forward pass of each network, and the costliest operators of the first in isolation, as things to time."""
     ids = machine.ids()
-    return Item({"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids,
-                 "arch": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in work),
-                 "occurrences": 1, "flops": sum(counts.flops(op) for op in work), "level": "", "roof_dtype": precision,
-                 "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
 
+    def item(net: networks.Network, build: Callable[[], Call], work: Sequence[ops.Op], **row: Any) -> Item:
+        calls = sum(op.short not in counts.VIEWS for op in work)
+        return Item({"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory",
+                     **ids, "arch": net.name, "batch_size": net.shape[0], "calls": calls, "occurrences": 1,
+                     "flops": sum(counts.flops(op) for op in work), "level": "", "roof_dtype": precision,
+                     "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
 
-def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
-    """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device))
-    return _item(net, precision, device, partial(_forward, net, precision, device), graph.ops, kind="network", family=net.name,
-                 label=f"{net.name} b{net.shape[0]}"), graph
+    graphs = [capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device)) for net in nets]
+    items = [item(net, partial(_forward, net, precision, device), graph.ops, kind="network", family=net.name,
+                  label=f"{net.name} b{net.shape[0]}") for net, graph in zip(nets, graphs, strict=True)]
+    for op, occurrences in _costliest(graphs[0]):
+        family, short = _named(op)
+        items.append(item(nets[0], partial(rebuild.runnable, [op], device), [op], kind="operator", calls=1, family=family,
+                          label=f"{family} {short}", occurrences=occurrences, footprint=footprint(op)))
+    return items
 
 
 def _named(op: ops.Op) -> tuple[str, str]:
@@ -78,8 +82,8 @@ def _named(op: ops.Op) -> tuple[str, str]:
 
 def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
     """Return OPERATORS distinct operators with their occurrences: the two costliest of each family, then what costs most."""
-    known = [op for op in graph.ops if counts.is_counted(op) and counts.flops(op) > 0]
-    seen, first = Counter(known), {op: op for op in reversed(known)}  # the first of equal ones has its outputs
+    working = [op for op in graph.ops if counts.flops(op) > 0]
+    seen, first = Counter(working), {op: op for op in reversed(working)}  # the first of equal ones has its outputs
 
     def cost(op: ops.Op) -> float:
         return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
@@ -98,16 +102,6 @@ def footprint(op: ops.Op) -> int:
         key = spec.storage if spec.storage >= 0 else -1 - number
         touched[key] = max(touched.get(key, 0), spec.bytes)
     return sum(touched.values())
-
-
-def operator_items(net: networks.Network, graph: ops.Graph, precision: str, device: torch.device) -> list[Item]:
-    """Return the costliest operators of a network as something to time, each in isolation."""
-    items = []
-    for op, occurrences in _costliest(graph):
-        family, short = _named(op)
-        items.append(_item(net, precision, device, partial(rebuild.runnable, [op], device), [op], kind="operator", calls=1,
-                           family=family, label=f"{family} {short}", occurrences=occurrences, footprint=footprint(op)))
-    return items
 
 
 def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[Timing], list[str]]:
@@ -150,9 +144,7 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     """
     device, budget = machine.device(device_id), Budget(budget_s)
     machine.use(device)
-    nets = [networks.network(name, batch_size) for name in models]
-    captured = [network_item(net, precision, device) for net in nets]
-    items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
+    items = _items([networks.network(name, batch_size) for name in models], precision, device)
     threads = torch.get_num_threads()
     with locks.device(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))

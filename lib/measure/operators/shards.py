@@ -111,6 +111,13 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
     if (twice := table[table.duplicated(["device", "config"])]).size:
         raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
     missing = {shard.plan["shard"]: count for shard in shards if (count := _missing(shard))}
+    failures = {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
+                for device, reason in shard.facts.get("failures", {}).items()}
+    facts = {"notebook": "03_sweep", "started_utc": min(str(shard.facts.get("started_utc", "")) for shard in shards),
+             "parameters": shards[0].facts.get("parameters", {}),
+             "devices": {device: identity for shard in shards for device, identity in shard.facts["devices"].items()},
+             "failures": failures | {f"shard {shard}": f"shard {shard} misses {count} points"
+                                     for shard, count in missing.items()}}
     target = paths.SWEEPS / name
     with locks.writer(target), files.writing(target):
         if target.exists():
@@ -121,17 +128,6 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
                 for raw in sorted(path.parent for path in shard.folder.glob("*/repeats.csv")):
                     shutil.copytree(raw, folder / f"{raw.name}.{shard.pair[0]}-of-{shard.pair[1]}")
             store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
-            aggregate.write(table, folder, _facts(shards, missing))
+            aggregate.write(table, folder, facts)
             folder.rename(target)
     return target, missing
-
-
-def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> store.Facts:
-    """Return the provenance of merged shards: that of the first, with the devices of all, their failures and what they miss."""
-    facts = [shard.facts for shard in shards]
-    return {"notebook": "03_sweep", "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),
-            "parameters": facts[0].get("parameters", {}),
-            "devices": {device: identity for fact in facts for device, identity in fact["devices"].items()},
-            "failures": {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
-                         for device, reason in shard.facts.get("failures", {}).items()} |
-                        {f"shard {shard}": f"shard {shard} misses {count} points" for shard, count in missing.items()}}

@@ -104,26 +104,25 @@ def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
             places = {}  # a block of another kind begins
         elif places and isinstance(row[2], int | float) and row[2] > 0:
             cell = {name: row[place] for name, place in places.items()}
-            if _CARDS not in cell:
-                yield from ((*label, "1") for label in (_gemm(cell) if "m" in cell else _convolution(cell)))
+            if "m" in cell:
+                layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
+                operator = f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}"
+                yield operator, "infer", cell["time (msec)"], "1"
+            elif _CARDS not in cell:
+                yield from _convolution(cell)
             elif cell[_CARDS] <= _IN_A_MACHINE and cell[_MEAN] > 0:
                 yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", cell[_MEAN], f"{cell[_CARDS]:.0f}"
 
 
-def _gemm(cell: store.Facts) -> Iterator[tuple[str, str, float]]:
-    layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
-    yield f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}", "infer", cell["time (msec)"]
-
-
-def _convolution(cell: store.Facts) -> Iterator[tuple[str, str, float]]:
+def _convolution(cell: store.Facts) -> Iterator[tuple[str, str, float, str]]:
     operator = "conv2d " + " ".join(f"{name}={cell[old]}" for name, old in _CONVOLUTION.items())
-    yield operator, "infer", cell["forward (msec)"]
+    yield operator, "infer", cell["forward (msec)"], "1"
     of_inputs, of_weights = (value if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float) else None
                              for end in ("inputs", "parameters"))
     if of_weights is not None:
-        yield f"{operator} input_grad=0", "train", float(of_weights)
+        yield f"{operator} input_grad=0", "train", float(of_weights), "1"
         if of_inputs is not None:
-            yield f"{operator} input_grad=1", "train", float(of_inputs + of_weights)
+            yield f"{operator} input_grad=1", "train", float(of_inputs + of_weights), "1"
 
 
 def torchvision_cards(path: Path) -> pd.DataFrame:

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lib.errors import causes
+
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
 _OVERWRITE = frozenset("""uniform_ normal_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ fill_ zero_ copy_
     erfinv_ mul_ div_ add_ sub_ clamp_ clamp_min_ clamp_max_ exp_ log_ neg_ pow_ sqrt_ abs_""".split())  # change values alone
@@ -107,19 +109,10 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
         with _lock, running(), _Large():
             return unwritten(builder)
     except Exception as error:
-        if not _of_fakes(error):
+        reasons = [f"{type(cause).__name__} {cause}" for cause in causes(error)]
+        if not any(words in reason for reason in reasons for words in _FAKES_FAULTS):
             raise
         return unwritten(builder)
-
-
-def _of_fakes(error: BaseException | None) -> bool:
-    """Return whether an error, or what it came of, is about tensors that have no values."""
-    while error is not None:
-        text = f"{type(error).__name__} {error}"
-        if any(words in text for words in _FAKES_FAULTS):
-            return True
-        error = error.__cause__
-    return False
 
 
 def running() -> AbstractContextManager:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib import paths
+from lib.errors import causes
 from lib.work import user_code
 from lib.work.building import inputs
 
@@ -57,9 +58,7 @@ def places(values: Values) -> tuple[str, ...]:
 
 def missing(error: BaseException | None) -> bool:
     """Return whether an error, or what it came of, is that fake tensors have no values."""
-    while error is not None and not isinstance(error, _MISSING):
-        error = error.__cause__
-    return error is not None
+    return any(isinstance(cause, _MISSING) for cause in causes(error))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -26,16 +26,6 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
-
-
-def _positional(func, args: Sequence, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
-    """Return the arguments with every positional one in its place, defaults filled in: one form of one call."""
-    named, given = dict(kwargs), list(args)
-    for argument in func._schema.arguments[len(given):]:
-        if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
-            break
-        given.append(named.pop(argument.name, argument.default_value))
-    return given, named
 
 
 class Recorder(TorchDispatchMode):
@@ -98,7 +88,11 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         self.sweep()
         module, phase = self._where()
-        given, named = _positional(func, args, kwargs)
+        given, named = list(args), dict(kwargs)
+        for argument in func._schema.arguments[len(given):]:  # every positional one in its place: one form of one call
+            if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
+                break
+            given.append(named.pop(argument.name, argument.default_value))
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
         out = func(*args, **kwargs)
