@@ -74,14 +74,6 @@ class Limits(Strict):
     most_bytes: number(above=0) = 1e8
 
 
-class DeviceLimits(Strict):
-    """The limits of each device type."""
-
-    cpu: Limits = Limits()
-    cuda: Limits = Limits()
-    mps: Limits = Limits()
-
-
 class Space(Strict):
     """The space of one family: its axes, the passes to draw from, and how often it is drawn among others."""
 
@@ -102,7 +94,7 @@ class Grid(Strict):
 class Sweeps(Strict):
     """``params/sweeps.yaml``: limits by device type, a space a family, and named grids."""
 
-    limits: DeviceLimits = DeviceLimits()
+    limits: dict[Literal["cpu", "cuda", "mps"], Limits] = {}
     spaces: dict[str, Space]
     grids: dict[str, Grid] = {}
 
@@ -259,7 +251,7 @@ def sample_families(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp3
             device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[Point]:
     """Draw from several families: each once, then each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
-    limits = getattr(sweeps.limits, device.partition(":")[0])
+    limits = sweeps.limits.get(device.partition(":")[0], Limits())
     draws = {op: sample(op, sweeps.spaces[op], limits, seed + number, dtype, device, shard)
              for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
