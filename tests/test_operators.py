@@ -31,7 +31,7 @@ def canonical(name, params):
     return params
 
 
-def sampled(op, limits=SWEEPS.limits.cpu, seed=0):
+def sampled(op, limits=SWEEPS.limits["cpu"], seed=0):
     return spaces.sample(op, SWEEPS.spaces[op], limits, seed)
 
 

@@ -9,6 +9,7 @@ STABLE_IQR = 0.10  # of the median, as torch.utils.benchmark warns
 NOISY_IQR = 0.25
 QUIET_CORES = 0.10  # what other processes may use without harm: cores, or the share of a GPU's time
 LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
+_LEVEL = 0.95
 STABLE, NOISY, UNUSABLE = VERDICTS = ("stable", "noisy", "unusable")
 
 
@@ -61,16 +62,16 @@ def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: 
     return statistic(samples[places.reshape(draws, -1)[:, :n] % n], axis=1)
 
 
-def interval(drawn: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the central interval that holds a share ``level`` of ``drawn`` (draws,)."""
-    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2))
+def interval(drawn: np.ndarray) -> tuple[float, float]:
+    """Return the central interval that holds 95 % of ``drawn`` (draws,)."""
+    low, high = np.quantile(drawn, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
     return float(low), float(high)
 
 
-def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, level: float = 0.95, draws: int = 1000,
+def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, draws: int = 1000,
               seed: int = 0) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a statistic of ``samples`` (n,)."""
-    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)), level)
+    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)))
 
 
 @dataclass(frozen=True)
