@@ -26,7 +26,6 @@ KEYS = ["env", "arch", "backend", "batch_size", "precision"]
 # by the matrix, for each cell
 _FIXED = {"workload", "model", "folder", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
 _STATISTICS = ["n", "mean", "std", "median", "low", "high"]
-Measure = Callable[[ProfileParams, Workload], pd.Series]
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,13 @@ def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
     return call(_measure, p, workload)
 
 
-def _outcome(cell: Cell, repeat: int, measure: Measure) -> store.Facts:
+def _outcome(cell: Cell, repeat: int) -> store.Facts:
     """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason, but for a device that others hold."""
     row = {"label": cell.label, "arch": cell.workload.model, "backend": cell.params.device.partition(":")[0],
            "batch_size": cell.workload.batch_size, "precision": cell.params.precision, "repeat": repeat, "status": "ok",
            "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
     try:
-        run = measure(cell.params, cell.workload)
+        run = in_a_process(cell.params, cell.workload)
         why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == UNUSABLE else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
     except locks.HeldError:
@@ -121,7 +120,7 @@ def _outcome(cell: Cell, repeat: int, measure: Measure) -> store.Facts:
     return {**row, "at_utc": store.utc_now()}
 
 
-def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
+def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0,
                report: Callable[[store.Facts], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
@@ -142,7 +141,7 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
             if budget.spent or longest_s > budget.left_s + budget_s / 2:
                 break
             begin = time.monotonic()
-            rows.append(_outcome(cell, number + 1, measure))
+            rows.append(_outcome(cell, number + 1))
             longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
             with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
                 file.append(list(rows[-1].values()))  # where other devices add theirs too
