@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lib import paths, store
+from lib.config.base import mapping
 from lib.config.definitions import TORCH
 from lib.errors import InputError, choices
 
@@ -68,14 +69,17 @@ def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
     return name, f"{reference} has no {what}: that of {name} stands in."
 
 
+def identities(meta: Path) -> list[store.Facts]:
+    """Return the facts of a provenance and, of that of a sweep, the identity of each device; InputError for what is neither."""
+    facts = mapping(store.read_json(meta), meta)
+    devices = facts.get("devices")
+    return [facts, *(mapping(entry, meta) for entry in (devices.values() if isinstance(devices, dict) else ()))]
+
+
 def hardware(folder: Path) -> store.Facts:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
-    for path in sorted(folder.glob("**/*.meta.json")):
-        facts = store.read_json(path)
-        for entry in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
-            if entry.get("hardware"):
-                return entry["hardware"]
-    return {}
+    entries = (entry for path in sorted(folder.glob("**/*.meta.json")) for entry in identities(path))
+    return next((entry["hardware"] for entry in entries if entry.get("hardware")), {})
 
 
 def newest(folder: Path, stem: str, **wanted: str) -> tuple[store.Facts, Path] | None:
