@@ -115,18 +115,18 @@ def _entries(folder: Path) -> tuple[Entry, ...]:
             listed += [path] if path.is_file() else []
     if not listed or len(listed) > MOST_FILES:
         raise InputError(f"{folder} holds {len(listed):,} files; a version has 1 to {MOST_FILES:,}")
-    return tuple(sorted((_entry(folder, path) for path in track(listed, "read")), key=lambda entry: entry.name))
+    entries = []
+    for path in track(listed, "read"):
+        size = path.stat().st_size
+        if size > FILE_MB * 1e6:
+            raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {FILE_MB:,}")
+        entries.append(Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size,
+                             rows=store.count_rows(path)))
+    return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 def _refuse(error: OSError) -> None:
     raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
-
-
-def _entry(folder: Path, path: Path) -> Entry:
-    size = path.stat().st_size
-    if size > FILE_MB * 1e6:
-        raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {FILE_MB:,}")
-    return Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size, rows=store.count_rows(path))
 
 
 def _upload(remote: Remote, folder: Path, entry: Entry) -> bool:

@@ -124,8 +124,8 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
         raise InputError(f"{path} is missing; get it with: python -m lib data fetch {dataset} --size {native}")
     with reading(path), zipfile.ZipFile(path) as archive:
         headers = {split: (_header(archive, f"{split}_images"), _header(archive, f"{split}_labels")) for split in SPLITS}
+    (shape, width), stated = _expected(dataset, native), facts(dataset)
     for split, ((images, dtype), (labels, label_dtype)) in headers.items():
-        shape, width = _expected(dataset, native)
         if not images or images[1:] != shape or dtype != np.uint8 or labels != (images[0], width) or images[0] == 0 \
                 or label_dtype.kind not in "iu":
             raise InputError(f"{path}: {split} has images {images} {dtype} and labels {labels} {label_dtype}; {dataset} at "
@@ -133,20 +133,15 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
     images_bytes, free = sum(math.prod(images) for (images, _), _ in headers.values()), psutil.virtual_memory().available
     if images_bytes > free:  # however small it is on disk
         raise InputError(f"{path} holds {images_bytes / 1e9:,.1f} GB of images; {free / 1e9:,.1f} GB of memory are free")
-    _check_labels(path, dataset)
-    return {split: images[0] for split, ((images, _), _) in headers.items()}
-
-
-def _check_labels(path: Path, dataset: str) -> None:
-    """Refuse labels that are no class of the dataset: with them a loss fails in the middle of an epoch."""
-    stated = facts(dataset)
     most = 1 if stated.multi_label else stated.classes - 1
     with reading(path), np.load(path) as arrays:
-        for split in SPLITS:
+        for split in SPLITS:  # with a label that is no class a loss fails in the middle of an epoch
             labels = arrays[f"{split}_labels"]
-            if labels.min() < 0 or labels.max() > most:
-                row = int(((labels < 0) | (labels > most)).any(axis=1).argmax())
+            wrong = ((labels < 0) | (labels > most)).any(axis=1)
+            if wrong.any():
+                row = int(wrong.argmax())
                 raise InputError(f"{path}: label {row} of {split} is {labels[row].tolist()}; {dataset} has 0 to {most}")
+    return {split: images[0] for split, ((images, _), _) in headers.items()}
 
 
 def is_official(path: Path, dataset: str, native: int) -> bool:

@@ -34,21 +34,19 @@ class Item:
     build: Callable[[], Call]
 
 
-def _forward(net: networks.Network, precision: str, device: torch.device) -> Call:
-    dtype = dtypes.torch_dtype(precision)
-    model = net.build().eval().to(device, dtype)
-    placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
-                             net.made("cpu"))
-
-    def call() -> None:
-        with torch.inference_mode():
-            model(*placed, **named)
-    return call
-
-
 def _items(nets: list[networks.Network], precision: str, device: torch.device) -> list[Item]:
     """Return the forward pass of each network, and the costliest operators of the first in isolation, as things to time."""
-    ids = machine.ids()
+    ids, dtype = machine.ids(), dtypes.torch_dtype(precision)
+
+    def forward(net: networks.Network) -> Call:
+        model = net.build().eval().to(device, dtype)
+        placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
+                                 net.made("cpu"))
+
+        def call() -> None:
+            with torch.inference_mode():
+                model(*placed, **named)
+        return call
 
     def item(net: networks.Network, build: Callable[[], Call], work: Sequence[ops.Op], **row: Any) -> Item:
         calls = sum(op.short not in counts.VIEWS for op in work)
@@ -58,7 +56,7 @@ def _items(nets: list[networks.Network], precision: str, device: torch.device) -
                      "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
 
     graphs = [capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device)) for net in nets]
-    items = [item(net, partial(_forward, net, precision, device), graph.ops, kind="network", family=net.name,
+    items = [item(net, partial(forward, net), graph.ops, kind="network", family=net.name,
                   label=f"{net.name} b{net.shape[0]}") for net, graph in zip(nets, graphs, strict=True)]
     for op, occurrences in _costliest(graphs[0]):
         family, short = _named(op)

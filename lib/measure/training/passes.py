@@ -38,11 +38,11 @@ class Limited:
         return self._batches
 
     def __iter__(self) -> Iterator:
-        iterator, end = iter(self._loader), time.monotonic() + self._most_s
-        for number in range(self._batches):
-            if number and time.monotonic() > end:
+        end = time.monotonic() + self._most_s
+        for number, batch in enumerate(self._loader, 1):
+            yield batch
+            if number == self._batches or time.monotonic() > end:
                 return
-            yield next(iterator)
 
 
 class Stopwatch(Observer):

@@ -50,7 +50,10 @@ def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple
             adapted.use_cache = adapted.use_pretrained_backbone = False
             adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
             return kind(adapted)
-    return build, tuple(_bounded(entry, config) for entry in sample)
+    size = getattr(_text(config), "vocab_size", None)
+    if isinstance(size, int) and size > 1:  # whole numbers are those that the vocabulary has
+        sample = tuple(replace(entry, below=size) if entry.name in _TOKEN_INPUTS else entry for entry in sample)
+    return build, sample
 
 
 def family(place: str) -> str:
@@ -184,9 +187,3 @@ def _given(given: tuple[Input, ...], usual: Mapping[str, Input]) -> tuple[Input,
 
 def _typed(entry: Input, usual: Input | None) -> Input:
     return entry if entry.dtype != _UNSTATED else replace(entry, dtype=usual.dtype if usual else FLOAT)
-
-
-def _bounded(entry: Input, config: Any) -> Input:
-    """Return an input with whole numbers that the vocabulary has."""
-    size = getattr(_text(config), "vocab_size", None)
-    return replace(entry, below=size) if entry.name in _TOKEN_INPUTS and isinstance(size, int) and size > 1 else entry
