@@ -15,7 +15,7 @@ from lib.predict.networks.work import Work
 from lib.work.graph import capture, ops
 from tests import in_both_modes, refused
 
-of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+of_glibc = pytest.mark.skipif(not allocator.is_glibc(), reason="another allocator than glibc's")
 
 
 def chain(*layers: nn.Module, mode: str = "infer", shape: tuple[int, ...] = (2, 3, 64, 64)) -> ops.Graph:

@@ -20,6 +20,16 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+def host_ms(call: Call, device: torch.device, calls: int = 1) -> float:
+    """Time ``calls`` calls in a row by the host's clock, until the device has ended them, in ms a call."""
+    synchronize(device)
+    begin = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return (time.perf_counter_ns() - begin) / 1e6 / calls
+
+
 def time_calls(call: Call, calls: int, device: torch.device,
                before: Call | None = None) -> float:
     """Time ``calls`` calls in a row, in ms a call: device events on CUDA, the host's clock elsewhere.
@@ -36,12 +46,7 @@ def time_calls(call: Call, calls: int, device: torch.device,
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / calls
-    synchronize(device)
-    begin = time.perf_counter_ns()
-    for _ in range(calls):
-        call()
-    synchronize(device)
-    return (time.perf_counter_ns() - begin) / 1e6 / calls
+    return host_ms(call, device, calls)
 
 
 def _graphed(call: Call, calls: int, device: torch.device) -> Call:

@@ -29,20 +29,15 @@ HEAPS = {"default": {}, "kept": RETAINED}
 ALWAYS_MAPPED = 2**25  # bytes from which glibc maps a block on its own, however far its threshold has moved
 
 
-def _libc():
-    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
-
-
-def known() -> bool:
-    """Return whether this system's allocator is the one that this module knows."""
-    return _libc() is not None
+def is_glibc() -> bool:
+    """Return whether this system's allocator is glibc's."""
+    return platform.libc_ver()[0] == "glibc"
 
 
 def trim() -> None:
     """Give the memory that this process freed back to the system."""
-    libc = _libc()
-    if libc:
-        libc.malloc_trim(0)
+    if is_glibc():
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def page_faults() -> int:
@@ -125,7 +120,7 @@ def fresh_bytes(plan: Plan) -> float:
     layouts of the heap, on which it depends. 0 where the allocator is another one; all that it makes where that fits into no
     memory here.
     """
-    if not known():
+    if not is_glibc():
         return 0.0
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=json.dumps([*vars(plan).values()]) + "\n",

@@ -27,7 +27,7 @@ from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import Call, synchronize
+from lib.measure.timing import Call, host_ms, synchronize
 from lib.measure.worker import Service, WorkerLostError, call, own_cores, pin
 from lib.work import user_code
 
@@ -120,14 +120,13 @@ def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...
     pin(cores)
     torch.set_num_threads(len(cores))
     with user_code.running(f"{case.words} does not run"):
-        run, prepare_s = _prepared(case, torch.device(device_id), how)
+        device = torch.device(device_id)
+        run, prepare_s = _prepared(case, device, how)
 
         def respond(seconds: float) -> tuple[list[float], float]:
             end, samples_ms = time.perf_counter() + seconds, []
             while len(samples_ms) < LEAST or time.perf_counter() < end:
-                begin = time.perf_counter_ns()
-                run()
-                samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+                samples_ms.append(host_ms(run, device))
             return samples_ms, _status_mb("VmHWM")
 
         yield prepare_s, respond
@@ -167,20 +166,13 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     run, prepare_s = _prepared(case, device, how)
     samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
     watch = LoadWatch(str(device))
-
-    def synchronized() -> None:
-        run()
-        synchronize(device)
-
     while len(samples_ms) < LEAST or time.perf_counter() < begun + how.case_s * (1 if usual >= LEAST else _PATIENCE):
         before_ms = kernel.wait()
-        begin = time.perf_counter_ns()
-        synchronized()
-        samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
+        samples_ms.append(host_ms(run, device))
         reference_ms.append(max(before_ms, kernel.after()))
         usual += not kernel.is_slow(reference_ms[-1])
     gpu, rss_mb = watch.reading().gpu, _status_mb("VmHWM") - before_mb
-    energy, calls = windows.of_calls(synchronized, 1, how.energy_s, meter, idle_w)
+    energy, calls = windows.of_calls(lambda: host_ms(run, device), 1, how.energy_s, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
     tensors_mb = tensor_peak_mb(run, device) if case.runtime == TORCH else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,

@@ -17,7 +17,7 @@ from lib.measure.gpus.watch import GpuUse
 from lib.measure.load import LoadWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import Call, Repeat, repeated, synchronize, time_calls
+from lib.measure.timing import Call, Repeat, host_ms, repeated, synchronize, time_calls
 from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
@@ -165,11 +165,7 @@ class Bench:
                 return time_calls(call, 1, self.device, flush)
             if flush:
                 flush()
-            synchronize(self.device)
-            begin = time.perf_counter_ns()
-            call()
-            synchronize(self.device)
-            return (time.perf_counter_ns() - begin) / 1e6
+            return host_ms(call, self.device)
 
         one()
         if flush and not host and self.device.type == "cuda":
