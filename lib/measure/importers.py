@@ -153,7 +153,7 @@ def checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tup
         if wrong.any():
             raise InputError(f"{path}: {row_name(wrong.idxmax())} has {frame[name][wrong].iloc[0]!r} as {name}: it is a "
                              + (f"whole number from {least} to {_MOST:,}" if name in counts else "number"))
-    return frame.astype({**dict.fromkeys(counts, "int64"), **dict.fromkeys(numbers, "float64")})
+    return frame.astype(dict.fromkeys(counts, "int64") | dict.fromkeys(numbers, "float64"))
 
 
 def row_name(index: int) -> str:

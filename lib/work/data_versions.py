@@ -158,7 +158,7 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
         states = {entry.name: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
         absent = {name: _state(folder, name, "", placed) for name in sorted(placed.keys() - states.keys())
                   if not (folder / name).is_dir()}
-        differing = [name for name, state in {**states, **absent}.items() if state == "differs"]
+        differing = [name for name, state in (states | absent).items() if state == "differs"]
         if differing:
             raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {branch} and are not "
                              f"overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "

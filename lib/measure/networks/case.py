@@ -103,7 +103,7 @@ def _exported(case: Case, net: networks.Network, folder: Path | None) -> Program
     model, (placed, named) = net.build().eval(), net.made("cpu")
     usual, begin = _output(model, placed, named), time.perf_counter()
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        run = runtimes.load(case.runtime, case.dtype, model, placed, named, torch.get_num_threads(),
+        run = runtimes.load(case.runtime, case.dtype, model, placed, named,
                             runtimes.stem(Path(place), case.network, case.batch_size, case.input_shape))
     return _compared(case, run, usual, begin)
 

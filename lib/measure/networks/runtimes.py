@@ -22,8 +22,8 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 
 def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor],
-         threads: int, stem: Path) -> Run:
-    """Return one pass of a model in a runtime on so many threads; files that begin with ``stem`` are used again if they exist.
+         stem: Path) -> Run:
+    """Return one pass of a model in a runtime on torch's threads; files that begin with ``stem`` are used again if they exist.
 
     Raises InputError for an element type or package that is missing, whatever the export or the runtime raises otherwise.
     """
@@ -36,7 +36,7 @@ def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torc
             with _written(path) as new:
                 torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
         path = _quantised(path, arrays, stem) if dtype == "int8" else path
-        return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, threads, dtype)
+        return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, dtype)
     except ModuleNotFoundError as error:
         raise InputError(f"{runtime} needs the package {error.name}: pip install {error.name}") from error
 
@@ -80,20 +80,20 @@ def _quantised(exported: Path, arrays: Sequence[np.ndarray], stem: Path) -> Path
     return path
 
 
-def _onnxruntime(path: Path, arrays: Sequence[np.ndarray], threads: int, _: str) -> Run:
+def _onnxruntime(path: Path, arrays: Sequence[np.ndarray], _: str) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = {entry.name: array for entry, array in zip(session.get_inputs(), arrays, strict=True)}
     return lambda: session.run(None, feed)
 
 
-def _openvino(path: Path, arrays: Sequence[np.ndarray], threads: int, dtype: str) -> Run:
+def _openvino(path: Path, arrays: Sequence[np.ndarray], dtype: str) -> Run:
     import openvino
 
-    wanted = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads,
+    wanted = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads(),
               "INFERENCE_PRECISION_HINT": _OPENVINO_TYPES[dtype]}
     core = openvino.Core()
     if dtype == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):

@@ -181,7 +181,7 @@ class _Leader:
                 earlier = store.read_json(meta)["devices"] if meta.exists() else {}
                 aggregate.derive(self._folder, {
                     "started_utc": started_utc, "notebook": "03_sweep", "parameters": self._p.model_dump(),
-                    "devices": {**earlier, **identities}, "failures": self.reasons,
+                    "devices": earlier | identities, "failures": self.reasons,
                     "invalid": {device: self._points[device].invalid for device in self._sweeps}})
         for error in self._failures.values():
             if not (isinstance(error, _IN_WORDS) or is_broken_device(error)):

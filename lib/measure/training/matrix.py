@@ -69,7 +69,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
     grid, env = matrix.grids[where.type], matrix.environment or machine.name()
-    changed = {**matrix.options, **grid.options, **(options or {})}
+    changed = matrix.options | grid.options | (options or {})
     if fixed := _FIXED & changed.keys():
         raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen, precisions = [], dict.fromkeys(machine.precision(name, where) for name in grid.precisions)

@@ -108,7 +108,7 @@ class BatchProfiler:
             "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms,
             "energy_j": None if math.isnan(energy_j) else energy_j, "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
         texts = {name: f"{value:.5f}" if isinstance(value, float) else value for name, value in changing.items()}
-        row = {**texts, **self._constants}
+        row = texts | self._constants
         self._file.append([row[name] for name in columns("profile")])
         self._step += 1
 

@@ -80,7 +80,7 @@ def _parsed(text: Any, what: str, name: str, usual: str) -> Input:
         raise InputError(f"{what} {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28, tokens and "
                          "their element type such as 512:int64, or a YAML file of several inputs")
     sizes = tuple(map(int, match["sizes"].split("x"))) if match["sizes"] else ()
-    torch_names = {**{known: known for known in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
+    torch_names = {name: name for name in (*_WHOLE, *dtypes.NAMES.values())} | dtypes.NAMES
     return Input(sizes, entry(torch_names, match["dtype"], "element type", "of an input") if match["dtype"] else usual, name)
 
 

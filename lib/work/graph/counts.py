@@ -7,7 +7,6 @@ each distinct element that is read, and each that is written.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import log2, prod
 
 from lib.work.graph import shapes
@@ -170,12 +169,17 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
+
+
+def _each(costs: dict[str, int], specs: Callable[[Op], tuple[TensorSpec, ...]]) -> dict[str, Callable[[Op], int]]:
+    """Return formulas by operator: a cost for each element of its first output, or of its first tensor."""
+    return {name: lambda op, cost=cost: cost * sum(spec.elements for spec in specs(op)[:1]) for name, cost in costs.items()}
+
+
 # what an operator computes beside its multiply-adds
 _OTHER: dict[str, Callable[[Op], int]] = {
-    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.outputs[:1]), cost)
-       for name, cost in {**PER_OUTPUT, **{name: _CELL if "rnn" in name else 0 for name in _MACS}}.items()},
-    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.tensors[:1]), cost)
-       for name, cost in {**PER_INPUT, **dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0)}.items()},
+    **_each(PER_OUTPUT | {name: _CELL if "rnn" in name else 0 for name in _MACS}, lambda op: op.outputs),
+    **_each(PER_INPUT | dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0), lambda op: op.tensors),
     "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier), **dict.fromkeys(("sort", "topk", "kthvalue"), _ordering),

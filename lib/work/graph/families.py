@@ -95,7 +95,7 @@ def _unlikely(item: Family, full: Params) -> str:
 def settled(name: str, params: Params) -> Params:
     """Return ``params`` completed by the family's defaults; InputError names what is unknown or missing."""
     item = family(name)
-    full = {**item.defaults, **params}
+    full = item.defaults | params
     unknown = sorted(set(full) - set(item.parameters))
     missing = [parameter for parameter in item.parameters if parameter not in full and parameter not in item.optional]
     if unknown or missing:

@@ -206,7 +206,7 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     if groups == "depthwise":
         return {**values, "groups": values["in_channels"], "out_channels": values["in_channels"]}
     if op.startswith("conv") and groups > 1:
-        return {**values, **{name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}}
+        return values | {name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}
     return values
 
 
