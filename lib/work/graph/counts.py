@@ -104,7 +104,7 @@ def _convolution_read(op: Op) -> int:
 
 def _attention_macs(op: Op) -> int:
     """Return the multiply-adds of softmax(Q K') V; its backward computes the scores again and then four batched GEMMs."""
-    first = 1 if op.short.endswith("backward") else 0
+    first = int(op.is_backward)
     query, key, value = op.args[first:first + 3]
     scores = prod(query.shape[:-1]) * key.shape[-2]
     forward = scores * (query.shape[-1] + value.shape[-1])
@@ -127,7 +127,7 @@ def recurrent_weights(op: Op) -> list[TensorSpec]:
 
 def _recurrent_macs(op: Op) -> int:
     """Return the multiply-adds of all steps; the backward pass has those of inputs and state, and those of the weights."""
-    passes = 2 if op.short.endswith("backward") else 1
+    passes = 1 + op.is_backward
     return passes * prod(op.args[0].shape[:2]) * sum(spec.elements for spec in recurrent_weights(op))
 
 
@@ -150,7 +150,7 @@ def _pooling(op: Op) -> int:
 
     An adaptive window has the mean share of the input.
     """
-    backward = op.short.endswith("backward")
+    backward = op.is_backward
     data, output = (op.args[1], op.args[0]) if backward else (op.args[0], op.outputs[0])
     if backward and "max" in op.short:
         return output.elements

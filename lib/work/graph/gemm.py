@@ -52,7 +52,7 @@ def attention() -> Family:
         if op.short == "_native_multi_head_attention":
             query, key, width, heads = op.args[0], op.args[1], op.args[3], op.args[4]
             return "mha", query.shape[0], heads, query.shape[1], key.shape[1], width // heads
-        query, key = op.args[1:3] if op.short.endswith("backward") else op.args[:2]
+        query, key = op.args[1:3] if op.is_backward else op.args[:2]
         return "sdpa", *query.shape[:3], key.shape[2], query.shape[3]
 
     def check(p: Params) -> str:

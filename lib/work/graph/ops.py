@@ -57,6 +57,11 @@ class Op:
         """Return the operator's name without namespace and overload: ``convolution``."""
         return self.name.split(".")[1]
 
+    @property
+    def is_backward(self) -> bool:
+        """Return whether it computes gradients, by its name."""
+        return self.short.endswith("backward")
+
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return every tensor argument, also those inside of lists."""

@@ -83,7 +83,7 @@ def _high(op: Op) -> int:
     """Return the bound of the indices in an operator's integer tensors."""
     if op.short.startswith("nll_loss"):
         return op.args[0 if op.short == "nll_loss_forward" else 1].shape[-1]
-    if "max_pool" in op.short and op.short.endswith("backward"):
+    if "max_pool" in op.short and op.is_backward:
         return prod(op.args[1].shape[-2 if "2d" in op.short else -3:])
     return min(op.tensors[0].shape, default=1) if op.tensors else 1
 
@@ -119,7 +119,7 @@ def arguments(op: Op, device: torch.device,
         return _plain(value, device)
 
     made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
-    if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
+    if op.is_backward and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
     if device.type == "cuda":
         for number in _STATISTICS.get(op.short, ()):

@@ -64,7 +64,7 @@ def pool(dims: int) -> Family:
     def read(op: Op) -> tuple | None:
         if f"{dims}d" not in op.short:
             return None
-        backward = op.short.endswith("backward")
+        backward = op.is_backward
         data, output = (op.args[1], op.args[0]) if backward else (op.args[0], op.outputs[0])
         if "adaptive" in op.short:
             return "adaptive_avg", *data.shape, *[None] * len(windows), *output.shape[2:], shapes.layout(data)
