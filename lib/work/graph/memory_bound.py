@@ -85,8 +85,8 @@ def elementwise() -> Family:
     """Return the family of element-wise arithmetic, with broadcasting."""
     def build(p: Params, dtype: str):
         full, function = dense((p["outer"], p["inner"]), dtype), getattr(torch.Tensor, p["kind"] + "_" * p["inplace"])
-        others = {"channel": dense((p["outer"], 1), dtype), "row": dense((1, p["inner"]), dtype), "none": full}
-        given = [full] if p["kind"] in _UNARY or p["broadcast"] == "scalar" else [full, others[p["broadcast"]]]
+        second = {"channel": dense((p["outer"], 1), dtype), "row": dense((1, p["inner"]), dtype), "none": full}
+        given = [full] if p["kind"] in _UNARY or p["broadcast"] == "scalar" else [full, second[p["broadcast"]]]
         constant = (2.0,) if p["kind"] in _BINARY and p["broadcast"] == "scalar" else ()
         return lambda *tensors: function(*tensors, *constant), [(spec, not p["inplace"]) for spec in given]
 
