@@ -61,10 +61,7 @@ def _one_process() -> Iterator[None]:
             raise RuntimeError(f"it calls os.{name}, which a network cannot")
         return refuse
 
-    names = [name for name in ("_exit", "fork") if hasattr(os, name)]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(os, name, refused(name)))
+    with mock.patch.multiple(os, create=True, _exit=refused("_exit"), fork=refused("fork")):
         yield
 
 
