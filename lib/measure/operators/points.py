@@ -71,9 +71,9 @@ class Points:
         """Take back a point that is too large for a device; return whether it is so for all."""
         with self._lock:
             self.assigned.discard(point[0].key)
-            others = self._fits(point, self.rooms)
-            self.returned += [point] if others else []
-        return not others
+            fits = self._fits(point, self.rooms)
+            self.returned += [point] if fits else []
+        return not fits
 
     def leave(self, device: str, points: Sequence[Point] = ()) -> None:
         """Count a device that is lost no more, and take back the points that it could not visit before."""

@@ -90,7 +90,7 @@ class RawFiles:
 
     def enter(self, config: spaces.Config, ops: Ops, skipped: str = "") -> None:
         """Write down a configuration before it is measured, or why it is ``skipped``."""
-        flops, moved = spaces.work(ops) if ops else (np.nan, np.nan)
+        flops, moved = spaces.work(ops)
         self._append("configs", {
             "config": config.key, "parameters": json.dumps(dict(config.parameters)), "pass": config.passes, "flops": flops,
             "bytes": moved, "footprint_mb": spaces.footprint(ops) / 1e6, "status": "skipped" if skipped else "ok",
