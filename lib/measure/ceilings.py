@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import folders, newest, replayed_device
 from lib.measure.budget import Budget, sampled
 from lib.measure.statistics import UNUSABLE, Timing, worst
-from lib.measure.timing import Call, measure, synchronize, time_calls
+from lib.measure.timing import Call, host_ms, measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
 
@@ -132,10 +132,8 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     begin = time.monotonic()
     call = _triad(int(touched) // (3 * _triad_dtype(device).itemsize), device)
     synchronize(device)
-    built = time.monotonic()
-    call()
-    synchronize(device)
-    return (built - begin + _LEAST * (time.monotonic() - built)) / touched
+    built_s = time.monotonic() - begin
+    return (built_s + _LEAST * host_ms(call, device) / 1e3) / touched
 
 
 def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
@@ -175,11 +173,8 @@ def _first_touch_us() -> np.ndarray:
     pages, taken_us = int(min(_TOUCHED, machine.free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
     for _ in range(_LOOKS):
         fresh = torch.empty(pages * _PAGE, dtype=torch.uint8)  # too large for the heap: fresh each time
-        clock = [time.perf_counter()]
-        for _ in range(2):
-            fresh.fill_(1)
-            clock.append(time.perf_counter())
-        taken_us.append((clock[1] - clock[0] - (clock[2] - clock[1])) * 1e6 / pages)
+        first_ms, again_ms = (host_ms(partial(fresh.fill_, 1), fresh.device) for _ in range(2))
+        taken_us.append((first_ms - again_ms) * 1e3 / pages)
         del fresh
     return np.maximum(taken_us, 0.0)
 
