@@ -1,7 +1,6 @@
 """Published data: each original's layout, its known numbers, and what is refused."""
 
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -59,7 +58,7 @@ SIZES = ("batch", "in_channels", "out_channels", "kernel_h", "height", "width", 
 @pytest.mark.parametrize("sizes", [(2, 4, 4, 5, 17, 17, 2, 2), (1, 2, 8, 2, 9, 9, 4, 0)])
 def test_flops_and_bytes_are_those_of_the_operator_itself(sizes):
     values = dict(zip(SIZES, sizes, strict=True))
-    flops, moved = importers.convolution({name: np.array([value]) for name, value in values.items()}, 4)
+    flops, moved = importers.convolution(pd.DataFrame(values, [0]), 4)
     square = {name.replace("_h", "_w"): value for name, value in values.items()}
     config = spaces.config("conv2d", values | square)
     assert (flops[0], moved[0]) == spaces.work(config.ops())
@@ -67,7 +66,7 @@ def test_flops_and_bytes_are_those_of_the_operator_itself(sizes):
 
 def test_counts_too_large_for_an_integer_give_work_and_not_an_overflow():
     sizes = (2**20, 2**20, 2**20, 2, 2**20, 2**20, 1, 0)
-    flops, moved = importers.convolution({name: np.array([value]) for name, value in zip(SIZES, sizes, strict=True)}, 4)
+    flops, moved = importers.convolution(pd.DataFrame([sizes], columns=SIZES), 4)
     assert flops[0] == pytest.approx(2.0 * 2**100 * 4, rel=1e-5)
     assert moved[0] > 2**80
 

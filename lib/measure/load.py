@@ -118,12 +118,6 @@ class OwnProcesses:
         return total
 
 
-def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
-    switches = psutil.Process().num_ctx_switches().involuntary
-    busy, stolen = busy_seconds()
-    return time.perf_counter(), busy, own.seconds(), stolen, switches
-
-
 class LoadWatch:
     """Watches a device; ``reading()`` tells what others used since the watch began (10 ms resolution on a CPU).
 
@@ -141,15 +135,20 @@ class LoadWatch:
         """Begin to watch anew."""
         if self._gpu:
             self._gpu.begin()
-        self._start = _snapshot(self._own)
+        self._start = self._snapshot()
+
+    def _snapshot(self) -> np.ndarray:
+        switches = psutil.Process().num_ctx_switches().involuntary
+        busy, stolen = busy_seconds()
+        return np.array([time.perf_counter(), busy, self._own.seconds(), stolen, switches])
 
     def reading(self) -> Load:
         """Return the load since the watch began."""
         if self._refresh:
             self._own.refresh()
-        seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(self._own), self._start, strict=True))
+        seconds, busy, ours, stolen, switches = (self._snapshot() - self._start).tolist()
         seconds = max(seconds, 1e-6)
-        return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds,
+        return Load(seconds, ours / seconds, max(0.0, busy - ours) / seconds, stolen / seconds, switches / seconds,
                     self._gpu and self._gpu.reading())
 
 
