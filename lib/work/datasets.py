@@ -72,10 +72,9 @@ class _Prepare:
         else:
             array = np.atleast_3d(np.array(image, dtype=np.uint8))
             tensor = torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
-        if tensor.shape[-1] != self.size or tensor.shape[-2] != self.size:
+        if tensor.shape[-2:] != (self.size, self.size):
             mode = "trilinear" if self.spatial == 3 else "bilinear"
-            sides = (self.size,) * self.spatial
-            tensor = torch.nn.functional.interpolate(tensor[None], sides, mode=mode, align_corners=False,
+            tensor = torch.nn.functional.interpolate(tensor[None], self.size, mode=mode, align_corners=False,
                                                      antialias=self.spatial == 2)[0]
         if self.augment:
             tensor = _augment(tensor)

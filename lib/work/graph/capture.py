@@ -187,7 +187,7 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
     buffers = [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
     for kind, tensors in (("parameter", model.parameters()), ("buffer", buffers), ("input", given)):
         for tensor in tensors:
-            recorder.number_of(tensor, kind)
+            recorder.enter(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
         with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \

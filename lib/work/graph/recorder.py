@@ -43,21 +43,20 @@ class Recorder(TorchDispatchMode):
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
-    def number_of(self, tensor: torch.Tensor, kind: str) -> int:
-        """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
+        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
             # the weak reference keeps the address from being used again
             self._storages[key] = (len(self._storages), kind, StorageWeakRef(storage))
             self.bytes[kind] += storage.nbytes()
-        return self._storages[key][0]
+        return self._storages[key]
 
     def _spec(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        number = self.number_of(value, "activation")
-        kind = self._storages[value.untyped_storage()._cdata][1]
+        number, kind, _ = self.enter(value, "activation")
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
 
     def sweep(self) -> None:
