@@ -74,19 +74,19 @@ def is_users(name: str) -> bool:
 def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return how one of ours or of torchvision's classifiers is built, and its input."""
     spatial = models.OWN.get(name, (2, None))[0]
-    size, given = _SIZES.get(name, _USUAL_SIZE[spatial]), inputs.parse(input_shape)
+    size = _SIZES.get(name, _USUAL_SIZE[spatial])
     if name not in models.names():
         nearest = difflib.get_close_matches(name, models.names(), _NEAREST)
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
                          "torchvision's classifiers (resnet50, vgg16, ...), timm:NAME, hf:PATH of a config.json, and your own "
                          f"as module:Class{'; the nearest: ' if nearest else ''}{choices(nearest)}")
-    shape = given[0].shape if given else (3 if spatial == 2 else 1, *[size] * spatial)
+    sample = inputs.parse(input_shape) or (Input((3 if spatial == 2 else 1, *[size] * spatial)),)
+    shape = sample[0].shape
     channels = shape[0] if name in models.OWN and shape else models.CHANNELS
-    fits = not given or given == (Input(shape),)
-    if not fits or len(shape) != 1 + spatial or shape[0] != channels:
+    if sample != (Input(shape),) or len(shape) != 1 + spatial or shape[0] != channels:
         right = "x".join(map(str, (channels, *shape[1:1 + spatial], *[size] * (1 + spatial - max(1, len(shape))))))
         raise InputError(f"model {name!r} takes {spatial}D inputs of {channels} channels, not {input_shape}; give {right}")
-    return lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (Input(shape),)
+    return lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), sample
 
 
 def family(name: str) -> str:
