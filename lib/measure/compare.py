@@ -120,7 +120,8 @@ class _Kind:
 
 _KINDS = {
     "sweep": _Kind("sweep", ["config", "device"],
-                   "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s", _of_sweep),
+                   "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s",
+                   _of_sweep),
     "run": _Kind("profile", ["task_type", "global_step"],
                  "profile the workload for longer: 02_profile with -p iters 60 -p budget_s 60"),
     "matrix": _Kind("matrix", ["workload_id", "arch", "backend", "batch_size", "precision", "settings"],

@@ -34,7 +34,8 @@ def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torc
     try:
         if not path.exists():
             with _written(path) as new:
-                torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
+                torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False,
+                                  external_data=False)
         path = _quantised(path, arrays, stem) if dtype == "int8" else path
         return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, dtype)
     except ModuleNotFoundError as error:

@@ -123,7 +123,8 @@ def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFr
     frame["status"] = frame["status"].mask(frame["config"].isin(failed.index), "failed")
     broken, path = frame["status"] != "ok", folder / "energies.csv"  # which a folder of an older version lacks
     loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
-    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left").fillna({"energy_method": NOT_MEASURED})
+    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left").fillna(
+        {"energy_method": NOT_MEASURED})
     frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]),
                                                           np.where(broken, "it has no time either", _NO_LOOP))
     frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores", "n"]] = np.nan
