@@ -35,8 +35,9 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
     """
     device = machine.device(device_id)
     machine.use(device)
-    if card and card != machine.card(device):  # the cards behind one that is lost move up
-        raise InputError(f"{device_id} is now {machine.card(device)} and was {card}: a card is lost")
+    here = machine.card(device)
+    if card not in ("", here):  # the cards behind one that is lost move up
+        raise InputError(f"{device_id} is now {here} and was {card}: a card is lost")
     if threads:
         torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
@@ -53,7 +54,7 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
             return getattr(bench, name)(*arguments)
 
         yield {**identity, "tf32": machine.tf32(device), "threads": threads, "spare_cores": load.spare_cores(threads),
-               "pid": os.getpid(), "card": machine.card(device), "free_bytes": machine.free_bytes(device),
+               "pid": os.getpid(), "card": here, "free_bytes": machine.free_bytes(device),
                "meter": bench.meter.name}, respond
 
 
