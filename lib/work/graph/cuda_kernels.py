@@ -87,12 +87,17 @@ def _attention(chip: tuple[int, int]) -> Callable[..., torch.Tensor]:
             out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
             return out[..., :width] if padding else out
         if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:  # then a bias of the scores is made of it
-                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
-            attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+            attn_mask = _bias(attn_mask, query).expand(*query.shape[:-1], key.shape[-2])
         function = getattr(aten, f"_scaled_dot_product_{kernel}_attention")
         return function(query, key, value, attn_mask, trains, dropout_p, is_causal, scale=scale)[0]
     return attend
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return a mask as what is added to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
 
 
 def _batch_norm(data, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled):
