@@ -115,8 +115,8 @@ def _outcome(cell: Cell, repeat: int) -> store.Facts:
     except locks.HeldError:
         raise
     except (InputError, RuntimeError, OSError, MemoryError) as error:
-        plain = isinstance(error, InputError | WorkerLostError)
-        row |= {"status": "failed", "reason": str(error) if plain else one_line(error)}
+        row |= {"status": "failed",
+                "reason": str(error) if isinstance(error, InputError | WorkerLostError) else one_line(error)}
     return {**row, "at_utc": store.utc_now()}
 
 
@@ -147,7 +147,7 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0,
                 file.append(list(rows[-1].values()))  # where other devices add theirs too
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
             report(rows[-1])
-    return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)
+    return pd.DataFrame(rows)
 
 
 # ----------------------------------------------------------------------------------------------- throughput
@@ -173,8 +173,7 @@ def configurations(table: pd.DataFrame) -> pd.DataFrame:
     Columns: workload_id, KEYS, SETTINGS, n, mean, std (NaN for one run), median, low, high, cpu_percent (median), and both ids.
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
-    usable = table[table["verdict"] != UNUSABLE].copy()
-    usable.insert(0, "env", environment(usable))
+    usable = table[table["verdict"] != UNUSABLE].assign(env=environment)
     groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
     rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))
     result = rates.agg(n="size", mean="mean", std="std", median="median", low="min", high="max").join(result).reset_index()
