@@ -12,7 +12,7 @@ STEM = "results_convolution"
 _NAMES = {"batch": "Batch size", "in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size",
           "stride_h": "Stride", "width": "Width", "height": "Height", "flops": "Flops", "latency_ms": "Latency",
           "latency_type": "Latency Type"}
-ORIGINAL = tuple(_NAMES.values())
+ORIGINAL = list(_NAMES.values())
 _WHERE = {"device": "Device", "dtype": "Datatype"}
 _OTHERS = {"pass": "Pass", "cache": "Cache", "kernel_w": "Kernel Width", "stride_w": "Stride Width", "padding_h": "Padding",
             "padding_w": "Padding Width", "dilation_h": "Dilation", "dilation_w": "Dilation Width", "groups": "Groups",
@@ -50,13 +50,12 @@ def write(table: pd.DataFrame, folder: Path) -> list[Path]:
     fits = representable(rows)
     merged = renamed[fits]
     first = next(iter(rows.loc[fits, "dtype"].sort_values(key=lambda dtype: dtype != "fp32", kind="stable")), "")
-    parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
+    parts = {f"_{device.replace(':', '-')}_{dtype}": merged.loc[part, ORIGINAL]
              for (device, dtype), part in rows[fits].groupby(["device", "dtype"], sort=False).groups.items()}
-    contents = {"": merged.loc[rows["dtype"] == first, list(ORIGINAL)], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
-                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *_OTHERS.values()]],
-                **{f"_{name}": part for name, part in parts.items()}}
+    contents = {"": merged.loc[rows["dtype"] == first, ORIGINAL], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
+                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *_OTHERS.values()]]}
     return [files.replace(folder / f"{STEM}{suffix}.csv", content.to_csv(index=False).encode())
-            for suffix, content in contents.items()]
+            for suffix, content in (contents | parts).items()]
 
 
 def emptiness(table: pd.DataFrame, folder: Path) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lib import files, locks, paths, store
 from lib.config import base
-from lib.errors import InputError, choices
+from lib.errors import InputError, beginning, choices, entry
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.points import timings
@@ -75,10 +75,9 @@ def _missing(shard: Shard) -> int:
     plan = shard.plan
     if not plan.get("grid"):
         return 0
-    sweeps = spaces.load_sweeps()
-    if plan["grid"] not in sweeps.grids:
-        raise InputError(f"{shard.folder}: no grid {plan['grid']!r} here; there are: {choices(sweeps.grids)}")
-    points = {point.key: point for config in spaces.product(sweeps.grids[plan["grid"]], plan["seed"], shard.pair)
+    with beginning(str(shard.folder)):
+        grid = entry(spaces.load_sweeps().grids, plan["grid"], "grid", "here")
+    points = {point.key: point for config in spaces.product(grid, plan["seed"], shard.pair)
               for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
     kinds = {}
     for device, part in shard.table.groupby("device"):
