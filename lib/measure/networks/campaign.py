@@ -133,8 +133,8 @@ def summarise(visits: Collection[Visit], identity: store.Facts, device_id: str) 
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)
-    rows = [{**shared, **vars(_on_threads(case, shared["threads"])), "memory": memory, **_row(visited, passes.get((case, memory)))}
-            for (case, memory), visited in results.items()]
+    rows = [{**shared, **vars(_on_threads(key[0], shared["threads"])), "memory": key[1], **_row(visited, passes.get(key))}
+            for key, visited in results.items()]
     return pd.DataFrame(rows, columns=columns("networks"))
 
 
