@@ -96,7 +96,7 @@ def death(status: int | None) -> str:
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
     """Return what a mapping has under a name; InputError lists the names, after ``where`` and before ``advice``."""
     if name not in entries:
-        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries)}{advice}")
+        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}")
     return entries[name]
 
 

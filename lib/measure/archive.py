@@ -10,7 +10,7 @@ import pandas as pd
 from lib import paths, store
 from lib.config.base import mapping
 from lib.config.definitions import TORCH
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
@@ -31,11 +31,7 @@ def machines(imported: bool = False) -> dict[str, Path]:
 
 def machine_folder(reference: str) -> Path:
     """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
-    folders_by_name = machines(imported=True)
-    if reference not in folders_by_name:
-        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
-                         f"{choices(folders_by_name) or 'none'}")
-    return folders_by_name[reference]
+    return entry(machines(imported=True), reference, "reference machine", f"in {paths.REFERENCE} or {paths.IMPORTED}")
 
 
 def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
@@ -73,13 +69,13 @@ def identities(meta: Path) -> list[store.Facts]:
     """Return the facts of a provenance and, of that of a sweep, the identity of each device; InputError for what is neither."""
     facts = mapping(store.read_json(meta), meta)
     devices = facts.get("devices")
-    return [facts, *(mapping(entry, meta) for entry in (devices.values() if isinstance(devices, dict) else ()))]
+    return [facts, *(mapping(device, meta) for device in (devices.values() if isinstance(devices, dict) else ()))]
 
 
 def hardware(folder: Path) -> store.Facts:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
-    entries = (entry for path in sorted(folder.glob("**/*.meta.json")) for entry in identities(path))
-    return next((entry["hardware"] for entry in entries if entry.get("hardware")), {})
+    listed = (facts for path in sorted(folder.glob("**/*.meta.json")) for facts in identities(path))
+    return next((facts["hardware"] for facts in listed if facts.get("hardware")), {})
 
 
 def newest(folder: Path, stem: str, **wanted: str) -> tuple[store.Facts, Path] | None:

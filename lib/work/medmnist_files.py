@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from lib import files, paths, store
-from lib.errors import InputError, choices, refused
+from lib.errors import InputError, choices, entry, refused
 
 UNOFFICIAL = "not the file that MedMNIST published (its MD5 differs)"
 SPLITS = ("train", "val", "test")
@@ -48,20 +48,18 @@ class Facts:
 
 def facts(dataset: str) -> Facts:
     """Return what MedMNIST states of one of its datasets."""
-    entry = info()[dataset]
-    return Facts(entry["n_channels"], len(entry["label"]), 3 if dataset.endswith("3d") else 2,
-                 entry["task"].startswith("multi-label"), tuple(entry["n_samples"][split] for split in SPLITS))
+    stated = info()[dataset]
+    return Facts(stated["n_channels"], len(stated["label"]), 3 if dataset.endswith("3d") else 2,
+                 stated["task"].startswith("multi-label"), tuple(stated["n_samples"][split] for split in SPLITS))
 
 
 def published(dataset: str, native: int) -> tuple[str, str]:
     """Return address and MD5 of a published file; InputError lists the datasets, or the sizes of one."""
-    if dataset not in info():
-        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
-    entry, key = info()[dataset], "" if native == 28 else f"_{native}"
-    if f"url{key}" not in entry:
-        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
+    stated, key = entry(info(), dataset, "MedMNIST dataset"), "" if native == 28 else f"_{native}"
+    if f"url{key}" not in stated:
+        sizes = [28, *(name.removeprefix("url_") for name in stated if name.startswith("url_"))]
         raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
-    return entry[f"url{key}"], entry[f"MD5{key}"]
+    return stated[f"url{key}"], stated[f"MD5{key}"]
 
 
 def native_size(dataset: str, size: int, resolution: str) -> int:
@@ -102,14 +100,14 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
     """Return shape and dtype of an array of an npz, or ((), None) where it has none; ValueError for one that is cut short."""
     if f"{name}.npy" not in archive.namelist():
         return (), None
-    entry = archive.getinfo(f"{name}.npy")
-    with archive.open(entry) as member:
+    listed = archive.getinfo(f"{name}.npy")
+    with archive.open(listed) as member:
         if np.lib.format.read_magic(member) != (1, 0):
             raise ValueError(f"{name} is in a format of .npy that MedMNIST does not use")
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         if dtype.hasobject:
             raise InputError(f"{archive.filename}: {name} holds Python objects, not numbers; they are never loaded")
-        if entry.file_size != member.tell() + math.prod(shape) * dtype.itemsize:
+        if listed.file_size != member.tell() + math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} states shape {shape}, for which it is too short or too long")
     return shape, dtype
 
