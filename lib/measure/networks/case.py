@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from lib import files
 from lib.config.definitions import TORCH
 from lib.errors import InputError
 from lib.measure.networks import runtimes
@@ -103,8 +104,8 @@ def _exported(case: Case, net: networks.Network, folder: Path | None) -> Program
     model, (placed, named) = net.build().eval(), net.made("cpu")
     usual, begin = _output(model, placed, named), time.perf_counter()
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        run = runtimes.load(case.runtime, case.dtype, model, placed, named,
-                            runtimes.stem(Path(place), case.network, case.batch_size, case.input_shape))
+        name = files.safe_name(f"{case.network} {case.batch_size} {case.input_shape} {torch.__version__}")
+        run = runtimes.load(case.runtime, case.dtype, model, placed, named, Path(place) / name)
     return _compared(case, run, usual, begin)
 
 

@@ -3,7 +3,6 @@
 Static quantisation (QDQ, weights per channel) is calibrated on one random batch: it is for times, and claims no accuracy.
 """
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,12 +39,6 @@ def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torc
         return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, dtype)
     except ModuleNotFoundError as error:
         raise InputError(f"{runtime} needs the package {error.name}: pip install {error.name}") from error
-
-
-def stem(folder: Path, network: str, batch_size: int, input_shape: str) -> Path:
-    """Return how the names of a network's files in ``folder`` begin."""
-    digest = hashlib.sha256(f"{network} {batch_size} {input_shape} {torch.__version__}".encode()).hexdigest()[:12]
-    return folder / f"{network.replace('/', '_').replace(':', '_')}-{batch_size}-{digest}"
 
 
 @contextmanager
