@@ -46,16 +46,14 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: floa
         drift = max(thirds) / min(thirds) - 1
         findings += [(timing.verdict, f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median"),
                      ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
-        findings += [_apart(timing.median_ms, pipelined_ms, PIPELINED, "the pipelined pass took")] if pipelined_ms else []
-        if earlier_ms:
-            usual = float(np.median(earlier_ms))
-            findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
+        usual_ms = float(np.median(earlier_ms)) if earlier_ms else None
+        for expected_ms, allowed, whose in ((pipelined_ms, PIPELINED, "the pipelined pass"),
+                                            (usual_ms, REPEAT, "earlier stable runs of the same")):
+            if expected_ms:
+                apart = expected_ms / timing.median_ms - 1
+                findings.append(("noisy" if abs(apart) > allowed else "stable",
+                                 f"{whose} took {expected_ms:.1f} ms, {apart:+.0%}"))
     return judged([*findings, (seen.verdict(threads), seen.words())])
-
-
-def _apart(median_ms: float, other_ms: float, allowed: float, what: str) -> tuple[str, str]:
-    apart = other_ms / median_ms - 1
-    return "noisy" if abs(apart) > allowed else "stable", f"{what} {other_ms:.1f} ms, {apart:+.0%}"
 
 
 def unaccounted(rows: pd.DataFrame) -> float:
