@@ -11,7 +11,7 @@ from lib.work.graph.shapes import dense, matrix
 
 def matrices(op: Op) -> tuple[TensorSpec, TensorSpec]:
     """Return the left and the right matrix, or batch of them, of a captured GEMM, which may have a bias before."""
-    first = 1 if op.short in ("addmm", "baddbmm") else 0
+    first = int(op.short in ("addmm", "baddbmm"))
     return op.args[first:first + 2]
 
 
