@@ -11,6 +11,7 @@ from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError, choices
 from lib.work import medmnist_files
+from lib.work.medmnist_files import Facts
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,13 @@ class Opened:
     note: str
 
 
-def facts(workload: Workload) -> medmnist_files.Facts:
+def facts(workload: Workload) -> Facts:
     """Return the facts of a workload's dataset; InputError lists the datasets when there is none of that name."""
     if workload.dataset == "imagefolder":
         folder = _image_folder(workload, "train")
         sizes = tuple(len(_image_folder(workload, split)) if split in _folder_splits(workload) else 0
                       for split in medmnist_files.SPLITS)
-        return medmnist_files.Facts(3, len(folder.classes), 2, False, sizes)
+        return Facts(3, len(folder.classes), 2, False, sizes)
     if workload.dataset not in (table := medmnist_files.info()):
         raise InputError(f"{workload.id}: no dataset {workload.dataset!r}; there are: imagefolder, {choices(table)}")
     return medmnist_files.facts(workload.dataset)

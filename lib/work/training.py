@@ -74,6 +74,11 @@ def adam(lr: float = 1e-3) -> Recipe:
     return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
 
 
+def sgd(lr: float, momentum: float, weight_decay: float) -> Recipe:
+    """Return stochastic gradient descent at a constant rate."""
+    return Recipe(lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay))
+
+
 class Trainer:
     """A task's model, loss and optimizer on one device, and the passes over a loader; ``recipe`` None is Adam."""
 

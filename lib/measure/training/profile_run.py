@@ -23,7 +23,7 @@ from lib.measure.training.passes import Outcome, Run, measure_passes
 from lib.measure.training.profiled import PASSES, Profiled, replay
 from lib.tables import columns
 from lib.work import datasets, workloads
-from lib.work.training import Options, Recipe, Trainer, adam, seed_everything
+from lib.work.training import Options, Trainer, adam, seed_everything, sgd
 
 _IDLE_SHARE = 0.1  # of the budget, for the idle power before work
 
@@ -141,8 +141,7 @@ def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> P
         seed_everything(p.seed)
         options = Options(device, p.precision, p.channels_last, p.grad_accum_steps, p.pin_memory)
         with machine.working(device):
-            trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else Recipe(
-                lambda model: torch.optim.SGD(model.parameters(), p.lr, p.momentum, weight_decay=p.weight_decay)))
+            trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else sgd(p.lr, p.momentum, p.weight_decay))
         stack.enter_context(locks.device(str(device)))
         before = load.wait_for_quiet(torch.get_num_threads(), patience_s=budget.patience_s, device=str(device))
         stem = f"run_{task.workload.id}_{task.workload.dataset}_{task.workload.model}_{device.type}"
