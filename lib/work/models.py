@@ -21,6 +21,7 @@ class _CNN(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, classes))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map images to logits."""
         return self.head(self.features(inputs))
 
 
