@@ -48,12 +48,28 @@ def refused(before: str, after: str = "", most: int = 200) -> Iterator[None]:
         raise InputError(f"{before}{one_line(error, most)}{after}") from None
 
 
+@contextmanager
+def beginning(where: str, without: str = "") -> Iterator[None]:
+    """Have an InputError of this block begin with ``where``, and leave out a text, such as a scratch folder's path."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {str(error).replace(without, '')}") from None
+
+
 def _text(error: BaseException) -> str:
     """Return an error's message; empty if its ``__str__`` fails, as a user's own class may."""
     try:
         return str(error)
     except Exception:
         return ""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, the outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -83,7 +99,7 @@ def death(status: int | None) -> str:
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
     """Return what a mapping has under a name; InputError lists the names, after ``where`` and before ``advice``."""
     if name not in entries:
-        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries)}{advice}")
+        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}")
     return entries[name]
 
 

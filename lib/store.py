@@ -23,6 +23,7 @@ from lib.columns import DTYPES, migrated, older_versions
 from lib.errors import InputError, choices, refused
 from lib.tables import SCHEMA_VERSION, TABLES, columns, validate
 
+Facts = dict[str, Any]  # a row of a table, or what its provenance says
 _NOTHING = {False: [""], True: ["", "nan"]}  # what stands for no value; ``nan`` where a number may be missing (older files)
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 _LINE_BREAKS = re.compile(r"\r\n|\r|\n")  # a line is a row: what a killed writer leaves is then told from what is whole

@@ -36,7 +36,7 @@ class Sweep:
         store.validate = lambda frame, *_: frame
         definitions = spaces.load_sweeps()
         spaces.load_sweeps, spaces.Config.ops = lambda *_: definitions, lambda *_: ()
-        device_sweep.Visitor, sweep._load_capture = Visitor, lambda: None
+        device_sweep.Visitor = Visitor
         aggregate.derive = lambda folder, facts: files.replace(folder / "sweep.parquet", b"derived")
         chosen = [spaces.Config("activation", (("kind", "relu"), ("elements", 10 + number))) for number in range(8)]
         params = SweepParams(op="activation", device="cpu", count=8, rounds=3, budget_s=0)

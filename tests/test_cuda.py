@@ -66,7 +66,7 @@ def drawn(limits, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_swept_operator_has_a_kernel_on_cuda(dtype):
-    for name, config, several in drawn(SWEEPS.limits.cuda, dtype):
+    for name, config, several in drawn(SWEEPS.limits["cuda"], dtype):
         for op in several:
             assert has_cuda_kernel(op), f"{config}: {op.name}"
             assert counts.is_counted(op) and families.describe(op)[0] == name

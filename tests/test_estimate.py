@@ -16,7 +16,7 @@ from lib.predict.networks.work import Work
 from lib.work.graph import capture
 from tests import in_both_modes, real_pass, refused
 
-of_glibc = pytest.mark.skipif(not allocator.known(), reason="another allocator than glibc's")
+of_glibc = pytest.mark.skipif(not allocator.is_glibc(), reason="another allocator than glibc's")
 
 
 def chain(*layers, shape=(2, 3, 64, 64)):

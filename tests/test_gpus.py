@@ -88,8 +88,7 @@ def test_cards_alike_share_the_points_and_one_that_breaks_leaves_its_rest_to_the
 def test_a_gpu_is_judged_by_its_own_users_and_clock(box, nvml, card, verdict, words):
     box(2, nvml, **card)
     machine.use(machine.device("cuda:0"))
-    with load.LoadWatch("cuda:0") as watch:
-        seen = watch.reading()
+    seen = load.LoadWatch("cuda:0").reading()
     assert seen.verdict(threads=1) == verdict and words in seen.words()
     assert nvml in ("absent", "another") or seen.gpu.clock_mhz == 1410
     busy = load.Load(1.0, 0.0, 64.0, 1.0, 0.0, seen.gpu)

@@ -80,7 +80,7 @@ def test_wrong_questions(ask, words):
         matrix.cells(small(), **{"device": "cpu", **ask})
 
 
-def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
+def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home, monkeypatch):
     found, told = matrix.cells(small(), "cpu"), []
 
     def measure(cell_params, workload):
@@ -88,14 +88,17 @@ def test_a_cell_that_fails_is_a_row_and_the_rest_goes_on_and_resumes(home):
             raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
         return pretend(cell_params, workload)
 
-    rows = matrix.run_matrix(found, 2, measure=measure, report=told.append)
+    monkeypatch.setattr(matrix, "in_a_process", measure)
+    rows = matrix.run_matrix(found, 2, report=told.append)
     assert sorted(zip(rows["status"], rows["reason"], strict=True)) == [
         ("failed", "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"), ("ok", ""), ("ok", "")], "not tried again"
     assert len(told) == 3
     assert matrix.repeats_done(found) == {"box/simple_cnn/b8/fp32": 2, "box/resnet18/b8/fp32": 0}
-    again = matrix.run_matrix(found, 2, measure=pretend)
+    monkeypatch.setattr(matrix, "in_a_process", pretend)
+    again = matrix.run_matrix(found, 2)
     assert again["arch"].tolist() == ["resnet18", "resnet18"], "only what is missing"
-    assert matrix.run_matrix(found, 2, measure=measure).empty
+    monkeypatch.setattr(matrix, "in_a_process", measure)
+    assert matrix.run_matrix(found, 2).empty
     assert sorted(store.read(paths.MATRIX / "cells.csv", "cells")["images_per_sec"].isna()) == [False] * 4 + [True]
 
 
@@ -110,10 +113,11 @@ def test_a_real_cell_in_a_process_of_its_own(home):
     assert run["batch_size"] == 8 and run["measured_iters"] == 2
 
 
-def test_a_device_that_others_hold_is_no_failed_cell(home):
+def test_a_device_that_others_hold_is_no_failed_cell(home, monkeypatch):
     held = locks.HeldError("device cpu is being measured by another process")
+    monkeypatch.setattr(matrix, "in_a_process", Mock(side_effect=held))
     with refused("device cpu is being measured"):
-        matrix.run_matrix(matrix.cells(small(), "cpu"), 1, measure=Mock(side_effect=held))
+        matrix.run_matrix(matrix.cells(small(), "cpu"), 1)
     assert not (paths.MATRIX / "cells.csv").exists()
 
 
@@ -121,9 +125,10 @@ def test_a_device_that_others_hold_is_no_failed_cell(home):
     (functools.partial(pretend, verdict="unusable", reason="others took 1.0 cores"), "ok",
      "unusable, so it does not count: others took 1.0 cores"),
     (Mock(side_effect=WorkerLostError("the worker was killed")), "failed", "the worker was killed")])
-def test_what_does_not_count_has_a_reason(home, measure, status, reason):
+def test_what_does_not_count_has_a_reason(home, monkeypatch, measure, status, reason):
     found = matrix.cells(small(), "cpu", [CELL])
-    row = matrix.run_matrix(found, 1, measure=measure).squeeze()
+    monkeypatch.setattr(matrix, "in_a_process", measure)
+    row = matrix.run_matrix(found, 1).squeeze()
     assert row["status"] == status and row["reason"] == reason
     assert matrix.repeats_done(found) == {found[0].label: 0}
 
@@ -153,7 +158,7 @@ def verb(home, monkeypatch):
         monkeypatch.setattr(definitions, "load_matrix", plan)
         return called("matrix", "--device", device, *words)
 
-    monkeypatch.setattr(matrix.run_matrix, "__defaults__", (0.0, pretend, lambda row: None))
+    monkeypatch.setattr(matrix, "in_a_process", pretend)
     return call
 
 

@@ -81,9 +81,9 @@ def test_the_judge(monkeypatch, steps, seen, threads, twin, earlier, verdict, re
 def test_a_busy_neighbour_is_seen():
     with busy_neighbours(1):
         time.sleep(0.2)
-        with load.LoadWatch() as watch:
-            time.sleep(1.0)
-            seen = watch.reading()
+        watch = load.LoadWatch()
+        time.sleep(1.0)
+        seen = watch.reading()
     assert seen.other_cores > 0.2, seen
     assert seen.own_cores < 0.2
 
@@ -109,10 +109,10 @@ def spin(seconds):
 
 def follow(pipe):
     from lib.measure import load
-    with load.LoadWatch() as watch:
-        pipe.send("begun")
-        pipe.recv()
-        seen = watch.reading()
+    watch = load.LoadWatch()
+    pipe.send("begun")
+    pipe.recv()
+    seen = watch.reading()
     pipe.send(seen.own_cores * seen.seconds)
 
 if __name__ == "__main__":
@@ -122,13 +122,13 @@ if __name__ == "__main__":
     worker = context.Process(target=follow, args=(theirs,))
     worker.start()
     ours.recv()
-    with load.LoadWatch() as watch:
-        sibling = context.Process(target=spin, args=(0.3,))
-        sibling.start()
-        spin(0.3)
-        sibling.join()
-        ours.send("look")
-        seen = watch.reading()
+    watch = load.LoadWatch()
+    sibling = context.Process(target=spin, args=(0.3,))
+    sibling.start()
+    spin(0.3)
+    sibling.join()
+    ours.send("look")
+    seen = watch.reading()
     print(ours.recv(), seen.own_cores * seen.seconds)
     worker.join()
 """

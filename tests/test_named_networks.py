@@ -94,7 +94,8 @@ def test_a_users_own_network_takes_tokens_and_several_inputs(tmp_path):
     asked = f"{__name__}:Pair", 2, str(tmp_path / "pair.yml")
     for mode in ("infer", "train"):
         assert (advice_on(["cpu", "t4"], *asked, mode).table["predicted_ms"] > 0).all()
-    program(Case(asked[0], "train", *asked[1:]), torch.device("cpu"))()
+    step, _ = program(Case(asked[0], "train", *asked[1:]), torch.device("cpu"))
+    step()
     assert complexity.analyse(*asked).macs == 2 * 6 * 8 * 4
     rows = cross_check.compare(*asked).set_index("source")
     assert rows.loc["FlopCounterMode", "rest"].tolist() == [0, 0]

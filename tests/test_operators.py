@@ -30,7 +30,7 @@ def canonical(name, params):
     return params
 
 
-def sampled(op, limits=SWEEPS.limits.cpu, seed=0):
+def sampled(op, limits=SWEEPS.limits["cpu"], seed=0):
     return spaces.sample(op, SWEEPS.spaces[op], limits, seed)
 
 
@@ -53,7 +53,7 @@ def test_sampled_configurations_are_valid_recognised_and_run(name):
 def test_points_are_as_large_as_their_type_of_device_allows(device):
     points = itertools.islice(spaces.sample_families(["linear", "copy"], SWEEPS, 0, device=device), 150)
     flops, moved = np.max([spaces.work(ops) for _, ops in points], axis=0)
-    limits = getattr(SWEEPS.limits, device.partition(":")[0])
+    limits = SWEEPS.limits[device.partition(":")[0]]
     assert limits.most_flops / 10 < flops <= limits.most_flops
     assert limits.most_bytes / 10 < moved <= limits.most_bytes
 

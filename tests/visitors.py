@@ -16,7 +16,7 @@ def draw_small(patch, padding=(0, 2), **grid):
     axes = {"kind": ["max"], "batch": [1], "in_channels": [2], "height": list(range(8, 14)), "width": "height", "kernel_h": [2],
             "kernel_w": [2], "stride_h": [2], "stride_w": [2], "padding_h": list(padding), "padding_w": [0]}
     small = spaces.Limits(most_flops=1e6, most_bytes=1e6)
-    limited = SWEEPS.model_copy(update={"limits": spaces.DeviceLimits(cpu=small, cuda=small, mps=small),
+    limited = SWEEPS.model_copy(update={"limits": dict.fromkeys(("cpu", "cuda", "mps"), small),
                                         "grids": {"pools": spaces.Grid(op="pool2d", axes=axes, **grid)}})
     patch.setattr(spaces, "load_sweeps", lambda *_: limited)
 

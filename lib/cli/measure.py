@@ -1,6 +1,7 @@
 """The verbs that measure and compare: ``machine``, ``compare``, ``networks``, ``matrix``, ``sweeps``. Imports nothing heavy."""
 
 import argparse
+import time
 
 from lib import files, paths
 from lib.cli.options import (
@@ -25,11 +26,9 @@ def _machine(_: argparse.Namespace) -> None:
     from lib.measure.energy.meters import open_meter
 
     facts = machine.identity()
-    with load.LoadWatch() as watch:
-        import time
-
-        time.sleep(0.5)
-        now = watch.reading()
+    watch = load.LoadWatch()
+    time.sleep(0.5)
+    now = watch.reading()
     ids = {name: facts[name] for name in ("machine", "hardware_id", "software_id")}
     for name, value in {**ids, **facts["hardware"], **facts["software"], "devices": machine.devices()}.items():
         print(f"{name:>18}  {value}")

@@ -70,9 +70,9 @@ def _advise(options: argparse.Namespace) -> bool:
         with doing(f"capturing {printable(options.model)} and predicting"):
             return advise.advise(_query(options), options.device, crossovers=in_full)
 
-    with load.LoadWatch() as watch:
-        advice = _with_ceilings(options, ask)
-        free_cores = load.cores_left(watch.reading())
+    watch = load.LoadWatch()
+    advice = _with_ceilings(options, ask)
+    free_cores = load.cores_left(watch.reading())
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or in_full)
     cpu_load = advise_text.cpu_load_note(advice, free_cores, brief, speed)

@@ -13,7 +13,7 @@ from lib.errors import InputError, choices, entry
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
-RUNTIMES = ("torch", "onnxruntime", "openvino")  # what runs networks; torch may compile them
+TORCH, ONNXRUNTIME, OPENVINO = RUNTIMES = ("torch", "onnxruntime", "openvino")  # what runs networks; torch may compile them
 
 
 class VendorDevice(Strict):

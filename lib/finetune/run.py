@@ -178,8 +178,8 @@ class Run:
                         config.max_grad_norm,
                         gpu_augmentation() if config.gpu_batch_aug else None, self.batches.weight,
                         processes.parallel if processes.count > 1 else None)
-        self.trainer = Trainer(self.task, Options(device, config.precision, config.lr, config.channels_last,
-                                                  config.grad_accum_steps, device.type == "cuda"), recipe)
+        self.trainer = Trainer(self.task, Options(device, config.precision, config.channels_last, config.grad_accum_steps,
+                                                  device.type == "cuda"), recipe)
         seed_everything(config.seed + processes.rank)
         self.checkpoints = Checkpoints(config.folders(folder)[1], config, processes)
         self.position = self.checkpoints.resume(self.trainer)

@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 
 from lib import paths, store
-from lib.config.definitions import RUNTIMES
-from lib.errors import InputError, choices
+from lib.config.base import mapping
+from lib.config.definitions import TORCH
+from lib.errors import InputError, choices, entry
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
@@ -21,7 +22,7 @@ def machines(imported: bool = False) -> dict[str, Path]:
     A replay that names no machine goes without these, so that it gives the same everywhere.
     """
     roots = (paths.REFERENCE, paths.IMPORTED) if imported else (paths.REFERENCE,)
-    folders_by_name: dict[str, Path] = {}
+    folders_by_name = {}
     for path in (path for root in roots for path in sorted(root.glob("[!.]*"))):
         if path.is_dir() and path.name not in NO_MACHINES:
             folders_by_name.setdefault(path.name, path)
@@ -30,11 +31,7 @@ def machines(imported: bool = False) -> dict[str, Path]:
 
 def machine_folder(reference: str) -> Path:
     """Return the folder of one reference machine, committed or imported; InputError lists the machines."""
-    folders_by_name = machines(imported=True)
-    if reference not in folders_by_name:
-        raise InputError(f"no reference machine {reference!r} in {paths.REFERENCE} or {paths.IMPORTED}; there are: "
-                         f"{choices(folders_by_name) or 'none'}")
-    return folders_by_name[reference]
+    return entry(machines(imported=True), reference, "reference machine", f"in {paths.REFERENCE} or {paths.IMPORTED}")
 
 
 def machines_with(pattern: str, imported: bool = False) -> dict[str, Path]:
@@ -68,17 +65,20 @@ def stand_in(pattern: str, what: str, reference: str) -> tuple[str, str]:
     return name, f"{reference} has no {what}: that of {name} stands in."
 
 
-def hardware(folder: Path) -> dict[str, Any]:
+def identities(meta: Path) -> list[store.Facts]:
+    """Return the facts of a provenance and, of that of a sweep, the identity of each device; InputError for what is neither."""
+    facts = mapping(store.read_json(meta), meta)
+    devices = facts.get("devices")
+    return [facts, *(mapping(device, meta) for device in (devices.values() if isinstance(devices, dict) else ()))]
+
+
+def hardware(folder: Path) -> store.Facts:
     """Return what a machine is made of, by the provenance of what was measured there; empty where none says so."""
-    for path in sorted(folder.glob("**/*.meta.json")):
-        facts = store.read_json(path)
-        for entry in (facts, *(facts["devices"].values() if isinstance(facts.get("devices"), dict) else ())):
-            if entry.get("hardware"):
-                return entry["hardware"]
-    return {}
+    listed = (facts for path in sorted(folder.glob("**/*.meta.json")) for facts in identities(path))
+    return next((facts["hardware"] for facts in listed if facts.get("hardware")), {})
 
 
-def newest(folder: Path, stem: str, **wanted: str) -> tuple[dict[str, Any], Path] | None:
+def newest(folder: Path, stem: str, **wanted: str) -> tuple[store.Facts, Path] | None:
     """Return the CSV of the last measurement in ``folder`` that is named ``stem`` or ``stem-v2``, ..., after its provenance.
 
     Only those count whose provenance has the facts ``wanted``; None where there is none.
@@ -109,9 +109,8 @@ def networks_files(folder: Path) -> list[Path]:
 
 def networks(folder: Path) -> pd.DataFrame:
     """Return the networks of all campaigns of a machine as torch runs them by default: contiguous, eager, on all threads."""
-    tables = [store.read(path, "networks") for path in networks_files(folder)]
-    rows = pd.concat(tables, ignore_index=True) if tables else store.read_all([], "networks")
-    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != RUNTIMES[0]) | (rows["instances"] > 1)
+    rows = store.read_all(networks_files(folder), "networks")
+    other = rows["channels_last"] | rows["compiled"] | (rows["runtime"] != TORCH) | (rows["instances"] > 1)
     return rows[~other.astype(bool) & (rows["threads"] == rows["threads"].max())].reset_index(drop=True)
 
 

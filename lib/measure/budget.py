@@ -52,7 +52,7 @@ def sampled(count: int, budget: Budget, sample: Callable[[int, float], Timing | 
     ``sample`` takes an item's number and an equal share of what is left of the budget, in seconds, and returns None where the
     item does not run. Once the budget is spent, only items without samples are visited.
     """
-    parts: list[list[Timing]] = [[] for _ in range(count)]
+    parts = [[] for _ in range(count)]
     for number, (_, index) in enumerate(track(list(interleaved(range(count), ROUNDS)), what)):
         if parts[index] and budget.spent:
             continue

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from lib import files, paths, store
 from lib.config.base import build, mapping
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, beginning, choices, refused
 from lib.measure import bundle_contents
 from lib.measure.archive import NO_MACHINES, TRAININGS
 from lib.measure.bundle_contents import FOLDERS, META, Index, Readers
@@ -58,7 +58,7 @@ def pack(target: Path, machine: str, folder: Path | None = None, host_name: bool
     return names
 
 
-def machine_of(here: str, readers: Readers = NO_READERS) -> str:
+def machine_of(here: str, readers: Readers) -> str:
     """Return the machine that measured what ``pack`` would pack: ``here`` where it did, or nothing says so, else the only one.
 
     Raises InputError where several others did.
@@ -76,7 +76,7 @@ def machine_of(here: str, readers: Readers = NO_READERS) -> str:
 
 def _finished(folder: Path, readers: Readers) -> list[str]:
     """Return the names of the files to pack: those that a bundle may hold, of measurements that ended."""
-    names: list[str] = []
+    names = []
     for path in (path for name in FOLDERS for path in sorted((folder / name).glob("**/[!.]*"))):
         name = path.relative_to(folder).as_posix()
         with contextlib.suppress(InputError):  # what no bundle holds stays
@@ -123,18 +123,9 @@ def merge(source: Path, target: Path | None = None, readers: Readers = NO_READER
     return folder, len(new)
 
 
-@contextlib.contextmanager
-def _telling(where: str, folder: Path | None = None) -> Iterator[None]:
-    """Have an InputError begin with ``where``, without the names of a scratch ``folder``."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {str(error).replace(f'{folder}/', '')}") from None
-
-
 def _checked(folder: Path, name: str, readers: Readers, where: Path) -> set[str]:
     """Return the hardware ids in a file of a bundle; InputError names ``where`` it lies, and the file that does not fit."""
-    with _telling(f"{where}: {name} does not fit its table", folder):
+    with beginning(f"{where}: {name} does not fit its table", f"{folder}/"):
         return bundle_contents.check(folder / name, name, readers)
 
 
@@ -148,16 +139,12 @@ def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
     """Open a bundle whose entries are tables, plainly stored or deflated, and not too large; nothing is read of them yet."""
     if not source.is_file():
         raise InputError(f"{source} is no file" if source.exists() else f"{source} is missing")
-    try:
+    with refused(f"{source} is no bundle or is damaged: "):
         _check_directory(source)
         with zipfile.ZipFile(source) as archive:
             _check_entries(archive, source)
             _check_sizes(archive, str(source))
             yield archive
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{source} is no bundle or is damaged: {one_line(error)}") from None
 
 
 def _check_directory(source: Path) -> None:
@@ -178,7 +165,7 @@ def _check_entries(archive: zipfile.ZipFile, source: Path) -> None:
         raise InputError(f"{source} holds {name!r} twice")
     for entry in archive.infolist():
         if entry.filename != _INDEX:
-            with _telling(str(source)):
+            with beginning(str(source)):
                 bundle_contents.table_of(entry.filename)
         if entry.flag_bits & 1:
             raise InputError(f"{source}: {entry.filename} is encrypted; a bundle is not")
@@ -205,7 +192,7 @@ def _check_sizes(archive: zipfile.ZipFile, where: str) -> None:
 def _index(archive: zipfile.ZipFile, source: Path, scratch: Path) -> Index:
     """Return the index of a bundle, which names every other file in it and nothing else."""
     _extract(archive, _INDEX, scratch)
-    with _telling(str(source), scratch):
+    with beginning(str(source), f"{scratch}/"):
         index = build(Index, mapping(store.read_json(scratch / _INDEX), scratch / _INDEX), _INDEX)
         if index.format not in _FORMATS:
             raise InputError(f"it has format {index.format}; this version reads {choices(_FORMATS)}")

@@ -13,6 +13,7 @@ from lib import csv_files, store
 from lib.config.base import Strict, mapping, parse
 from lib.errors import InputError, choices
 from lib.files import NAME
+from lib.measure.archive import identities
 from lib.measure.load import Load
 from lib.tables import SCHEMA_VERSION
 
@@ -187,7 +188,7 @@ def check(path: Path, name: str, readers: Readers) -> set[str]:
 
 
 def _check_meta(path: Path, kind: Kind, parts: tuple[str, ...]) -> set[str]:
-    meta = parse(Provenance, store.encoded_json(_facts(path)), str(path))
+    meta = parse(Provenance, store.encoded_json(mapping(store.read_json(path), path)), str(path))
     check_schema(meta.schema_version)
     missing = [fact for fact in kind.facts if not getattr(meta, fact)]
     run_id = parts[0] if kind.named else ""
@@ -248,35 +249,25 @@ def _written(folder: Path, name: str, readers: Readers) -> tuple[set[str], str]:
         facts = readers["model"](folder / name).facts
         return {facts.get("hardware_id", "")} - {""}, facts.get("calibrated_utc", "")
     path = folder / (name.removesuffix(META).removesuffix(".parquet") + META)
-    facts = _facts(path) if path.is_file() else {}
-    return _hardware_in(facts, path), str(facts.get("written_utc", ""))
+    if not path.is_file():
+        return set(), ""
+    return _hardware_in(path), str(identities(path)[0].get("written_utc", ""))
 
 
 def hardware_of(folder: Path) -> set[str]:
     """Return the hardware ids that a machine's folder says by its provenance; of a published device, its name."""
-    return set().union(*(_hardware_in(_facts(path), path) for path in folder.glob("**/*" + META)))
+    return set().union(*map(_hardware_in, folder.glob("**/*" + META)))
 
 
 def machines_in(meta: Path) -> set[str]:
     """Return the names of the machines that a provenance says."""
-    facts = _facts(meta)
-    return {str(entry["machine"]) for entry in (facts, *_devices(facts, meta)) if entry.get("machine")}
+    return {str(entry["machine"]) for entry in identities(meta) if entry.get("machine")}
 
 
-def _facts(meta: Path) -> dict[str, Any]:
-    return mapping(store.read_json(meta), meta)
-
-
-def _devices(facts: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
-    """Return the identities of a sweep's devices in the provenance that ``path`` holds; none in that of other tables."""
-    devices = facts.get("devices")
-    return [mapping(identity, path) for identity in devices.values()] if isinstance(devices, dict) else []
-
-
-def _hardware_in(facts: Mapping[str, Any], path: Path) -> set[str]:
-    ids = {facts.get("hardware_id", ""), f"published:{facts.get('device')}" if "source" in facts else "",
-           *(identity.get("hardware_id", "") for identity in _devices(facts, path))}
-    return ids - {""}
+def _hardware_in(meta: Path) -> set[str]:
+    facts, *devices = identities(meta)
+    published = f"published:{facts.get('device')}" if "source" in facts else ""
+    return {published, *(entry.get("hardware_id", "") for entry in (facts, *devices))} - {""}
 
 
 def without_host(path: Path, name: str) -> bytes:

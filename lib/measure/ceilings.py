@@ -1,7 +1,7 @@
 """The measured ceilings of a device: GEMM rate, memory bandwidth by level, launch and timer overheads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders, newest, of_device, replayed_device
 from lib.measure.budget import Budget, sampled
-from lib.measure.statistics import VERDICTS, Timing, worst
-from lib.measure.timing import measure, synchronize, time_calls
+from lib.measure.statistics import UNUSABLE, Timing, worst
+from lib.measure.timing import Call, host_ms, measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
 
@@ -40,10 +40,10 @@ class Probe:
     method: str
     flops: float
     bytes: float
-    build: Callable[[], Callable[[], object]]
+    build: Callable[[], Call]
 
 
-def _gemm(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
+def _gemm(dtype: str, n: int, device: torch.device) -> Call:
     left, right = (torch.randn(n, n, device=device, dtype=torch.float32).to(torch_dtype(dtype)) for _ in range(2))
     out = torch.empty_like(left)
 
@@ -53,7 +53,7 @@ def _gemm(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
     return call
 
 
-def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], object]:
+def _convolution(dtype: str, batch: int, device: torch.device) -> Call:
     """Build a 3x3 convolution of 256 channels at 32x32: another library than the GEMM's, often the faster one."""
     layer = torch.nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False).requires_grad_(False)
     layer = layer.to(device, torch_dtype(dtype), memory_format=torch.channels_last)
@@ -65,7 +65,7 @@ def _convolution(dtype: str, batch: int, device: torch.device) -> Callable[[], o
     return call
 
 
-def _triad(elements: int, device: torch.device) -> Callable[[], object]:
+def _triad(elements: int, device: torch.device) -> Call:
     b, c = (torch.ones(elements, device=device, dtype=_triad_dtype(device)) for _ in range(2))
     a = torch.empty_like(b)
     return lambda: torch.add(b, c, alpha=3.0, out=a)
@@ -112,7 +112,7 @@ def _triad_probes(p: MachineParams, device: torch.device, threads: int) -> list[
     most = p.triad_max_mb * 1e6 if p.triad_max_mb else 8.0 * last
     most = min(max(most, 2.0 ** np.ceil(np.log2(4 * last))), machine.free_bytes(device) / 2)
     width, pace_s = _triad_dtype(device).itemsize, _triad_pace_s(device, min(most, _LOOK_BYTES))
-    probes: list[Probe] = []
+    probes = []
     smallest = np.ceil(np.log2(caches.get("L1", 2**19) + 1))
     for touched in 2 ** np.arange(smallest, np.log2(most) + 1e-9, 1.0):
         level = next((name for name, size in caches.items() if touched <= size), beyond)
@@ -132,10 +132,8 @@ def _triad_pace_s(device: torch.device, touched: float) -> float:
     begin = time.monotonic()
     call = _triad(int(touched) // (3 * _triad_dtype(device).itemsize), device)
     synchronize(device)
-    built = time.monotonic()
-    call()
-    synchronize(device)
-    return (built - begin + _LEAST * (time.monotonic() - built)) / touched
+    built_s = time.monotonic() - begin
+    return (built_s + _LEAST * host_ms(call, device) / 1e3) / touched
 
 
 def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
@@ -153,17 +151,7 @@ def _visit(probe: Probe, device: torch.device, share_s: float) -> Timing | None:
         return None
 
 
-def _row(probe: Probe, timing: Timing, constants: dict, crowded: str) -> dict:
-    fast_ms = float(np.percentile(timing.samples_ms, 10))
-    return {**constants, "dtype": probe.dtype, "level": probe.level, "source": "measured",
-            "method": probe.method + ", as a CUDA graph" * timing.graphed,
-            "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
-            "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
-            "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
-            "verdict": worst(timing.verdict, crowded)}
-
-
-def overheads(device: torch.device, budget_s: float = 0.5) -> pd.DataFrame:
+def overheads(device: torch.device, budget_s: float) -> pd.DataFrame:
     """Measure what bounds any timing here (table ``overheads``): the clock's step and cost, jitter, launches, first touches."""
     steps = np.diff([time.perf_counter_ns() for _ in range(20_000)]) / 1e3
     scalar, spin = torch.zeros(1, device=device), torch.ones(64, 64)
@@ -185,18 +173,15 @@ def _first_touch_us() -> np.ndarray:
     pages, taken_us = int(min(_TOUCHED, machine.free_bytes(torch.device("cpu")) / 8)) // _PAGE, []
     for _ in range(_LOOKS):
         fresh = torch.empty(pages * _PAGE, dtype=torch.uint8)  # too large for the heap: fresh each time
-        clock = [time.perf_counter()]
-        for _ in range(2):
-            fresh.fill_(1)
-            clock.append(time.perf_counter())
-        taken_us.append((clock[1] - clock[0] - (clock[2] - clock[1])) * 1e6 / pages)
+        first_ms, again_ms = (host_ms(partial(fresh.fill_, 1), fresh.device) for _ in range(2))
+        taken_us.append((first_ms - again_ms) * 1e3 / pages)
         del fresh
     return np.maximum(taken_us, 0.0)
 
 
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of ``ceilings`` that count: the usable ones, and all of an element type or level that has none."""
-    usable = table["verdict"] != VERDICTS[-1]
+    usable = table["verdict"] != UNUSABLE
     return table[usable | ~usable.groupby([table["level"], table["dtype"]]).transform("any")]
 
 
@@ -220,7 +205,7 @@ class Ceilings:
     @property
     def warning(self) -> str:
         """Return which ceilings rest on unusable rows only, in one line; empty when none does."""
-        doubtful = self.best[self.best["verdict"] == VERDICTS[-1]]
+        doubtful = self.best[self.best["verdict"] == UNUSABLE]
         names = doubtful["level"].where(doubtful["level"] != "compute", doubtful["dtype"])
         return f"UNUSABLE, measured on a busy machine and perhaps too low: {choices(names)}." if len(names) else ""
 
@@ -237,30 +222,35 @@ def measure_ceilings(p: MachineParams, wait_s: float = locks.PATIENCE_S) -> Ceil
     """
     device, budget = machine.device(p.device), Budget(p.budget_s)
     machine.use(device)
-    before_threads = torch.get_num_threads()
-    torch.set_num_threads(p.threads or before_threads)
     tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        with locks.device(str(device), wait_s), machine.working(device):
-            threads, identity = torch.get_num_threads(), machine.identity()
-            ids = {name: identity[name] for name in ("hardware_id", "software_id")}
+        with machine.on_threads(p.threads), locks.device(str(device), wait_s), machine.working(device):
+            threads, identity, ids = torch.get_num_threads(), machine.identity(), machine.ids()
             quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
             probes = _compute_probes(p, device) + _triad_probes(p, device, threads)
-            with load.LoadWatch(str(device)) as watch:
-                small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
-                timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s),
-                                  "ceilings")
-                seen = watch.reading()
-        constants, crowded = {"device": str(device), "threads": threads, **ids}, seen.verdict(threads)
-        rows = [_row(probe, timing, constants, crowded) for probe, timing in zip(probes, timings, strict=True) if timing.n]
-        if not rows:
-            raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
-        table = pd.DataFrame(rows, columns=columns("ceilings"))
-        without = [probe for probe, timing in zip(probes, timings, strict=True) if not timing.n]
-        return _save(table, small, p, {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
+            watch = load.LoadWatch(str(device))
+            small = overheads(device, min(0.5, p.budget_s / 20)).assign(**ids)
+            timings = sampled(len(probes), budget, lambda index, share_s: _visit(probes[index], device, share_s), "ceilings")
+            seen = watch.reading()
+            crowded = seen.verdict(threads)
     finally:
-        torch.set_num_threads(before_threads)
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    rows, without = [], []
+    for probe, timing in zip(probes, timings, strict=True):
+        if not timing.n:
+            without.append(probe)
+            continue
+        fast_ms = float(np.percentile(timing.samples_ms, 10))
+        rows.append({"device": str(device), "threads": threads, **ids, "dtype": probe.dtype, "level": probe.level,
+                     "source": "measured", "method": probe.method + ", as a CUDA graph" * timing.graphed,
+                     "peak_gflops": probe.flops / fast_ms / 1e6 if probe.flops else np.nan,
+                     "peak_gbps": np.nan if probe.flops else probe.bytes / fast_ms / 1e6, "working_set_mb": probe.bytes / 1e6,
+                     "median_ms": timing.median_ms, "iqr_ms": timing.iqr_ms, "n": timing.n,
+                     "verdict": worst(timing.verdict, crowded)})
+    if not rows:
+        raise InputError(f"{device} has too little memory left: not one probe of its ceilings fits")
+    return _save(pd.DataFrame(rows, columns=columns("ceilings")), small, p,
+                 {"load_at_start": asdict(quiet), "load_at_end": asdict(seen), **identity}, without)
 
 
 def _save(table: pd.DataFrame, small: pd.DataFrame, p: MachineParams, facts: dict, without: list[Probe]) -> Ceilings:
@@ -344,7 +334,7 @@ def ceilings(p: MachineParams) -> Ceilings:
 
 def inventory(facts: dict) -> pd.DataFrame:
     """Return the inventory of a machine as a table of two columns, from provenance ``facts``."""
-    flat: Iterable[tuple[str, object]] = [
+    flat = [
         ("machine", facts["machine"]), ("hardware_id", facts["hardware_id"]), ("software_id", facts["software_id"]),
         *facts["hardware"].items(), *facts["software"].items(),
         ("other processes, cores (start, while measuring)",

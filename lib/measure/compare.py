@@ -10,7 +10,6 @@ import pandas as pd
 from lib import paths, store
 from lib.errors import InputError, choices
 from lib.measure import statistics
-from lib.measure.statistics import is_usable
 from lib.measure.training import matrix_tables, summary
 
 WORDS = ("faster", "same", "slower")
@@ -18,7 +17,6 @@ _LEAST_PAIRS = 3
 _DRAWS = 2000
 _IDS = ("hardware_id", "software_id", "threads")
 _PAIR = ["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]
-_CELL = ["workload_id", "arch", "backend", "batch_size", "precision", "settings"]
 
 
 @dataclass(frozen=True)
@@ -60,33 +58,29 @@ def _word(low, high, threshold: float) -> np.ndarray:
     return np.select([np.asarray(low) > 1 + threshold, np.asarray(high) < 1 - threshold], ["slower", "faster"], "same")
 
 
-def _ranges(what: pd.Series, a: np.ndarray, b: np.ndarray, threshold: float) -> pd.DataFrame:
-    """Return pairs by their times, least and most (3, n), in ms: one differs when the ranges do not touch."""
-    frame = pd.DataFrame({"what": what, "a_ms": a[0], "b_ms": b[0], "ratio": b[0] / a[0], "low": b[1] / a[2],
-                          "high": b[2] / a[1]})
+def _of_sweep(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the configurations of a sweep; without a time within the range of its rounds one has none."""
+    timed = table["low_ms"].gt(0) & table["latency_ms"].between(table["low_ms"], table["high_ms"])
+    what = table["op"] + " " + table["pass"] + " " + table["dtype"] + " " + table["config"]
+    return table.assign(what=what)[timed & statistics.is_usable(table)]
+
+
+def _of_matrix(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of an environment, in ms per image."""
+    what = table["arch"] + " b" + table["batch_size"].astype(str) + " " + table["precision"] + " " + table["settings"]
+    return table.assign(what=what, latency_ms=1e3 / table["median"], low_ms=1e3 / table["high"], high_ms=1e3 / table["low"])
+
+
+def _ranges(a: pd.DataFrame, b: pd.DataFrame, kind: "_Kind", threshold: float) -> tuple[pd.DataFrame, int]:
+    """Pair the rows of two sweeps or matrices: a pair differs when the ranges of its times do not touch."""
+    keys = [name for name in kind.keys if name != "device" or max(a["device"].nunique(), b["device"].nunique()) > 1]
+    pairs = kind.rows(a).merge(kind.rows(b), on=keys, suffixes=("", "_b"))
+    frame = pd.DataFrame({"what": pairs["what"], "a_ms": pairs["latency_ms"], "b_ms": pairs["latency_ms_b"],
+                          "ratio": pairs["latency_ms_b"] / pairs["latency_ms"], "low": pairs["low_ms_b"] / pairs["high_ms"],
+                          "high": pairs["high_ms_b"] / pairs["low_ms"]})
     apart = (frame["ratio"] - 1).abs() > threshold
-    return frame.assign(word=np.where(apart, _word(frame["low"], frame["high"], 0.0), "same"))
-
-
-def _sweeps(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair two sweeps by configuration; without a time within the range of its rounds it has none."""
-    def usable(sweep: pd.DataFrame) -> pd.DataFrame:
-        timed = sweep["low_ms"].gt(0) & sweep["latency_ms"].between(sweep["low_ms"], sweep["high_ms"])
-        return sweep[timed & is_usable(sweep)]
-
-    many_devices = any(len(set(frame["device"])) > 1 for frame in (a, b))
-    pairs = usable(a).merge(usable(b), on=["config", "device"] if many_devices else ["config"], suffixes=("", "_b"))
-    times = [pairs[[f"{name}{end}" for name in ("latency_ms", "low_ms", "high_ms")]].to_numpy(float).T for end in ("", "_b")]
-    what = pairs["op"] + " " + pairs["pass"] + " " + pairs["dtype"] + " " + pairs["config"]
-    return _ranges(what, *times, threshold), max(len(a), len(b)) - len(pairs)
-
-
-def _cells(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
-    """Pair the cells of two environments, in ms per image."""
-    pairs = a.merge(b, on=_CELL, suffixes=("", "_b"))
-    times = [1e3 / pairs[[f"{name}{end}" for name in ("median", "high", "low")]].to_numpy(float).T for end in ("", "_b")]
-    what = pairs["arch"] + " b" + pairs["batch_size"].astype(str) + " " + pairs["precision"] + " " + pairs["settings"]
-    return _ranges(what, *times, threshold), max(len(a), len(b)) - len(pairs)
+    word = np.where(apart, _word(frame["low"], frame["high"], 0.0), "same")
+    return frame.assign(word=word), max(len(a), len(b)) - len(pairs)
 
 
 def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFrame, int]:
@@ -116,20 +110,22 @@ def _runs(a: pd.DataFrame, b: pd.DataFrame, threshold: float) -> tuple[pd.DataFr
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is compared: its table, what each row is of, how two are paired, and what makes two of it comparable."""
+    """What is compared: its table, what each row is of, what makes two of it comparable, and the rows that are paired."""
 
     table: str
     keys: list[str]
-    pair: Callable[[pd.DataFrame, pd.DataFrame, float], tuple[pd.DataFrame, int]]
     remedy: str
+    rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
 
 _KINDS = {
-    "sweep": _Kind("sweep", ["config", "device"], _sweeps,
-                   "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s"),
-    "run": _Kind("profile", ["task_type", "global_step"], _runs,
+    "sweep": _Kind("sweep", ["config", "device"],
+                   "sweep both with the same op or grid, seed, dtype, cache and latency_type, and a larger budget_s",
+                   _of_sweep),
+    "run": _Kind("profile", ["task_type", "global_step"],
                  "profile the workload for longer: 02_profile with -p iters 60 -p budget_s 60"),
-    "matrix": _Kind("matrix", _CELL, _cells, "run the same cells in both environments (python -m lib matrix)")}
+    "matrix": _Kind("matrix", ["workload_id", "arch", "backend", "batch_size", "precision", "settings"],
+                    "run the same cells in both environments (python -m lib matrix)", _of_matrix)}
 
 
 def _read(path: Path, kind: _Kind) -> pd.DataFrame:
@@ -159,7 +155,7 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     left, right = _read(path_a, kind), _read(path_b, kind)
     if is_run and set(left["workload_id"]) != set(right["workload_id"]):
         raise InputError(f"{a} is {left['workload_id'].iloc[0]} and {b} {right['workload_id'].iloc[0]}: not the same work")
-    pairs, left_out = kind.pair(left, right, threshold)
+    pairs, left_out = _runs(left, right, threshold) if is_run else _ranges(left, right, kind, threshold)
     if len(pairs) < (1 if is_run else _LEAST_PAIRS):
         few = f"no pass has {_LEAST_PAIRS} steady steps in both" if is_run else (
             f"{len(pairs)} configurations are usable in both, {_LEAST_PAIRS} are needed ({left_out} have no time or no "

@@ -63,41 +63,38 @@ def _table(op: str, values: Mapping[str, Any], flops: np.ndarray, moved: np.ndar
     return frame.reindex(columns=columns("sweep"))
 
 
-def _output(v: Mapping[str, np.ndarray], size: np.ndarray) -> np.ndarray:
-    return (size + 2 * v["padding_h"] - v["kernel_h"]) // v["stride_h"] + 1
+def _output(v: pd.DataFrame, size: pd.Series) -> pd.Series:
+    return (size + 2 * v.padding_h - v.kernel_h) // v.stride_h + 1
 
 
-def convolution(v: Mapping[str, np.ndarray], item: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, from arrays of their parameters.
+def convolution(v: pd.DataFrame, item: int) -> tuple[pd.Series, pd.Series]:
+    """Return FLOPs and compulsory bytes of square, dense 2-D convolutions without bias, a row of parameters each.
 
     ``item`` is the size of an element, in bytes.
     """
-    v = {name: values.astype(float) for name, values in v.items()}  # no product of counts overflows
-    outputs = {side: _output(v, v[side]) for side in ("height", "width")}
+    v = v.astype(float)  # no product of counts overflows
 
-    def read(side: str) -> np.ndarray:
+    def read(size: pd.Series, out: pd.Series) -> pd.Series:
         """Return how many rows or columns of the input the kernel touches."""
-        size, out = v[side], outputs[side]
-        touched = (out - 1) * v["stride_h"] + v["kernel_h"] - v["padding_h"]
-        return np.minimum(size, np.where(v["stride_h"] <= v["kernel_h"], touched, out * v["kernel_h"]))
+        touched = (out - 1) * v.stride_h + v.kernel_h - v.padding_h
+        return np.minimum(size, np.where(v.stride_h <= v.kernel_h, touched, out * v.kernel_h))
 
-    made = v["batch"] * v["out_channels"] * outputs["height"] * outputs["width"]
-    weights = v["out_channels"] * v["in_channels"] * v["kernel_h"] ** 2
-    taken = v["batch"] * v["in_channels"] * read("height") * read("width")
-    return 2.0 * made * v["in_channels"] * v["kernel_h"] ** 2, item * (taken + weights + made)
+    out_height, out_width = _output(v, v.height), _output(v, v.width)
+    made = v.batch * v.out_channels * out_height * out_width
+    weights = v.out_channels * v.in_channels * v.kernel_h ** 2
+    taken = v.batch * v.in_channels * read(v.height, out_height) * read(v.width, out_width)
+    return 2.0 * made * v.in_channels * v.kernel_h ** 2, item * (taken + weights + made)
 
 
 def _convolutions(frame: pd.DataFrame, source: Source, named: Mapping[str, str]) -> pd.DataFrame:
     """Turn square convolutions into our columns; ``named`` maps batch, in_channels, ... to the original's names."""
-    v = {name: frame[column].to_numpy(np.int64) for name, column in named.items()}
-    ones = np.ones(len(frame), np.int64)
-    v = {**v, "batch": v.get("batch", ones), "width": v.get("width", v["height"]),
-         "padding_h": v.get("padding_h", v["kernel_h"] // 2)}
-    empty = np.minimum(_output(v, v["height"]), _output(v, v["width"])) < 1
+    v = pd.DataFrame({name: frame[column].to_numpy(np.int64) for name, column in named.items()})
+    v = v.assign(batch=v.get("batch", 1), width=v.get("width", v.height), padding_h=v.get("padding_h", v.kernel_h // 2))
+    empty = np.minimum(_output(v, v.height), _output(v, v.width)) < 1
     if empty.any():
         raise InputError(f"{source.software}: {row_name(frame.index[empty][0])} has a kernel larger than its padded input")
-    values = {**v, **{f"{size}_w": v[f"{size}_h"] for size in ("kernel", "stride", "padding")}, "dilation_h": ones,
-              "dilation_w": ones, "groups": ones, "bias": 0 * ones, "input_grad": ones, "layout": "contiguous"}
+    values = v.assign(kernel_w=v.kernel_h, stride_w=v.stride_h, padding_w=v.padding_h, dilation_h=1, dilation_w=1, groups=1,
+                      bias=0, input_grad=1, layout="contiguous")
     return _table("conv2d", values, *convolution(v, _BYTES[source.dtype]), frame["Latency"], source)
 
 
@@ -153,7 +150,7 @@ def checked(frame: pd.DataFrame, path: Path, counts: Iterable[str], numbers: tup
         if wrong.any():
             raise InputError(f"{path}: {row_name(wrong.idxmax())} has {frame[name][wrong].iloc[0]!r} as {name}: it is a "
                              + (f"whole number from {least} to {_MOST:,}" if name in counts else "number"))
-    return frame.astype({**dict.fromkeys(counts, "int64"), **dict.fromkeys(numbers, "float64")})
+    return frame.astype(dict.fromkeys(counts, "int64") | dict.fromkeys(numbers, "float64"))
 
 
 def row_name(index: int) -> str:
@@ -175,7 +172,7 @@ def neusight_files(folder: Path) -> dict[Path, str]:
     """Return the tables, a GPU each, with their operators; InputError names a GPU that is there twice."""
     files_by_path = {path: op for op in NEUSIGHT for place in (op, f"{op}/{_NEUSIGHT_TORCH}")
                      for path in sorted(folder.glob(f"{place}/*.csv"))}
-    first: dict[tuple[str, str], Path] = {}
+    first = {}
     for path, op in files_by_path.items():
         if (other := first.setdefault((op, path.stem), path)) != path:
             raise InputError(f"{other} and {path} are of one GPU; leave one of them out")
@@ -198,7 +195,7 @@ def neusight(folder: Path) -> dict[str, pd.DataFrame]:
     torch's release. In its products N is the contraction. Returns a ``sweep`` table a device. Raises InputError naming what is
     not there, and a GPU that is there twice.
     """
-    tables: dict[str, list[pd.DataFrame]] = {}
+    tables = {}
     known = {device.name: device.id for device in definitions.load_devices().values()}
     for path, op in neusight_files(folder).items():
         device = entry(known, path.stem, "device", "in params/devices.yaml, add it there")

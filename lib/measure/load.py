@@ -15,7 +15,7 @@ import psutil
 
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
-from lib.measure.statistics import LOUD_CORES, VERDICTS, crowd_verdict
+from lib.measure.statistics import LOUD_CORES, STABLE, crowd_verdict
 from lib.measure.worker import own_cores
 
 _STAT = Path("/proc/stat")  # of Linux
@@ -118,16 +118,10 @@ class OwnProcesses:
         return total
 
 
-def _snapshot(own: OwnProcesses) -> tuple[float, float, float, float, int]:
-    switches = psutil.Process().num_ctx_switches().involuntary
-    busy, stolen = busy_seconds()
-    return time.perf_counter(), busy, own.seconds(), stolen, switches
-
-
 class LoadWatch:
-    """Watch a device from ``__enter__`` on; ``reading()`` tells what others used since then (10 ms resolution on a CPU).
+    """Watches a device; ``reading()`` tells what others used since the watch began (10 ms resolution on a CPU).
 
-    Short measurements enter it again and again: with ``refresh`` off it looks for processes of this run once, which takes
+    Short measurements ``begin`` it again and again: with ``refresh`` off it looks for processes of this run once, which takes
     milliseconds.
     """
 
@@ -135,37 +129,40 @@ class LoadWatch:
         number = number_of(device)
         self._own, self._refresh = OwnProcesses(), refresh
         self._gpu = None if number is None else GpuWatch(number, self._own.pids)
+        self.begin()
 
-    def __enter__(self) -> "LoadWatch":
+    def begin(self) -> None:
+        """Begin to watch anew."""
         if self._gpu:
             self._gpu.begin()
-        self._start = _snapshot(self._own)
-        return self
+        self._start = self._snapshot()
 
-    def __exit__(self, *_) -> None:
-        return None
+    def _snapshot(self) -> np.ndarray:
+        switches = psutil.Process().num_ctx_switches().involuntary
+        busy, stolen = busy_seconds()
+        return np.array([time.perf_counter(), busy, self._own.seconds(), stolen, switches])
 
     def reading(self) -> Load:
         """Return the load since the watch began."""
         if self._refresh:
             self._own.refresh()
-        seconds, busy, own, stolen, switches = (now - then for now, then in zip(_snapshot(self._own), self._start, strict=True))
+        seconds, busy, ours, stolen, switches = (self._snapshot() - self._start).tolist()
         seconds = max(seconds, 1e-6)
-        return Load(seconds, own / seconds, max(0.0, busy - own) / seconds, stolen / seconds, switches / seconds,
+        return Load(seconds, ours / seconds, max(0.0, busy - ours) / seconds, stolen / seconds, switches / seconds,
                     self._gpu and self._gpu.reading())
 
 
-def wait_for_quiet(threads: int, patience_s: float = 10.0, window_s: float = 0.5, device: str = "cpu") -> Load:
+def wait_for_quiet(threads: int, patience_s: float, window_s: float = 0.5, device: str = "cpu") -> Load:
     """Wait until others leave a device alone, at most ``patience_s``; return the last reading either way.
 
     If the users of a GPU are unknown, it does not wait.
     """
     end = time.monotonic() + patience_s
     while True:
-        with LoadWatch(device) as watch:
-            time.sleep(window_s)
-            load = watch.reading()
-        if load.verdict(threads) == VERDICTS[0] or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
+        watch = LoadWatch(device)
+        time.sleep(window_s)
+        load = watch.reading()
+        if load.verdict(threads) == STABLE or (load.gpu and load.gpu.unknown) or time.monotonic() > end:
             return load
 
 
@@ -174,9 +171,9 @@ def free_cores(window_s: float = 0.3) -> int:
 
     A neighbour holds a core where it uses LOUD_CORES of one or more, or where the host takes as much.
     """
-    with LoadWatch() as watch:
-        time.sleep(window_s)
-        return cores_left(watch.reading())
+    watch = LoadWatch()
+    time.sleep(window_s)
+    return cores_left(watch.reading())
 
 
 def cores_left(reading: Load) -> int:

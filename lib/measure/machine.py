@@ -50,14 +50,6 @@ def _proc_cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def _cpu_model() -> str:
-    entries = _proc_cpuinfo()
-    name = entries.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in entries:
-        name += f" (family {entries['cpu family']}, model {entries['model']}, stepping {entries['stepping']})"
-    return name
-
-
 @cache
 def cache_bytes() -> dict[str, int]:
     """Return the size of one L1d, L2 and L3 cache in bytes, as the kernel states them; empty where it does not."""
@@ -73,7 +65,7 @@ def cache_bytes() -> dict[str, int]:
     return dict(sorted(sizes.items()))
 
 
-def _gpus() -> list[dict[str, Any]]:
+def _gpus() -> list[store.Facts]:
     """Return the GPUs of this run, as its leader lists them; without a leader those that CUDA shows to this process."""
     if listed := os.environ.get(worker.GPUS):
         return json.loads(listed)
@@ -84,7 +76,7 @@ def _gpus() -> list[dict[str, Any]]:
              "multiprocessors": p.multi_processor_count} for p in properties]
 
 
-def _limits() -> dict[str, Any]:
+def _limits() -> store.Facts:
     """Return what this process was limited to when it began: instruction sets by library, cores; empty without limits."""
     sets = {library: value for library, name in _INSTRUCTION_SETS.items()
             if (value := os.environ.get(name, "").strip().lower()) not in ("", "all")}
@@ -105,18 +97,22 @@ def precision(wanted: str, where: torch.device) -> str:
 
 
 @cache
-def hardware() -> dict[str, Any]:
+def hardware() -> store.Facts:
     """Return what ``hardware_id`` is made of: processor, cores, caches, memory, GPUs, limits. Nothing that drifts.
 
     A processor whose libraries are limited to older instructions (the variables in ``_INSTRUCTION_SETS``), or of which this
     process may use some cores only, is another machine; one without limits has no entries for them.
     """
-    return {"cpu": _cpu_model(), "arch": platform.machine(), "cores": os.cpu_count(),
+    entries = _proc_cpuinfo()
+    cpu = entries.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in entries:
+        cpu += f" (family {entries['cpu family']}, model {entries['model']}, stepping {entries['stepping']})"
+    return {"cpu": cpu, "arch": platform.machine(), "cores": os.cpu_count(),
             "cache_kib": {level: size // 1024 for level, size in cache_bytes().items()},
             "memory_gib": round(psutil.virtual_memory().total / 2**30), "gpus": _gpus(), **_limits()}
 
 
-def software() -> dict[str, Any]:
+def software() -> store.Facts:
     """Return what ``software_id`` is made of: versions, CPU threads and the math settings of this process."""
     names = ("OMP_NUM_THREADS", "OMP_PROC_BIND", "MKL_NUM_THREADS", "KMP_AFFINITY", "CUBLAS_WORKSPACE_CONFIG",
              "ONEDNN_MAX_CPU_ISA", "LD_PRELOAD", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
@@ -192,8 +188,8 @@ def overlooked(measured: Collection[str]) -> str:
 
 def memory_mb(name: str) -> float:
     """Return the memory of a device that is here, in 10^6 bytes: a GPU's own, else the host's."""
-    own = torch.cuda.get_device_properties(name).total_memory if name.startswith("cuda") else psutil.virtual_memory().total
-    return own / 1e6
+    total = torch.cuda.get_device_properties(name).total_memory if name.startswith("cuda") else psutil.virtual_memory().total
+    return total / 1e6
 
 
 def device(wanted: str) -> torch.device:
@@ -245,6 +241,19 @@ def use(where: torch.device) -> None:
 
 
 @contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    """Compute on so many threads meanwhile; 0: as many as before."""
+    before = torch.get_num_threads()
+    if threads not in (0, before):
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if threads not in (0, before):
+            torch.set_num_threads(before)
+
+
+@contextmanager
 def working(where: torch.device) -> Iterator[None]:
     """Tell in one line, as an InputError, that memory ran out while work on a device went on, or that a GPU broke.
 
@@ -281,7 +290,7 @@ def free_bytes(where: torch.device) -> int:
     return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
 
 
-def own_hardware(name: str, facts: dict[str, Any] | None = None) -> dict[str, Any]:
+def own_hardware(name: str, facts: store.Facts | None = None) -> store.Facts:
     """Return the part of a machine's hardware (default: this one's) that a device is: a GPU's entry, else all but the GPUs.
 
     Empty for a GPU that is not in it.
@@ -292,7 +301,7 @@ def own_hardware(name: str, facts: dict[str, Any] | None = None) -> dict[str, An
     return facts["gpus"][number] if number < len(facts["gpus"]) else {}
 
 
-def kind(name: str, facts: dict[str, Any] | None = None) -> str:
+def kind(name: str, facts: store.Facts | None = None) -> str:
     """Return the kind of a device: the entry of a GPU's model in a machine's hardware (default: this one), else the id."""
     return name if number_of(name) is None else str(own_hardware(name, facts) or name)
 
@@ -307,7 +316,7 @@ def device_name(where: torch.device) -> str:
     return torch.cuda.get_device_name(where) if where.type == "cuda" else hardware()["cpu"]
 
 
-def identity() -> dict[str, Any]:
+def identity() -> store.Facts:
     """Return the ids with what they were made of, for provenance."""
     return {**ids(), "machine": name(), "hardware": hardware(), "software": software()}
 

@@ -69,17 +69,12 @@ def look() -> Speed:
         taken += [ms] if elapsed > _SETTLE_S else []
     now_ms = float(np.median(taken or [ms]))
     path = paths.DATA / "speed" / f"{machine.ids()['hardware_id']}_{torch.get_num_threads()}.csv"
-    history = _read(path)[-_KEPT:]
-    history.append((store.utc_now(), now_ms))
+    table = csv_files.with_columns(path, ("utc", "kernel_ms"), "delete it: it is the history of this processor's speed")
+    good = table[(table["kernel_ms"] > 0) & np.isfinite(table["kernel_ms"])] if len(table) else table
+    history = [*good[["utc", "kernel_ms"]].tail(_KEPT).itertuples(index=False, name=None), (store.utc_now(), now_ms)]
     not_kept = ""
     try:
         files.replace(path, "".join(["utc,kernel_ms\n", *(f"{utc},{ms:.6g}\n" for utc, ms in history)]).encode())
     except InputError as error:  # a disk that is full or read-only keeps no answer back
         not_kept = str(error)
     return Speed.from_history(np.array([ms for _, ms in history]), not_kept)
-
-
-def _read(path) -> list[tuple[str, float]]:
-    table = csv_files.with_columns(path, ("utc", "kernel_ms"), "delete it: it is the history of this processor's speed")
-    good = table[(table["kernel_ms"] > 0) & np.isfinite(table["kernel_ms"])] if len(table) else table
-    return list(good[["utc", "kernel_ms"]].itertuples(index=False, name=None))

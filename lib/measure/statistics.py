@@ -9,17 +9,18 @@ STABLE_IQR = 0.10  # of the median, as torch.utils.benchmark warns
 NOISY_IQR = 0.25
 QUIET_CORES = 0.10  # what other processes may use without harm: cores, or the share of a GPU's time
 LOUD_CORES = 0.50  # more, and what was measured meanwhile is unusable
-VERDICTS = ("stable", "noisy", "unusable")
+_LEVEL = 0.95
+STABLE, NOISY, UNUSABLE = VERDICTS = ("stable", "noisy", "unusable")
 
 
 def spread_verdict(iqr_over_median: float) -> str:
     """Return the verdict on a relative spread: stable up to 10 %, noisy up to 25 %, else (NaN too) unusable."""
-    return VERDICTS[0] if iqr_over_median <= STABLE_IQR else VERDICTS[1] if iqr_over_median <= NOISY_IQR else VERDICTS[2]
+    return STABLE if iqr_over_median <= STABLE_IQR else NOISY if iqr_over_median <= NOISY_IQR else UNUSABLE
 
 
 def crowd_verdict(cores: float) -> str:
     """Return the verdict on a measurement by the cores, or the share of its GPU, that other processes took from it."""
-    return VERDICTS[0] if cores < QUIET_CORES else VERDICTS[1] if cores < LOUD_CORES else VERDICTS[2]
+    return STABLE if cores < QUIET_CORES else NOISY if cores < LOUD_CORES else UNUSABLE
 
 
 def worst(*verdicts: str) -> str:
@@ -29,13 +30,13 @@ def worst(*verdicts: str) -> str:
 
 def is_usable(table):
     """Return which rows of a table of measurements (columns ``status`` and ``verdict``) ran, and are of use."""
-    return (table["status"] == "ok") & (table["verdict"] != VERDICTS[-1])
+    return (table["status"] == "ok") & (table["verdict"] != UNUSABLE)
 
 
 def judged(findings: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """Return the worst verdict of some findings, which are verdicts with reasons, and the reasons of those not stable."""
     findings = list(findings)
-    reasons = dict.fromkeys(why for verdict, why in findings if why and verdict != VERDICTS[0])
+    reasons = dict.fromkeys(why for verdict, why in findings if why and verdict != STABLE)
     return worst(*(verdict for verdict, _ in findings)), "; ".join(reasons)
 
 
@@ -61,16 +62,16 @@ def resampled(samples: np.ndarray, statistic: Callable[..., np.ndarray], draws: 
     return statistic(samples[places.reshape(draws, -1)[:, :n] % n], axis=1)
 
 
-def interval(drawn: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Return the central interval that holds a share ``level`` of ``drawn`` (draws,)."""
-    low, high = np.quantile(drawn, ((1 - level) / 2, (1 + level) / 2))
+def interval(drawn: np.ndarray) -> tuple[float, float]:
+    """Return the central interval that holds 95 % of ``drawn`` (draws,)."""
+    low, high = np.quantile(drawn, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
     return float(low), float(high)
 
 
-def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, level: float = 0.95, draws: int = 1000,
+def bootstrap(samples: np.ndarray, statistic: Callable[..., np.ndarray] = np.median, draws: int = 1000,
               seed: int = 0) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a statistic of ``samples`` (n,)."""
-    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)), level)
+    return interval(resampled(samples, statistic, draws, np.random.default_rng(seed)))
 
 
 @dataclass(frozen=True)

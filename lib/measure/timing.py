@@ -9,6 +9,8 @@ import torch
 
 from lib.measure.statistics import Timing
 
+Call = Callable[[], object]  # what is timed
+
 
 def synchronize(device: torch.device) -> None:
     """Wait until an accelerator has done all that it was given; nothing on the CPU."""
@@ -18,8 +20,18 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def time_calls(call: Callable[[], object], calls: int, device: torch.device,
-               before: Callable[[], object] | None = None) -> float:
+def host_ms(call: Call, device: torch.device, calls: int = 1) -> float:
+    """Time ``calls`` calls in a row by the host's clock, until the device has ended them, in ms a call."""
+    synchronize(device)
+    begin = time.perf_counter_ns()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return (time.perf_counter_ns() - begin) / 1e6 / calls
+
+
+def time_calls(call: Call, calls: int, device: torch.device,
+               before: Call | None = None) -> float:
     """Time ``calls`` calls in a row, in ms a call: device events on CUDA, the host's clock elsewhere.
 
     ``before`` runs untimed: on CUDA the device is at work with it while the host queues the calls, elsewhere it has ended.
@@ -34,15 +46,10 @@ def time_calls(call: Callable[[], object], calls: int, device: torch.device,
         end.record()
         end.synchronize()
         return start.elapsed_time(end) / calls
-    synchronize(device)
-    begin = time.perf_counter_ns()
-    for _ in range(calls):
-        call()
-    synchronize(device)
-    return (time.perf_counter_ns() - begin) / 1e6 / calls
+    return host_ms(call, device, calls)
 
 
-def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Callable[[], object]:
+def _graphed(call: Call, calls: int, device: torch.device) -> Call:
     """Record ``calls`` launches as one CUDA graph, so that the host's launches do not bound a small kernel."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -60,7 +67,7 @@ def _graphed(call: Callable[[], object], calls: int, device: torch.device) -> Ca
 class Repeat:
     """``calls`` calls in a row: ``run`` made ``width`` times, which is once for the replay of a CUDA graph."""
 
-    run: Callable[[], object]
+    run: Call
     width: int
     calls: int
     graphed: bool = False
@@ -70,7 +77,7 @@ class Repeat:
         return time_calls(self.run, self.width, device, self.run if self.graphed else None) * self.width / self.calls
 
 
-def repeated(call: Callable[[], object], once_ms: float, device: torch.device, sample_ms: float, most: int = 10_000,
+def repeated(call: Call, once_ms: float, device: torch.device, sample_ms: float, most: int = 10_000,
              graph: bool = True) -> Repeat:
     """Return as many calls, ``most`` at most, as fill ``sample_ms``: in a CUDA graph where one is wanted and can be recorded.
 
@@ -90,7 +97,7 @@ def repeated(call: Callable[[], object], once_ms: float, device: torch.device, s
     return Repeat(call, calls, calls)
 
 
-def measure(call: Callable[[], object], device: torch.device, budget_s: float = 0.3, sample_ms: float = 1.0,
+def measure(call: Call, device: torch.device, budget_s: float = 0.3, sample_ms: float = 1.0,
             least: int = 5, most_s: float = np.inf, graph: bool = False) -> Timing:
     """Time ``call`` on ``device`` for about ``budget_s``.
 

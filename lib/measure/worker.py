@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -188,9 +188,8 @@ class Service(Worker):
         return self.ready(timeout_s)
 
 
-@contextmanager
-def _one_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Iterator[tuple[Any, Callable[[Any], Any]]]:
-    yield function(*arguments), lambda request: None
+def _one_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> AbstractContextManager[tuple[Any, None]]:
+    return nullcontext((function(*arguments), None))
 
 
 def call(function: Callable[..., Any], *arguments: Any, timeout_s: float | None = None, **start: Any) -> Any:

@@ -115,18 +115,18 @@ def _entries(folder: Path) -> tuple[Entry, ...]:
             listed += [path] if path.is_file() else []
     if not listed or len(listed) > MOST_FILES:
         raise InputError(f"{folder} holds {len(listed):,} files; a version has 1 to {MOST_FILES:,}")
-    return tuple(sorted((_entry(folder, path) for path in track(listed, "read")), key=lambda entry: entry.name))
+    entries = []
+    for path in track(listed, "read"):
+        size = path.stat().st_size
+        if size > FILE_MB * 1e6:
+            raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {FILE_MB:,}")
+        entries.append(Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size,
+                             rows=store.count_rows(path)))
+    return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
 def _refuse(error: OSError) -> None:
     raise InputError(f"{error.filename}: cannot be read ({error.strerror})")
-
-
-def _entry(folder: Path, path: Path) -> Entry:
-    size = path.stat().st_size
-    if size > FILE_MB * 1e6:
-        raise InputError(f"{path} has {size / 1e6:,.0f} MB; a file of a version has at most {FILE_MB:,}")
-    return Entry(name=path.relative_to(folder).as_posix(), sha256=_digest(path), bytes=size, rows=store.count_rows(path))
 
 
 def _upload(remote: Remote, folder: Path, entry: Entry) -> bool:
@@ -154,17 +154,16 @@ def pull(folder: Path, target: str, remote_dir: str = "", version: int | None = 
     remote = open_remote(address, remote_dir)
     manifest, notes = manifests.wanted(remote, branch, version)
     with locks.writer(files.folder(folder)):
-        placed, names = _placed(folder), {entry.name for entry in manifest.files}
-        states = {entry: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
-        absent = {name: _state(folder, name, "", placed) for name in sorted(set(placed) - names)
+        placed = _placed(folder)
+        states = {entry.name: _state(folder, entry.name, entry.sha256, placed) for entry in manifest.files}
+        absent = {name: _state(folder, name, "", placed) for name in sorted(placed.keys() - states.keys())
                   if not (folder / name).is_dir()}
-        differing = [name for name, state in [*((entry.name, state) for entry, state in states.items()), *absent.items()]
-                     if state == "differs"]
+        differing = [name for name, state in (states | absent).items() if state == "differs"]
         if differing:
             raise InputError(f"{folder}: {len(differing)} files differ from version {manifest.number} of {branch} and are not "
                              f"overwritten: {choices(differing[:_SHOWN])}{', ...' if len(differing) > _SHOWN else ''}; move "
                              "them away, or pull into another folder (--local)")
-        wanted = [entry for entry, state in states.items() if state != "same"]
+        wanted = [entry for entry in manifest.files if states[entry.name] != "same"]
         for entry in track(wanted, "pull"):
             _fetch(remote, entry, folder / SCRATCH / entry.name)
         _write_record(folder / SCRATCH / f".{branch}-{manifest.number}.json", remote, manifest)

@@ -68,21 +68,18 @@ class _Prepare:
 
     def __call__(self, image) -> torch.Tensor:
         image = self.crop(image) if self.crop else image
-        tensor = torch.from_numpy(image).float() if self.spatial == 3 else _picture(image)
-        if tensor.shape[-1] != self.size or tensor.shape[-2] != self.size:
+        if self.spatial == 3:
+            tensor = torch.from_numpy(image).float()
+        else:
+            array = np.atleast_3d(np.array(image, dtype=np.uint8))
+            tensor = torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
+        if tensor.shape[-2:] != (self.size, self.size):
             mode = "trilinear" if self.spatial == 3 else "bilinear"
-            sides = (self.size,) * self.spatial
-            tensor = torch.nn.functional.interpolate(tensor[None], sides, mode=mode, align_corners=False,
+            tensor = torch.nn.functional.interpolate(tensor[None], self.size, mode=mode, align_corners=False,
                                                      antialias=self.spatial == 2)[0]
         if self.augment:
             tensor = _augment(tensor)
         return tensor.sub_(0.5).div_(0.5)
-
-
-def _picture(image) -> torch.Tensor:
-    array = np.array(image, dtype=np.uint8)
-    array = array[:, :, None] if array.ndim == 2 else array
-    return torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
 
 
 def _augment(tensor: torch.Tensor) -> torch.Tensor:

@@ -60,8 +60,7 @@ def path_of(branch: str, number: int) -> str:
 
 def numbers(remote: Remote, branch: str) -> list[int]:
     """Return the numbers of a branch's manifests, torn ones included."""
-    names = (re.fullmatch(r"(\d{6})\.json", name) for name in remote.names(f"branches/{branch}"))
-    there = [int(match[1]) for match in names if match]
+    there = [int(match[1]) for name in remote.names(f"branches/{branch}") if (match := re.fullmatch(r"(\d{6})\.json", name))]
     if there and max(there) >= _MOST_NUMBER:
         raise InputError(f"{remote.address}: branch {branch} holds a version {max(there)}, after which there can be none; "
                          "remove that manifest, or name another branch")

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from lib import files, paths, store
-from lib.errors import InputError, choices, refused
+from lib.errors import InputError, choices, entry, refused
 
 UNOFFICIAL = "not the file that MedMNIST published (its MD5 differs)"
 SPLITS = ("train", "val", "test")
@@ -29,10 +29,10 @@ _SYNTHETIC_VERSION = 1
 @cache
 def info() -> dict[str, dict]:
     """Return medmnist's own table of its datasets, by flag; it is a file alone, since the package loads torch."""
-    found = importlib.util.find_spec("medmnist")
-    if found is None:
+    package = importlib.util.find_spec("medmnist")
+    if package is None:
         raise ModuleNotFoundError("No module named 'medmnist'", name="medmnist")
-    return runpy.run_path(f"{found.submodule_search_locations[0]}/info.py")["INFO"]
+    return runpy.run_path(f"{package.submodule_search_locations[0]}/info.py")["INFO"]
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,18 @@ class Facts:
 
 def facts(dataset: str) -> Facts:
     """Return what MedMNIST states of one of its datasets."""
-    entry = info()[dataset]
-    return Facts(entry["n_channels"], len(entry["label"]), 3 if dataset.endswith("3d") else 2,
-                 entry["task"].startswith("multi-label"), tuple(entry["n_samples"][split] for split in SPLITS))
+    stated = info()[dataset]
+    return Facts(stated["n_channels"], len(stated["label"]), 3 if dataset.endswith("3d") else 2,
+                 stated["task"].startswith("multi-label"), tuple(stated["n_samples"][split] for split in SPLITS))
 
 
 def published(dataset: str, native: int) -> tuple[str, str]:
     """Return address and MD5 of a published file; InputError lists the datasets, or the sizes of one."""
-    if dataset not in info():
-        raise InputError(f"no MedMNIST dataset {dataset!r}; there are: {choices(info())}")
-    entry, key = info()[dataset], "" if native == 28 else f"_{native}"
-    if f"url{key}" not in entry:
-        sizes = [28, *(name.removeprefix("url_") for name in entry if name.startswith("url_"))]
+    stated, key = entry(info(), dataset, "MedMNIST dataset"), "" if native == 28 else f"_{native}"
+    if f"url{key}" not in stated:
+        sizes = [28, *(name.removeprefix("url_") for name in stated if name.startswith("url_"))]
         raise InputError(f"{dataset} has no size {native}; there are: {choices(sizes)}")
-    return entry[f"url{key}"], entry[f"MD5{key}"]
+    return stated[f"url{key}"], stated[f"MD5{key}"]
 
 
 def native_size(dataset: str, size: int, resolution: str) -> int:
@@ -102,14 +100,14 @@ def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dt
     """Return shape and dtype of an array of an npz, or ((), None) where it has none; ValueError for one that is cut short."""
     if f"{name}.npy" not in archive.namelist():
         return (), None
-    entry = archive.getinfo(f"{name}.npy")
-    with archive.open(entry) as member:
+    listed = archive.getinfo(f"{name}.npy")
+    with archive.open(listed) as member:
         if np.lib.format.read_magic(member) != (1, 0):
             raise ValueError(f"{name} is in a format of .npy that MedMNIST does not use")
         shape, _, dtype = np.lib.format.read_array_header_1_0(member)
         if dtype.hasobject:
             raise InputError(f"{archive.filename}: {name} holds Python objects, not numbers; they are never loaded")
-        if entry.file_size != member.tell() + math.prod(shape) * dtype.itemsize:
+        if listed.file_size != member.tell() + math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} states shape {shape}, for which it is too short or too long")
     return shape, dtype
 
@@ -124,8 +122,8 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
         raise InputError(f"{path} is missing; get it with: python -m lib data fetch {dataset} --size {native}")
     with reading(path), zipfile.ZipFile(path) as archive:
         headers = {split: (_header(archive, f"{split}_images"), _header(archive, f"{split}_labels")) for split in SPLITS}
+    (shape, width), stated = _expected(dataset, native), facts(dataset)
     for split, ((images, dtype), (labels, label_dtype)) in headers.items():
-        shape, width = _expected(dataset, native)
         if not images or images[1:] != shape or dtype != np.uint8 or labels != (images[0], width) or images[0] == 0 \
                 or label_dtype.kind not in "iu":
             raise InputError(f"{path}: {split} has images {images} {dtype} and labels {labels} {label_dtype}; {dataset} at "
@@ -133,20 +131,15 @@ def check_file(path: Path, dataset: str, native: int) -> dict[str, int]:
     images_bytes, free = sum(math.prod(images) for (images, _), _ in headers.values()), psutil.virtual_memory().available
     if images_bytes > free:  # however small it is on disk
         raise InputError(f"{path} holds {images_bytes / 1e9:,.1f} GB of images; {free / 1e9:,.1f} GB of memory are free")
-    _check_labels(path, dataset)
-    return {split: images[0] for split, ((images, _), _) in headers.items()}
-
-
-def _check_labels(path: Path, dataset: str) -> None:
-    """Refuse labels that are no class of the dataset: with them a loss fails in the middle of an epoch."""
-    stated = facts(dataset)
     most = 1 if stated.multi_label else stated.classes - 1
     with reading(path), np.load(path) as arrays:
-        for split in SPLITS:
+        for split in SPLITS:  # with a label that is no class a loss fails in the middle of an epoch
             labels = arrays[f"{split}_labels"]
-            if labels.min() < 0 or labels.max() > most:
-                row = int(((labels < 0) | (labels > most)).any(axis=1).argmax())
+            wrong = ((labels < 0) | (labels > most)).any(axis=1)
+            if wrong.any():
+                row = int(wrong.argmax())
                 raise InputError(f"{path}: label {row} of {split} is {labels[row].tolist()}; {dataset} has 0 to {most}")
+    return {split: images[0] for split, ((images, _), _) in headers.items()}
 
 
 def is_official(path: Path, dataset: str, native: int) -> bool:
@@ -186,17 +179,15 @@ def fetch(dataset: str, native: int) -> Path:
 
 # ------------------------------------------------------------------------------------------------ synthetic files
 
-def _capped(real: int, image_bytes: int) -> int:
-    """Return how many samples a synthetic split has: bounded in bytes, equal to the real size modulo 64."""
-    most = min(max(1, _SYNTHETIC_MB * 10**6 // image_bytes // _PERIOD), 32) * _PERIOD
-    return min(real, most + real % _PERIOD)
-
-
 def _synthetic_split(dataset: str, native: int, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Draw images whose texture depends on the label, so that a network can learn them, and their labels."""
-    stated, (shape, width) = facts(dataset), _expected(dataset, native)
-    count = _capped(stated.samples[SPLITS.index(split)], math.prod(shape))
-    draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), SPLITS.index(split)])
+    """Draw images whose texture depends on the label, so that a network can learn them, and their labels.
+
+    How many is bounded in bytes, and equal to the real size modulo 64.
+    """
+    stated, (shape, width), number = facts(dataset), _expected(dataset, native), SPLITS.index(split)
+    real, most = stated.samples[number], min(max(1, _SYNTHETIC_MB * 10**6 // math.prod(shape) // _PERIOD), 32) * _PERIOD
+    count = min(real, most + real % _PERIOD)
+    draw = np.random.default_rng([_SYNTHETIC_VERSION, native, *dataset.encode(), number])
     labels = draw.integers(0, 2 if width > 1 else stated.classes, (count, width))
     images = draw.integers(0, 96, (count, *shape), dtype=np.uint8)
     rows = np.arange(native)

@@ -1,7 +1,8 @@
 """The networks that workloads name: SimpleCNN, ResNet-18 2D, a 3D CNN, and every torchvision classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -11,56 +12,46 @@ from lib.errors import InputError, choices
 CHANNELS = 3  # that torchvision's classifiers take, unless their first layer is fitted to a dataset
 
 
-class SimpleCNN(nn.Module):
-    """Three 3x3 convolutions (32, 64, 128 channels), each with ReLU and 2x2 max-pooling, then two linear layers.
+class _CNN(nn.Module):
+    """Blocks of layers, mean pooling, then two linear layers; ``width`` is the channels of the last block."""
+
+    def __init__(self, blocks: Iterable[nn.Module], pool: nn.Module, width: int, classes: int):
+        super().__init__()
+        self.features = nn.Sequential(*blocks, pool, nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(width, 128), nn.ReLU(), nn.Linear(128, classes))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map images to logits."""
+        return self.head(self.features(inputs))
+
+
+def simple_cnn(channels: int, classes: int) -> nn.Module:
+    """Return three 3x3 convolutions (32, 64, 128 channels), each with ReLU and 2x2 max-pooling, then two linear layers.
 
     Input (N, channels, H, W) with H, W >= 8; output (N, classes) logits.
     """
-
-    def __init__(self, channels: int, classes: int):
-        super().__init__()
-        widths = (channels, 32, 64, 128)
-        blocks = [layer for inner, outer in zip(widths, widths[1:], strict=False)
-                  for layer in (nn.Conv2d(inner, outer, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))]
-        self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, classes))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images to logits."""
-        return self.head(self.features(images))
+    blocks = [layer for inner, outer in pairwise((channels, 32, 64, 128))
+              for layer in (nn.Conv2d(inner, outer, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))]
+    return _CNN(blocks, nn.AdaptiveAvgPool2d(1), 128, classes)
 
 
-class CNN3D(nn.Module):
-    """Three 3x3x3 convolutions (16, 32, 64 channels), each with batch norm, ReLU and max-pooling, then two linear layers.
+def cnn3d(channels: int, classes: int) -> nn.Module:
+    """Return three 3x3x3 convolutions (16, 32, 64 channels), each with batch norm, ReLU and max-pooling, then linear layers.
 
     Input (N, channels, D, H, W) with D, H, W >= 8; output (N, classes) logits.
     """
-
-    def __init__(self, channels: int, classes: int):
-        super().__init__()
-        widths = (channels, 16, 32, 64)
-        blocks = [layer for inner, outer in zip(widths, widths[1:], strict=False)
-                  for layer in (nn.Conv3d(inner, outer, 3, padding=1), nn.BatchNorm3d(outer), nn.ReLU(), nn.MaxPool3d(2))]
-        self.features = nn.Sequential(*blocks, nn.AdaptiveAvgPool3d(1), nn.Flatten())
-        self.head = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, classes))
-
-    def forward(self, volumes: torch.Tensor) -> torch.Tensor:
-        """Map volumes to logits."""
-        return self.head(self.features(volumes))
+    blocks = [layer for inner, outer in pairwise((channels, 16, 32, 64))
+              for layer in (nn.Conv3d(inner, outer, 3, padding=1), nn.BatchNorm3d(outer), nn.ReLU(), nn.MaxPool3d(2))]
+    return _CNN(blocks, nn.AdaptiveAvgPool3d(1), 64, classes)
 
 
 def resnet18_2d(channels: int, classes: int) -> nn.Module:
     """Return torchvision's ResNet-18 with random weights, its first and last layer fitted to the data."""
-    from torchvision.models import resnet18
-
-    model = resnet18(weights=None, num_classes=classes)
-    if channels != 3:
-        model.conv1 = nn.Conv2d(channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-    return model
+    return build("resnet18", channels, classes)
 
 
 OWN: dict[str, tuple[int, Callable[[int, int], nn.Module]]] = {
-    "simple_cnn": (2, SimpleCNN), "resnet18_2d": (2, resnet18_2d), "cnn3d": (3, CNN3D)}
+    "simple_cnn": (2, simple_cnn), "resnet18_2d": (2, resnet18_2d), "cnn3d": (3, cnn3d)}
 
 
 @cache
@@ -69,16 +60,6 @@ def names() -> tuple[str, ...]:
     from torchvision import models
 
     return (*OWN, *models.list_models(module=models))
-
-
-def _fit_channels(model: nn.Module, channels: int) -> nn.Module:
-    """Replace the first convolution so that it takes ``channels`` inputs (torchvision's classifiers take 3)."""
-    name, first = next((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
-    parent = model.get_submodule(name.rpartition(".")[0])
-    fitted = nn.Conv2d(channels, first.out_channels, first.kernel_size, first.stride, first.padding,
-                       first.dilation, first.groups, first.bias is not None)
-    setattr(parent, name.rpartition(".")[2], fitted)
-    return model
 
 
 def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 224) -> nn.Module:
@@ -103,4 +84,9 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
         model = models.get_model(name, weights=None, num_classes=classes, **options)
     except (AssertionError, ValueError, RuntimeError) as error:
         raise InputError(f"model {name!r} cannot be built for inputs of size {size}: {error}") from None
-    return model if channels == CHANNELS else _fit_channels(model, channels)
+    if channels != CHANNELS:
+        place, first = next((place, layer) for place, layer in model.named_modules() if isinstance(layer, nn.Conv2d))
+        fitted = nn.Conv2d(channels, first.out_channels, first.kernel_size, first.stride, first.padding,
+                           first.dilation, first.groups, first.bias is not None)
+        model.set_submodule(place, fitted)
+    return model

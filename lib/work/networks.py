@@ -1,11 +1,9 @@
 """A network by any name that a user may give: a workload, torchvision's, timm's or Hugging Face's, or a class of the user's."""
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from lib.config import definitions
 from lib.errors import InputError, choices
@@ -27,7 +25,7 @@ class Network:
     """
 
     name: str
-    build: Callable[[], nn.Module]
+    build: user_code.Builder
     shape: tuple[int, ...]
     inputs: tuple[Input, ...] = ()
 
@@ -52,7 +50,10 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     if batch_size < 0:
         raise InputError(f"batch size {batch_size} is negative; give 1 or more, or 0 for the usual one")
     if name in definitions.workloads():
-        return _workload(name, batch_size, input_shape)
+        task, given = workloads.prepare(definitions.workload(name), batch_size), inputs.parse(input_shape)
+        if given and given != (Input(task.shape),):
+            raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
+        return Network(name, task.model, (task.workload.batch_size, *task.shape))
     library, at, rest = name.partition(":")
     if at and library in _LIBRARIES:
         build, sample = _LIBRARIES[library].network(rest, input_shape)
@@ -70,29 +71,22 @@ def is_users(name: str) -> bool:
     return bool(at) and library not in _LIBRARIES
 
 
-def _workload(name: str, batch_size: int, input_shape: str) -> Network:
-    task, given = workloads.prepare(definitions.workload(name), batch_size), inputs.parse(input_shape)
-    if given and given != (Input(task.shape),):
-        raise InputError(f"workload {name} has inputs of {'x'.join(map(str, task.shape))}, not {input_shape}")
-    return Network(name, task.model, (task.workload.batch_size, *task.shape))
-
-
-def _listed(name: str, input_shape: str) -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return how one of ours or of torchvision's classifiers is built, and its input."""
     spatial = models.OWN.get(name, (2, None))[0]
-    size, given = _SIZES.get(name, _USUAL_SIZE[spatial]), inputs.parse(input_shape)
+    size = _SIZES.get(name, _USUAL_SIZE[spatial])
     if name not in models.names():
         nearest = difflib.get_close_matches(name, models.names(), _NEAREST)
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
                          "torchvision's classifiers (resnet50, vgg16, ...), timm:NAME, hf:PATH of a config.json, and your own "
                          f"as module:Class{'; the nearest: ' if nearest else ''}{choices(nearest)}")
-    shape = given[0].shape if given else (3 if spatial == 2 else 1, *[size] * spatial)
+    sample = inputs.parse(input_shape) or (Input((3 if spatial == 2 else 1, *[size] * spatial)),)
+    shape = sample[0].shape
     channels = shape[0] if name in models.OWN and shape else models.CHANNELS
-    fits = not given or given == (Input(shape),)
-    if not fits or len(shape) != 1 + spatial or shape[0] != channels:
+    if sample != (Input(shape),) or len(shape) != 1 + spatial or shape[0] != channels:
         right = "x".join(map(str, (channels, *shape[1:1 + spatial], *[size] * (1 + spatial - max(1, len(shape))))))
         raise InputError(f"model {name!r} takes {spatial}D inputs of {channels} channels, not {input_shape}; give {right}")
-    return lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), (Input(shape),)
+    return lambda: models.build(name, shape[0], 1000, len(shape) - 1, shape[1]), sample
 
 
 def family(name: str) -> str:

@@ -1,7 +1,7 @@
 """The training loop, with a hook at the end of every phase, and its evaluation."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,6 @@ class Options:
 
     device: torch.device
     precision: str = "fp32"
-    lr: float = 1e-3
     channels_last: bool = False
     grad_accum_steps: int = 1
     pin_memory: bool = False
@@ -70,7 +69,7 @@ class Recipe:
     parallel: Callable[[torch.nn.Module], torch.nn.Module] | None = None
 
 
-def adam(lr: float) -> Recipe:
+def adam(lr: float = 1e-3) -> Recipe:
     """Return the baseline: Adam at a constant rate."""
     return Recipe(lambda model: torch.optim.Adam(model.parameters(), lr=lr))
 
@@ -84,8 +83,9 @@ class Trainer:
     """A task's model, loss and optimizer on one device, and the passes over a loader; ``recipe`` None is Adam."""
 
     def __init__(self, task: Task, options: Options, recipe: Recipe | None = None):
-        self.task, self.options, self.recipe = task, options, recipe or adam(options.lr)
-        self.format = _memory_format(task, options.channels_last)
+        self.task, self.options, self.recipe = task, options, recipe or adam()
+        last = torch.channels_last if len(task.shape) == 3 else torch.channels_last_3d
+        self.format = last if options.channels_last else torch.preserve_format
         self.model = task.model().to(options.device, memory_format=self.format)
         self.loss = task.loss().to(options.device)
         self.optimizer = self.recipe.optimizer(self.model)
@@ -157,14 +157,19 @@ class Trainer:
         ``grad_accum_steps``.
         """
         observer = observer or Observer()
-        self._train_mode()
+        self.model.train()
+        for layer in self.model.modules():  # layers of which nothing is trained stay as in evaluation, as do their statistics
+            has_parameters = next(layer.parameters(recurse=False), None) is not None
+            if has_parameters and not any(parameter.requires_grad for parameter in layer.parameters()):
+                layer.eval()
         total = torch.zeros((), device=self.options.device)
         seen, batches = 0, first + len(loader)
         for index, (images, targets) in enumerate(self._batches(loader, observer), first):
             inputs = self._place(self.recipe.augment(images)) if self.recipe.augment else images
             observer.mark("h2d")
             stepped = (index + 1) % self.options.grad_accum_steps == 0 or index + 1 == batches
-            with self._gradients(stepped):
+            # processes exchange gradients only before an optimizer step
+            with nullcontext() if stepped or self.parallel is None else self.parallel.no_sync():
                 with self._autocast():
                     logits = _logits((self.parallel or self.model)(inputs))
                     loss = self.loss(logits, targets)
@@ -180,18 +185,6 @@ class Trainer:
             observer.end(Batch(index, inputs, loss, lr, logits, targets, stepped))
             seen += len(inputs)
         return float(total) / max(1, seen)
-
-    def _train_mode(self) -> None:
-        """Prepare to train; layers of which nothing is trained stay as in evaluation, so that their statistics do too."""
-        self.model.train()
-        for layer in self.model.modules():
-            own = next(layer.parameters(recurse=False), None)
-            if own is not None and not any(parameter.requires_grad for parameter in layer.parameters()):
-                layer.eval()
-
-    def _gradients(self, stepped: bool) -> AbstractContextManager:
-        """Return what a batch's passes run in: processes exchange gradients only before an optimizer step."""
-        return nullcontext() if stepped or self.parallel is None else self.parallel.no_sync()
 
     def _weight(self, index: int, batches: int) -> float:
         """Return the share of a batch in its optimizer step."""
@@ -237,12 +230,6 @@ class Trainer:
 def _logits(output: Any) -> torch.Tensor:
     """Return the logits of what a model returns; some libraries' models wrap them."""
     return getattr(output, "logits", output)
-
-
-def _memory_format(task: Task, channels_last: bool) -> torch.memory_format:
-    if not channels_last:
-        return torch.preserve_format
-    return torch.channels_last if len(task.shape) == 3 else torch.channels_last_3d
 
 
 def check_precision(device: torch.device, precision: str) -> None:

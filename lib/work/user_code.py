@@ -21,6 +21,7 @@ from torch import nn
 from lib import paths
 from lib.errors import InputError, is_out_of_memory, one_line
 
+Builder = Callable[[], nn.Module]
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = tuple(f"{Path(folder)}{os.sep}" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}site-packages{os.sep}"
@@ -60,10 +61,7 @@ def _one_process() -> Iterator[None]:
             raise RuntimeError(f"it calls os.{name}, which a network cannot")
         return refuse
 
-    names = [name for name in ("_exit", "fork") if hasattr(os, name)]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(os, name, refused(name)))
+    with mock.patch.multiple(os, create=True, _exit=refused("_exit"), fork=refused("fork")):
         yield
 
 
@@ -122,7 +120,7 @@ def _place(error: BaseException) -> str:
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own and not isinstance(error, SyntaxError) else ""
 
 
-def builder(name: str) -> Callable[[], nn.Module]:
+def builder(name: str) -> Builder:
     """Import ``module:Class`` (or a function that returns a network), also from the working directory; return what builds it.
 
     Raises InputError, as the builder does: for a name of another form, for what cannot be imported, is no such class or

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lib import files
-from lib.errors import InputError, one_line, refused
+from lib.errors import InputError, refused
 
 
 def save(content: Any, path: Path) -> Path:
@@ -33,12 +33,10 @@ def save(content: Any, path: Path) -> Path:
 
 def load(path: Path) -> Any:
     """Read what ``save`` wrote, onto the CPU; InputError for a file that is missing, damaged or holds anything else."""
-    try:
+    if not path.exists():
+        raise InputError(f"{path} is missing")
+    with refused(f"{path} holds no tensors, or is damaged: "):
         return torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError(f"{path} is missing") from None
-    except Exception as error:  # a damaged file fails in many ways
-        raise InputError(f"{path} holds no tensors, or is damaged: {one_line(error)}") from None
 
 
 def load_model(model: torch.nn.Module, path: Path) -> None:

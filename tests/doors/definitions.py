@@ -78,7 +78,7 @@ def attempt(name, data, folder):
     def read():
         taken = load(path)
         if name == "sweeps" and place[:1] == ("spaces",) and len(place) > 1 and place[1] in taken.spaces:
-            next(spaces.sample(place[1], taken.spaces[place[1]], taken.limits.cpu, 0))
+            next(spaces.sample(place[1], taken.spaces[place[1]], taken.limits.get("cpu", spaces.Limits()), 0))
         return taken
 
     return pass_through(read, HOWS[how], f"{name}: {how} at {place}", load(paths.PARAMS / path.name))

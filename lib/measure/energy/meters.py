@@ -5,12 +5,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, beginning, choices, refused
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
 from lib.measure.gpus.card import Card, number_of
@@ -26,7 +26,6 @@ _NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labe
 
 def _or_nan(read: Callable[[], float]) -> Callable[[], float]:
     """Return a reader that gives NaN where the sensor does not answer."""
-    @wraps(read)
     def reading() -> float:
         try:
             return read()
@@ -59,10 +58,8 @@ def nvml(index: int) -> Meter:
 
     GPUs before Volta have no energy counter.
     """
-    try:
+    with beginning(f"no power of GPU {index}"):
         card = Card(index)
-    except InputError as error:
-        raise InputError(f"no power of GPU {index}: {error}") from None
 
     def thousandths(name: str) -> float:
         value = card.value(name)
@@ -74,9 +71,7 @@ def nvml(index: int) -> Meter:
             return instant[0].value.uiVal / 1e3
         return thousandths("nvmlDeviceGetPowerUsage")
 
-    def counter_j() -> float:
-        return thousandths("nvmlDeviceGetTotalEnergyConsumption")
-
+    counter_j = partial(thousandths, "nvmlDeviceGetTotalEnergyConsumption")
     if math.isnan(power_w()) and math.isnan(counter_j()):
         raise InputError(f"no power of GPU {index}: its driver gives neither power nor energy")
     return Meter(f"nvml:{index}", DRIVER_PERIOD_S, power_w, counter_j)
@@ -92,10 +87,8 @@ def rapl(folder: Path) -> Meter:
     def numbers(name: str) -> np.ndarray:
         return np.array([float((zone / name).read_text()) for zone in zones])
 
-    try:
+    with refused("the energy counters of the processor cannot be read: "):
         ranges, last_uj, total_j = numbers("max_energy_range_uj"), numbers("energy_uj"), 0.0
-    except (OSError, ValueError) as error:
-        raise InputError(f"the energy counters of the processor cannot be read: {one_line(error)}") from None
 
     @_or_nan
     def counter_j() -> float:
@@ -126,10 +119,8 @@ def ina3221(folder: Path, whole: bool = False) -> Meter:
     def power_w() -> float:
         return sum(float(path.read_text()) * float(_current(path).read_text()) for path in used) / 1e6  # mV and mA
 
-    try:
+    with refused(f"the INA3221 sensor in {folder} cannot be read: "):
         power_w()
-    except (OSError, ValueError) as error:
-        raise InputError(f"the INA3221 sensor in {folder} cannot be read: {one_line(error)}") from None
     name = "ina3221 " + " + ".join(labels[path] or f"channel {path.name[2]}" for path in used)
     return Meter(name, PERIOD_S, _or_nan(power_w))
 

@@ -50,7 +50,7 @@ def read(path: Path) -> PowerLog:
         notes.append("the last line is torn")
         lines.pop()
     samples = np.array([_sample(path, number, line) for number, line in enumerate(lines, start=1)]).reshape(-1, 2)
-    ordered = samples[:, 0] > np.maximum.accumulate(np.concatenate([[-np.inf], samples[:, 0]]))[:-1] if len(samples) else []
+    ordered = samples[:, 0] > np.maximum.accumulate(np.concatenate([[-np.inf], samples[:, 0]]))[:-1]
     if not np.all(ordered):
         notes.append(f"{int((~ordered).sum())} samples are not later than those before them (the clock jumped back)")
         samples = samples[ordered]

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from lib import locks
-from lib.errors import InputError, one_line
+from lib.errors import InputError, refused
 
 _THROTTLES = {0x08: "hardware slowdown", 0x20: "too hot (driver)", 0x40: "too hot (hardware)", 0x80: "power brake"}
 _MODES = {1: "exclusive mode", 2: "prohibited mode", 3: "exclusive mode"}
@@ -23,10 +23,8 @@ def management() -> Any:
         import pynvml
     except ImportError:
         raise InputError("no NVML: the package nvidia-ml-py is not installed") from None
-    try:
+    with refused("no NVML: "):
         pynvml.nvmlInit()
-    except (pynvml.NVMLError, AttributeError) as error:
-        raise InputError(f"no NVML: {one_line(error)}") from None
     return pynvml
 
 
@@ -44,17 +42,6 @@ def cuda_uuid(number: int) -> str:
     return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else ""
 
 
-def _name(number: int) -> str:
-    """Return NVML's name of the card ``cuda:<number>`` of this process.
-
-    If CUDA is in use, it is the UUID that CUDA gives, as CUDA may count cards in another order. Else, and for a part of a card
-    (MIG), it follows from the variable that lists the cards.
-    """
-    listed, torch = locks.card(number), sys.modules.get("torch")
-    in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
-    return (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
-
-
 class Card:
     """The card ``cuda:<number>`` of this process, as NVML sees it.
 
@@ -63,12 +50,13 @@ class Card:
     """
 
     def __init__(self, number: int):
-        self.nvml, name = management(), _name(number)
-        try:
+        self.nvml, listed, torch = management(), locks.card(number), sys.modules.get("torch")
+        # CUDA may count cards in another order; before it is in use, and for a part of a card (MIG), a variable lists the cards
+        in_use = torch and torch.cuda.is_initialized() and not listed.startswith("MIG-")
+        name = (cuda_uuid(number) if in_use else "") or locks.uuid(listed)
+        with refused(f"NVML does not know cuda:{number}: "):
             self.handle = (self.nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else
                            self.nvml.nvmlDeviceGetHandleByUUID(name))
-        except self.nvml.NVMLError as error:
-            raise InputError(f"NVML does not know cuda:{number}: {one_line(error)}") from None
 
     def value(self, *names: str, arguments: tuple = ()) -> Any:
         """Return the answer of the first of some functions, newest name first, that this version and driver know; else None."""

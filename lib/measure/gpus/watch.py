@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from lib.errors import InputError
 from lib.measure.gpus.card import Card
-from lib.measure.statistics import VERDICTS, crowd_verdict, worst
+from lib.measure.statistics import NOISY, STABLE, crowd_verdict, worst
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class GpuUse:
 
     def verdict(self) -> str:
         """Return the verdict on what was measured meanwhile; what is not known to be quiet is noisy."""
-        crowd = VERDICTS[1] if self.others is None else crowd_verdict(self.others)
-        return worst(crowd, VERDICTS[1] if self.throttled else VERDICTS[0])
+        crowd = NOISY if self.others is None else crowd_verdict(self.others)
+        return worst(crowd, NOISY if self.throttled else STABLE)
 
     def words(self) -> str:
         """Say what others used of the GPU, or why that is not known, and what throttled it."""

@@ -29,20 +29,15 @@ HEAPS = {"default": {}, "kept": RETAINED}
 ALWAYS_MAPPED = 2**25  # bytes from which glibc maps a block on its own, however far its threshold has moved
 
 
-def _libc():
-    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
-
-
-def known() -> bool:
-    """Return whether this system's allocator is the one that this module knows."""
-    return _libc() is not None
+def is_glibc() -> bool:
+    """Return whether this system's allocator is glibc's."""
+    return platform.libc_ver()[0] == "glibc"
 
 
 def trim() -> None:
     """Give the memory that this process freed back to the system."""
-    libc = _libc()
-    if libc:
-        libc.malloc_trim(0)
+    if is_glibc():
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def page_faults() -> int:
@@ -92,9 +87,10 @@ class Plan:
     @classmethod
     def from_graph(cls, graph: Graph) -> "Plan":
         """Return the plan of a captured graph."""
+        weights = {spec.storage: spec.elements * spec.itemsize for op in graph.ops for spec in op.tensors
+                   if spec.kind in ("parameter", "buffer")}
         beside = tuple((tuple(early), tuple(late)) for early, late in map(temporaries, graph.ops))
-        return cls(tuple(spec.elements * spec.itemsize for spec in _weights(graph)), beside,
-                   tuple(tuple(new.items()) for new in graph.made), graph.freed)
+        return cls(tuple(weights.values()), beside, tuple(tuple(new.items()) for new in graph.made), graph.freed)
 
     @property
     def blocks(self) -> Iterator[int]:
@@ -124,12 +120,11 @@ def fresh_bytes(plan: Plan) -> float:
     layouts of the heap, on which it depends. 0 where the allocator is another one; all that it makes where that fits into no
     memory here.
     """
-    if not known():
+    if not is_glibc():
         return 0.0
-    line = json.dumps([plan.weights, plan.beside, plan.made, plan.freed])
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=line + "\n", capture_output=True, text=True, check=False,
-                          env=environment)
+    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=json.dumps([*vars(plan).values()]) + "\n",
+                          capture_output=True, text=True, check=False, env=environment)
     if done.returncode and any(words in done.stderr for words in ("MemoryError", "out of memory")):
         return float(sum(size for made in plan.made for _, size in made))
     if done.returncode:
@@ -149,8 +144,3 @@ def _replays() -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replays.cache_clear)  # a copy of this process has none of its threads
-
-
-def _weights(graph: Graph) -> list[TensorSpec]:
-    weights = (spec for op in graph.ops for spec in op.tensors if spec.kind in ("parameter", "buffer"))
-    return list({spec.storage: spec for spec in weights}.values())

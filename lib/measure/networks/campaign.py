@@ -23,7 +23,7 @@ from lib.measure.networks.case import Case
 from lib.measure.networks.end_to_end import LATE, LEAST, PREPARE_S, Conditions, in_a_process
 from lib.measure.networks.visits_file import Result, Visit
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import VERDICTS, Timing, judged
+from lib.measure.statistics import NOISY, UNUSABLE, Timing, judged
 from lib.progress import track
 from lib.tables import NO_ENERGY, columns
 from lib.work import networks
@@ -55,7 +55,7 @@ def on_device(wanted: Sequence[tuple[Case, str]], device_id: str) -> list[tuple[
 
 
 def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: int = 2, case_s: float = 1.0,
-            budget_s: float = 0.0, raw: Path | None = None, energy_s: float = LEAST_S) -> tuple[pd.DataFrame, dict[str, Any]]:
+            budget_s: float = 0.0, raw: Path | None = None, energy_s: float = LEAST_S) -> tuple[pd.DataFrame, store.Facts]:
     """Measure networks in rounds of random order, a process a network; return the table ``networks`` and the identity.
 
     A case has ``case_s`` seconds a round, and five passes at least, then ``energy_s`` where there is a meter; no process starts
@@ -65,7 +65,7 @@ def measure(wanted: Sequence[tuple[Case, str]], device_id: str = "cpu", rounds: 
     slower than usual do not count where five others exist.
     """
     device_id = str(machine.device(device_id))
-    groups: dict[tuple[str, str], list[Case]] = {}
+    groups = {}
     for case, memory in on_device(wanted, device_id):
         groups.setdefault((case.network, memory), []).append(case)
     order = [(number, *key) for number, key in interleaved(list(groups), rounds)]
@@ -124,17 +124,17 @@ def reference_ms(rows: pd.DataFrame, raw: Path) -> pd.Series:
     return pd.Series([medians.get(key, np.nan) for key in rows[names].itertuples(False, None)], index=rows.index, dtype=float)
 
 
-def summarise(visits: Collection[Visit], identity: dict[str, Any], device_id: str) -> pd.DataFrame:
+def summarise(visits: Collection[Visit], identity: store.Facts, device_id: str) -> pd.DataFrame:
     """Return the table ``networks`` from the visits of all rounds."""
     passes = dict(list(_passes(visits).groupby(_CASE, sort=False)))
     shared = {"device": device_id, **{name: identity[name] for name in ("threads", "hardware_id", "software_id")},
               "tf32": bool(identity.get("tf32"))}
-    results: dict[tuple[Case, str], list[Result]] = {}
+    results = {}
     for visit in visits:
         for result in visit.results:
             results.setdefault((result.case, visit.memory), []).append(result)
-    rows = [{**shared, **vars(_on_threads(key[0], shared["threads"])), "memory": key[1], **_row(results[key], passes.get(key))}
-            for key in results]
+    rows = [{**shared, **vars(_on_threads(key[0], shared["threads"])), "memory": key[1], **_row(visited, passes.get(key))}
+            for key, visited in results.items()]
     return pd.DataFrame(rows, columns=columns("networks"))
 
 
@@ -142,29 +142,24 @@ def _on_threads(case: Case, every: int) -> Case:
     return replace(case, threads=case.threads or every)
 
 
-def _row(results: list[Result], passes: pd.DataFrame | None) -> dict[str, Any]:
+def _row(results: list[Result], passes: pd.DataFrame | None) -> store.Facts:
     """Return latency, spread, memory, status and verdict of one case from its visits."""
     if passes is None:
-        return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": VERDICTS[-1],
+        return {"status": "failed", "reason": results[0].reason, "n": 0, "verdict": UNUSABLE,
                 **Energy(0.0, reason=results[0].reason).columns}
     good = [result for result in results if not result.reason]
     timing = Timing(passes.loc[passes["counts"], "samples_ms"].to_numpy())
-    slow = (VERDICTS[1], "fewer than five passes on a processor as fast as usual")
+    slow = (NOISY, "fewer than five passes on a processor as fast as usual")
     verdict, reason = judged([(timing.verdict, ""), *([slow] if passes["usual"].sum() < LEAST else []),
                               *((gpu.verdict(), gpu.words()) for result in good if (gpu := result.gpu))])
+    energies = [result.energy for result in good if result.energy]
+    measured = sorted((energy for energy in energies if np.isfinite(energy.energy_j)), key=lambda energy: energy.energy_j)
+    energies = measured or energies[:1]  # of the median one, or why no visit has one
     return {"latency_ms": timing.median_ms, "latency_iqr_ms": timing.iqr_ms, "n": timing.n,
             "usual_share": passes["usual"].mean(),
             "rss_mb": max(result.rss_mb for result in good), "tensors_mb": max(result.tensors_mb for result in good),
             "prepare_s": max(result.prepare_s for result in good), "status": "ok", "reason": reason, "verdict": verdict,
-            **_energy([result.energy.model_dump() for result in good if result.energy])}
-
-
-def _energy(visits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the energy columns of one case: the visit of the median energy, or why none has one."""
-    measured = sorted((visit for visit in visits if np.isfinite(visit["energy_j"])), key=lambda visit: visit["energy_j"])
-    if measured:
-        return measured[(len(measured) - 1) // 2]
-    return visits[0] if visits else Energy(0.0, reason=NO_ENERGY).columns
+            **(energies[(len(energies) - 1) // 2].model_dump() if energies else Energy(0.0, reason=NO_ENERGY).columns)}
 
 
 def write(table: pd.DataFrame, path: Path, **facts: Any) -> Path:

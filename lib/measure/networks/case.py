@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from lib.config.definitions import RUNTIMES
+from lib import files
+from lib.config.definitions import TORCH
 from lib.errors import InputError
 from lib.measure.networks import runtimes
 from lib.work import dtypes, networks
 from lib.work.graph import capture
-from lib.work.networks import Network
 
 _SEED = 0  # of weights and inputs, which an exported file holds
 _TOLERANCE = {"fp32": 0.01, "bf16": 0.2, "fp16": 0.1, "int8": 0.7}  # relative Euclidean distance of outputs from those of fp32
@@ -37,7 +37,7 @@ class Case:
     dtype: str = "fp32"
     channels_last: bool = False
     compiled: bool = False
-    runtime: str = RUNTIMES[0]
+    runtime: str = TORCH
     threads: int = 0
     instances: int = 1
 
@@ -45,38 +45,31 @@ class Case:
     def words(self) -> str:
         """Return it in a line."""
         return " ".join([self.network, self.mode, f"b{self.batch_size}", self.dtype, *["channels_last"] * self.channels_last,
-                         *["compiled"] * self.compiled, *[self.runtime] * (self.runtime != RUNTIMES[0]),
+                         *["compiled"] * self.compiled, *[self.runtime] * (self.runtime != TORCH),
                          *[f"{self.threads} threads"] * bool(self.threads),
                          *[f"{self.instances} instances"] * (self.instances > 1)])
 
 
-@dataclass(frozen=True)
-class Program:
-    """One pass, and the seconds that exporting, compiling or loading the network took, its first pass included."""
-
-    run: Callable[[], object]
-    prepare_s: float = 0.0
-
-    def __call__(self) -> object:
-        """Run one pass."""
-        return self.run()
+Program = tuple[Callable[[], object], float]
 
 
 def program(case: Case, device: torch.device, folder: Path | None = None) -> Program:
     """Return one pass (infer), or one forward, loss and backward (train), of a network with random weights.
 
-    Exported files are kept in ``folder``. Inference on the CPU that is not eager fp32 is compared with it: raises InputError
-    where the output differs, and where a runtime lacks what is asked. The number of threads is torch's.
+    Behind it stand the seconds that exporting, compiling or loading the network took, its first pass included. Exported files
+    are kept in ``folder``. Inference on the CPU that is not eager fp32 is compared with it: raises InputError where the output
+    differs, and where a runtime lacks what is asked. The number of threads is torch's.
     """
     torch.manual_seed(_SEED)
     net = networks.network(case.network, case.batch_size, case.input_shape)
-    if case.runtime != RUNTIMES[0]:
+    if case.runtime != TORCH:
         return _exported(case, net, folder)
     if case.dtype == "int8":
         raise InputError(f"torch has no int8 networks; use the runtime {' or '.join(runtimes.TYPES)}")
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model, (placed, named) = net.build().to(device), net.made(device)
-    usual = _output(model, placed, named) if _is_compared(case, device) else None
+    is_compared = device.type == "cpu" and case.mode == "infer" and (case.compiled or case.dtype != "fp32")
+    usual = _output(model, placed, named) if is_compared else None
     if any(input_.is_picture for input_ in net.batch):
         model = model.to(memory_format=layout)
         placed, named = tree_map(lambda value: value.to(memory_format=layout) if value.dim() == 4 else value, (placed, named))
@@ -88,7 +81,7 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
         def forward() -> object:
             with torch.no_grad(), amp:
                 return model(*placed, **named)
-        return Program(forward) if usual is None else _compared(case, forward, usual)
+        return (forward, 0.0) if usual is None else _compared(case, forward, usual)
     model.train()
 
     def step() -> None:
@@ -96,11 +89,7 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
             loss = capture.default_loss(capture.first_tensor(model(*placed, **named)))
         loss.backward()
         model.zero_grad(set_to_none=True)
-    return Program(step)
-
-
-def _is_compared(case: Case, device: torch.device) -> bool:
-    return device.type == "cpu" and case.mode == "infer" and (case.compiled or case.dtype != "fp32")
+    return step, 0.0
 
 
 def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:
@@ -108,15 +97,15 @@ def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:
         return capture.first_tensor(model.eval()(*placed, **named)).float().numpy()
 
 
-def _exported(case: Case, net: Network, folder: Path | None) -> Program:
+def _exported(case: Case, net: networks.Network, folder: Path | None) -> Program:
     """Return one pass in a runtime of its own."""
     if case.mode != "infer" or case.compiled or case.channels_last:
         raise InputError(f"{case.runtime} only infers, in its own layout, and compiles in its own way")
     model, (placed, named) = net.build().eval(), net.made("cpu")
     usual, begin = _output(model, placed, named), time.perf_counter()
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
-        run = runtimes.load(case.runtime, case.dtype, model, placed, named, torch.get_num_threads(),
-                            runtimes.stem(Path(place), case.network, case.batch_size, case.input_shape))
+        name = files.safe_name(f"{case.network} {case.batch_size} {case.input_shape} {torch.__version__}")
+        run = runtimes.load(case.runtime, case.dtype, model, placed, named, Path(place) / name)
     return _compared(case, run, usual, begin)
 
 
@@ -124,11 +113,11 @@ def _compared(case: Case, run: Callable[[], object], usual: np.ndarray, begin: f
     """Run a pass and compare its output with that of torch in fp32; InputError where it is another one."""
     begin = time.perf_counter() if begin is None else begin
     output, prepare_s = run(), time.perf_counter() - begin
-    output = capture.first_tensor(output).float().numpy() if case.runtime == RUNTIMES[0] else output[0]
+    output = capture.first_tensor(output).float().numpy() if case.runtime == TORCH else output[0]
     if output.shape != usual.shape:
         raise InputError(f"{case.words}: outputs have the shape {output.shape}, those of torch {usual.shape}")
     distance = np.linalg.norm(output - usual) / max(np.linalg.norm(usual), 1e-9)
     if not distance <= _TOLERANCE[case.dtype]:
         raise InputError(f"{case.words}: outputs differ from those of torch in fp32 by {distance:.2g} of their size, more than "
                          f"{_TOLERANCE[case.dtype]:g}")
-    return Program(run, prepare_s)
+    return run, prepare_s

@@ -11,27 +11,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from lib import locks
-from lib.config.definitions import RUNTIMES
+from lib import locks, store
+from lib.config.definitions import TORCH
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
 from lib.measure.energy.meters import Meter, absent, open_meter
-from lib.measure.energy.windows import LEAST_S
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import synchronize
-from lib.measure.worker import Worker, WorkerLostError, call, own_cores, pin
+from lib.measure.timing import Call, host_ms, synchronize
+from lib.measure.worker import Service, WorkerLostError, call, own_cores, pin
 from lib.work import user_code
 
 _WARMUP = 2
@@ -50,7 +47,7 @@ def _status_mb(field: str) -> float:
         return float("nan")
 
 
-def tensor_peak_mb(call: Callable[[], object], device: torch.device) -> float:
+def tensor_peak_mb(call: Call, device: torch.device) -> float:
     """Return the most that a pass allocates for tensors at once beyond what it started with, in 10^6 bytes.
 
     On CUDA by the allocator's own count, on the CPU by the profiler's record of every allocation.
@@ -81,20 +78,7 @@ class Conditions:
     case_s: float = 1.0
     prepare_s: float = PREPARE_S
     folder: Path | None = None
-    energy_s: float = LEAST_S
-
-
-@contextmanager
-def _on_threads(threads: int) -> Iterator[None]:
-    """Compute on so many threads meanwhile; 0: as many as before."""
-    before = torch.get_num_threads()
-    if threads not in (0, before):
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        if threads not in (0, before):
-            torch.set_num_threads(before)
+    energy_s: float = windows.LEAST_S
 
 
 @contextmanager
@@ -116,36 +100,36 @@ def _within(seconds: float) -> Iterator[None]:
 
 def _prepared(case: Case, device: torch.device, how: Conditions) -> Program:
     """Return the program of a case, on its threads, warmed up."""
-    limited = case.compiled or case.runtime != RUNTIMES[0]
-    with _on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
-        ready = program(case, device, how.folder)
+    limited = case.compiled or case.runtime != TORCH
+    with machine.on_threads(case.threads), _within(how.prepare_s) if limited else nullcontext():
+        one_pass, prepare_s = program(case, device, how.folder)
 
     def run() -> object:
-        with _on_threads(case.threads):
-            return ready.run()
+        with machine.on_threads(case.threads):
+            return one_pass()
 
     for _ in range(_WARMUP):
         run()
     synchronize(device)
-    return Program(run, ready.prepare_s)
+    return run, prepare_s
 
 
-def _instance(pipe: Connection, case: Case, device_id: str, how: Conditions, cores: tuple[int, ...]) -> None:
-    """Prepare a case on cores of this process's own, run it for the seconds that are then received, and send its times."""
+@contextmanager
+def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...]) -> Iterator[tuple[float, Callable]]:
+    """Prepare a case on cores of this process's own; give the seconds that took, and what runs it for so many seconds."""
     pin(cores)
-    try:
-        torch.set_num_threads(len(cores))
-        with user_code.running(f"{case.words} does not run"):
-            run = _prepared(case, torch.device(device_id), how)
-            pipe.send(("", run.prepare_s))
-            end, samples_ms = time.perf_counter() + pipe.recv(), []
+    torch.set_num_threads(len(cores))
+    with user_code.running(f"{case.words} does not run"):
+        device = torch.device(device_id)
+        run, prepare_s = _prepared(case, device, how)
+
+        def respond(seconds: float) -> tuple[list[float], float]:
+            end, samples_ms = time.perf_counter() + seconds, []
             while len(samples_ms) < LEAST or time.perf_counter() < end:
-                begin = time.perf_counter_ns()
-                run()
-                samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            pipe.send(("", (samples_ms, _status_mb("VmHWM"))))
-    except InputError as error:
-        pipe.send((str(error), None))
+                samples_ms.append(host_ms(run, device))
+            return samples_ms, _status_mb("VmHWM")
+
+        yield prepare_s, respond
 
 
 def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel) -> Result:
@@ -154,20 +138,14 @@ def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: Ref
     if case.instances * threads > len(cores):
         raise InputError(f"{case.instances} instances of {threads} threads need more cores than the {len(cores)} here")
 
-    def heard(worker: Worker) -> Any:
-        reason, content = worker.receive()
-        if reason:
-            raise InputError(reason)
-        return content
-
-    workers = [Worker(_instance, case, str(device), how, tuple(cores[number * threads:(number + 1) * threads]))
+    workers = [Service(_instance, case, str(device), how, tuple(cores[number * threads:(number + 1) * threads]))
                for number in range(case.instances)]
     try:
-        prepare_s = max(heard(worker) for worker in workers)
+        prepare_s = max(worker.ready() for worker in workers)
         before_ms = kernel.wait()
         for worker in workers:
             worker.send(how.case_s)
-        parts = [heard(worker) for worker in workers]
+        parts = [worker.ready() for worker in workers]
     except WorkerLostError as error:
         raise InputError(f"an instance of {case.words}: {error}") from error
     finally:
@@ -185,32 +163,23 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of this process begins anew
     before_mb = _status_mb("VmRSS")
-    run, budget_s = _prepared(case, device, how), how.case_s
+    run, prepare_s = _prepared(case, device, how)
     samples_ms, reference_ms, usual, begun = [], [], 0, time.perf_counter()
-    with LoadWatch(str(device)) as watch:
-        while len(samples_ms) < LEAST or time.perf_counter() < begun + budget_s * (1 if usual >= LEAST else _PATIENCE):
-            before_ms = kernel.wait()
-            begin = time.perf_counter_ns()
-            run()
-            synchronize(device)
-            samples_ms.append((time.perf_counter_ns() - begin) / 1e6)
-            reference_ms.append(max(before_ms, kernel.after()))
-            usual += not kernel.is_slow(reference_ms[-1])
-        gpu = watch.reading().gpu
-    rss_mb = _status_mb("VmHWM") - before_mb
-
-    def synchronized() -> None:
-        run()
-        synchronize(device)
-
-    energy, calls = windows.of_calls(synchronized, 1, how.energy_s, meter, idle_w)
+    watch = LoadWatch(str(device))
+    while len(samples_ms) < LEAST or time.perf_counter() < begun + how.case_s * (1 if usual >= LEAST else _PATIENCE):
+        before_ms = kernel.wait()
+        samples_ms.append(host_ms(run, device))
+        reference_ms.append(max(before_ms, kernel.after()))
+        usual += not kernel.is_slow(reference_ms[-1])
+    gpu, rss_mb = watch.reading().gpu, _status_mb("VmHWM") - before_mb
+    energy, calls = windows.of_calls(lambda: host_ms(run, device), 1, how.energy_s, meter, idle_w)
     pass_j = energy.energy_j / calls if calls else float("nan")
-    tensors_mb = tensor_peak_mb(run, device) if case.runtime == RUNTIMES[0] else np.nan
+    tensors_mb = tensor_peak_mb(run, device) if case.runtime == TORCH else np.nan
     return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=reference_ms, rss_mb=rss_mb, gpu=gpu,
-                  prepare_s=run.prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
+                  prepare_s=prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
-def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], dict[str, Any]]:
+def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], store.Facts]:
     """Measure cases in this process, one after another; DeviceLostError where a GPU breaks."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
     device = machine.device(device_id)
@@ -236,20 +205,19 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
                      **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")}}
 
 
-def in_a_process(cases: Sequence[Case], device_id: str = "cpu", how: Conditions | float = 1.0,
-                 memory: str = "default") -> tuple[list[Result], dict[str, Any]]:
+def in_a_process(cases: Sequence[Case], device_id: str, how: Conditions,
+                 memory: str = "default") -> tuple[list[Result], store.Facts]:
     """Measure cases in a new process, each for ``case_s`` and five passes at least; return results and the identity.
 
-    ``how``: Conditions, or ``case_s`` alone. What torch compiles is kept beside exported files. On a disturbed processor a case
-    takes up to three times as long, until five passes ran at its usual speed. Where there is a meter, an energy loop follows.
-    Where a process dies, its cases are measured again in halves, so that the one which ends it fails alone; a GPU that breaks
-    fails all of them. What fails has no identity.
+    What torch compiles is kept beside exported files. On a disturbed processor a case takes up to three times as long, until
+    five passes ran at its usual speed. Where there is a meter, an energy loop follows. Where a process dies, its cases are
+    measured again in halves, so that the one which ends it fails alone; a GPU that breaks fails all of them. What fails has no
+    identity.
     """
     heap = allocator.HEAPS[memory]  # variables that only the start of a process reads
-    how = how if isinstance(how, Conditions) else Conditions(how)
-    kept = {"TORCHINDUCTOR_CACHE_DIR": str(how.folder / "inductor")} if how.folder else {}
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(how.folder / "inductor")} if how.folder else {}
     try:
-        return call(_measure, tuple(cases), device_id, how, environment=heap | kept, imported=() if heap else _IMPORTED)
+        return call(_measure, tuple(cases), device_id, how, environment=heap | compiled, imported=() if heap else _IMPORTED)
     except (WorkerLostError, machine.DeviceLostError) as error:
         if len(cases) > 1 and isinstance(error, WorkerLostError):
             middle = len(cases) // 2

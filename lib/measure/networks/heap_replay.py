@@ -45,23 +45,18 @@ def fill_holes() -> None:
             pass
 
 
-def leave_room(room: int) -> None:
-    """Take blocks such that the free top of the heap is ``room`` bytes: it ends with a page, so that sets where it begins."""
+def leave_room() -> None:
+    """Take blocks such that the free top of the heap is _ROOM bytes: it ends with a page, so that sets where it begins."""
     end = libc.sbrk(0)
     while libc.sbrk(0) == end:  # until the heap grows: then there is more room than is left at any place
         last = libc.malloc(_LARGEST_HOLE)
     top = last + _LARGEST_HOLE
-    libc.malloc(libc.sbrk(0) - top - room - 2 * _HEAD)
-
-
-def between(layout: int, weight: int) -> int:
-    """Return the size of another block, up to a page, that lies behind a weight: as if drawn, but always the same."""
-    return 16 + (7919 * layout + 104729 * weight) % (_PAGE - 16)
+    libc.malloc(libc.sbrk(0) - top - _ROOM - 2 * _HEAD)
 
 
 def steps_of(plan: Iterable[list]) -> tuple[list[Step], int]:
     """Return what each operator takes and frees, tensors by number, and how many tensors there are."""
-    numbers: dict[int, int] = {}
+    numbers = {}
     steps = []
     for (early, late), made, freed in zip(*plan, strict=True):
         new = [(numbers.setdefault(name, len(numbers)), size) for name, size in made]
@@ -110,17 +105,18 @@ def main() -> None:
     addresses = [0] * tensors
     libc.free(libc.malloc(_MAPPED))
     fill_holes()
-    running: list[int] = []
+    running = []
     for n in range(_LAYOUTS):
         if len(running) == len(os.sched_getaffinity(0)):
             wait_for(running.pop(0))
         running.append(os.fork())
         if not running[-1]:
-            leave_room(_ROOM)
+            leave_room()
             for number, size in enumerate(weights):
-                take(size)
-                libc.malloc(between(n, number))
-            fresh = [one_pass(steps, addresses) for _ in range(_PASSES)][-1]
+                take(size)  # behind it lies another block, up to a page: as if drawn, but always the same
+                libc.malloc(16 + (7919 * n + 104729 * number) % (_PAGE - 16))
+            for _ in range(_PASSES):
+                fresh = one_pass(steps, addresses)
             os.write(1, f"{fresh}\n".encode())
             os._exit(0)
     for child in running:

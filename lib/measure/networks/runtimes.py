@@ -3,18 +3,16 @@
 Static quantisation (QDQ, weights per channel) is calibrated on one random batch: it is for times, and claims no accuracy.
 """
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import ONNXRUNTIME
 from lib.errors import InputError, choices
 
 TYPES = {"onnxruntime": ("fp32", "int8"), "openvino": ("fp32", "bf16", "int8")}
@@ -23,27 +21,24 @@ Run = Callable[[], Sequence[np.ndarray]]
 
 
 def load(runtime: str, dtype: str, model: torch.nn.Module, placed: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor],
-         threads: int, stem: Path) -> Run:
-    """Return one pass of a model in a runtime on so many threads; files that begin with ``stem`` are used again if they exist.
+         stem: Path) -> Run:
+    """Return one pass of a model in a runtime on torch's threads; files that begin with ``stem`` are used again if they exist.
 
     Raises InputError for an element type or package that is missing, whatever the export or the runtime raises otherwise.
     """
     if dtype not in TYPES[runtime]:
         raise InputError(f"{runtime} has no {dtype} here; it has {choices(TYPES[runtime])}")
-    tensors = [value for value in (*placed, *named.values()) if isinstance(value, torch.Tensor)]
-    arrays = [value.contiguous().numpy() for value in tensors]
+    arrays = [value.contiguous().numpy() for value in (*placed, *named.values())]
+    path = stem.with_name(f"{stem.name}.onnx")
     try:
-        path = _exported(model, placed, named, stem)
+        if not path.exists():
+            with _written(path) as new:
+                torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False,
+                                  external_data=False)
         path = _quantised(path, arrays, stem) if dtype == "int8" else path
-        return (_onnxruntime if runtime == RUNTIMES[1] else _openvino)(path, arrays, threads, dtype)
+        return (_onnxruntime if runtime == ONNXRUNTIME else _openvino)(path, arrays, dtype)
     except ModuleNotFoundError as error:
         raise InputError(f"{runtime} needs the package {error.name}: pip install {error.name}") from error
-
-
-def stem(folder: Path, network: str, batch_size: int, input_shape: str) -> Path:
-    """Return how the names of a network's files in ``folder`` begin."""
-    digest = hashlib.sha256(f"{network} {batch_size} {input_shape} {torch.__version__}".encode()).hexdigest()[:12]
-    return folder / f"{network.replace('/', '_').replace(':', '_')}-{batch_size}-{digest}"
 
 
 @contextmanager
@@ -53,14 +48,6 @@ def _written(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         yield Path(folder) / path.name
         os.replace(Path(folder) / path.name, path)
-
-
-def _exported(model: torch.nn.Module, placed: Sequence[Any], named: Mapping[str, Any], stem: Path) -> Path:
-    path = stem.with_name(f"{stem.name}.onnx")
-    if not path.exists():
-        with _written(path) as new:
-            torch.onnx.export(model, tuple(placed), new, kwargs=dict(named), dynamo=True, verbose=False, external_data=False)
-    return path
 
 
 def _quantised(exported: Path, arrays: Sequence[np.ndarray], stem: Path) -> Path:
@@ -87,20 +74,20 @@ def _quantised(exported: Path, arrays: Sequence[np.ndarray], stem: Path) -> Path
     return path
 
 
-def _onnxruntime(path: Path, arrays: Sequence[np.ndarray], threads: int, _: str) -> Run:
+def _onnxruntime(path: Path, arrays: Sequence[np.ndarray], _: str) -> Run:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feed = {entry.name: array for entry, array in zip(session.get_inputs(), arrays, strict=True)}
     return lambda: session.run(None, feed)
 
 
-def _openvino(path: Path, arrays: Sequence[np.ndarray], threads: int, dtype: str) -> Run:
+def _openvino(path: Path, arrays: Sequence[np.ndarray], dtype: str) -> Run:
     import openvino
 
-    wanted = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads,
+    wanted = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads(),
               "INFERENCE_PRECISION_HINT": _OPENVINO_TYPES[dtype]}
     core = openvino.Core()
     if dtype == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):

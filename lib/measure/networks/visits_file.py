@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from lib import locks, store
 from lib.config.base import Count, Strict, build, mapping
-from lib.errors import InputError, one_line
+from lib.errors import refused
 from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks.case import Case
 
@@ -61,7 +60,7 @@ class Visit(Strict):
     memory: str
     device: str
     results: list[Result]
-    identity: dict[str, Any]
+    identity: store.Facts
 
     @property
     def key(self) -> Key:
@@ -92,8 +91,6 @@ def recorded(path: Path) -> Iterator[Visit]:
     """Yield the visits of a file, without a torn last line; InputError names a line that is no visit."""
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         where = f"{path}: line {number}"
-        try:
+        with refused(f"{where} is no visit: "):
             content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where} is no visit: {one_line(error)}") from None
         yield build(Visit, mapping(content, where), where)

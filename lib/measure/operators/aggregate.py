@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,11 +14,9 @@ from lib.errors import InputError, choices
 from lib.measure import load
 from lib.measure.archive import folders, replayed_device
 from lib.measure.energy.trace import NOT_MEASURED
-from lib.measure.operators import export
-from lib.measure.operators.points import timings
-from lib.measure.operators.raw_files import raw_folder
+from lib.measure.operators import export, points, raw_files
 from lib.measure.reference_kernel import SLOW, USUAL
-from lib.measure.statistics import QUIET_CORES, VERDICTS, crowd_verdict, is_usable, judged, spread_verdict
+from lib.measure.statistics import NOISY, QUIET_CORES, STABLE, UNUSABLE, crowd_verdict, is_usable, judged, spread_verdict
 from lib.tables import PARAMETERS, columns
 
 NEIGHBOURS = 15  # visits over which the load of the machine is smoothed: its clock ticks every 10 ms
@@ -27,7 +24,7 @@ LEAST_ROUNDS = 3
 _NO_LOOP = "not looped: energy_s is 0, or the budget was spent"
 
 
-def crowding(visits: pd.DataFrame, spare_cores: int = 0) -> pd.Series:
+def crowding(visits: pd.DataFrame, spare_cores: int) -> pd.Series:
     """Return for each visit what others and the host used around its time, a median over NEIGHBOURS visits.
 
     On a CPU it is the cores beyond those that ``spare_cores`` idle ones could give, on a GPU the share of its time. A process
@@ -79,12 +76,11 @@ def summarise(visits: pd.DataFrame, spare_cores: int = 0) -> pd.DataFrame:
         spread = (high - low) / median if median else np.inf
         findings = [(spread_verdict(spread), f"IQR over the rounds is {spread:.0%} of the median"), *_neighbours(used)]
         if len(used) < LEAST_ROUNDS:
-            findings.append((VERDICTS[1], f"only {len(used)} of {LEAST_ROUNDS} rounds"))
+            findings.append((NOISY, f"only {len(used)} of {LEAST_ROUNDS} rounds"))
         verdict, why = judged(findings)
-        rows.append({"config": key, "latency_ms": median, "latency_iqr_ms": high - low, "n": len(used),
-                     "low_ms": used["latency_ms"].min(), "high_ms": used["latency_ms"].max(),
-                     "other_cores": used["cores"].median(), "verdict": verdict,
-                     "why": "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))})
+        rows.append((key, median, high - low, len(used), used["latency_ms"].min(), used["latency_ms"].max(),
+                     used["cores"].median(), verdict,
+                     "; ".join(filter(None, [why, *used.loc[_filled(used["reason"]), "reason"].unique()]))))
     return pd.DataFrame(rows, columns=["config", "latency_ms", "latency_iqr_ms", "n", "low_ms", "high_ms", "other_cores",
                                        "verdict", "why"])
 
@@ -96,21 +92,21 @@ def _neighbours(used: pd.DataFrame) -> Iterator[tuple[str, str]]:
     yield crowd_verdict(crowd), f"others used {used_words} meanwhile"
     unknown = used.loc[_filled(used["gpu_unknown"]), "gpu_unknown"]
     if len(unknown):
-        yield VERDICTS[1], f"who else used the GPU is not known: {unknown.iloc[0]}"
+        yield NOISY, f"who else used the GPU is not known: {unknown.iloc[0]}"
     if used["slow"].any():
         reasons = used.loc[_filled(used["gpu_throttled"]), "gpu_throttled"]
         why = f" ({reasons.iloc[0]})" if len(reasons) else ""
-        yield VERDICTS[1], (f"the {'GPU was throttled' if on_gpu else 'processor was slow'} in {int(used['slow'].sum())} of "
+        yield NOISY, (f"the {'GPU was throttled' if on_gpu else 'processor was slow'} in {int(used['slow'].sum())} of "
                             f"{len(used)} rounds{why}")
 
 
-def unsettled(folder: Path, spare_cores: int = 0) -> set[str]:
+def unsettled(folder: Path, spare_cores: int) -> set[str]:
     """Return the configurations of one device whose rounds do not agree yet."""
     table = summarise(store.read(folder / "repeats.csv", "repeats"), spare_cores)
-    return set(table.loc[table["verdict"] != VERDICTS[0], "config"])
+    return set(table.loc[table["verdict"] != STABLE, "config"])
 
 
-def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.DataFrame:
+def _device_table(folder: Path, device: str, identity: store.Facts) -> pd.DataFrame:
     """Return the ``sweep`` rows of one device.
 
     A configuration failed if one of its visits failed or repeated the result before it; one that was never visited has no row.
@@ -125,37 +121,32 @@ def _device_table(folder: Path, device: str, identity: dict[str, Any]) -> pd.Dat
     frame = configs[(configs["status"] != "ok") | configs["config"].isin(visits["config"])]
     frame = frame.merge(summarise(visits, identity.get("spare_cores", 0)), on="config", how="left")
     frame["status"] = frame["status"].mask(frame["config"].isin(failed.index), "failed")
-    frame = _with_energies(frame, folder / "energies.csv")
-    broken = frame["status"] != "ok"
+    broken, path = frame["status"] != "ok", folder / "energies.csv"  # which a folder of an older version lacks
+    loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
+    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left").fillna(
+        {"energy_method": NOT_MEASURED})
+    frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]),
+                                                          np.where(broken, "it has no time either", _NO_LOOP))
     frame.loc[broken, ["latency_ms", "latency_iqr_ms", "low_ms", "high_ms", "other_cores", "n"]] = np.nan
     values = pd.DataFrame(list(map(json.loads, frame["parameters"])), index=frame.index)
     seconds = frame["latency_ms"] / 1e3
     return frame.join(values.reindex(columns=[column.name for column in PARAMETERS])).assign(
         reason=frame["config"].map(failed).fillna(frame["reason"]).where(broken, frame["why"]),
         n=frame["n"].fillna(0).astype(int),
-        verdict=frame["verdict"].where(~broken, VERDICTS[2]), device=device, gflops=frame["flops"] / seconds / 1e9,
+        verdict=frame["verdict"].where(~broken, UNUSABLE), device=device, gflops=frame["flops"] / seconds / 1e9,
         gbps=frame["bytes"] / seconds / 1e9, tf32=bool(identity.get("tf32")),
         **{name: identity[name] for name in ("hardware_id", "software_id", "threads")})[columns("sweep")]
 
 
-def _with_energies(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """Return the configurations with their energies, or why they have none; a folder of an older version has no such file."""
-    loops = store.read_all([path] if path.exists() else [], "energies").drop_duplicates("config", keep="last")
-    frame = frame.merge(loops.drop(columns=["calls", "loop_s"]), on="config", how="left")
-    why = np.where(frame["status"] == "ok", _NO_LOOP, "it has no time either")
-    frame["energy_reason"] = frame["energy_reason"].where(frame["config"].isin(loops["config"]), why)
-    return frame.fillna({"energy_method": NOT_MEASURED})
-
-
-def derive(folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+def derive(folder: Path, facts: store.Facts) -> pd.DataFrame:
     """Derive the table of a sweep (all devices) from its raw files, and write it."""
-    tables = [_device_table(raw_folder(folder, device), device, identity)
+    tables = [_device_table(raw_files.raw_folder(folder, device), device, identity)
               for device, identity in facts["devices"].items()]
     table = pd.concat([part for part in tables if len(part)] or tables, ignore_index=True)
     return write(table, folder, facts)
 
 
-def write(table: pd.DataFrame, folder: Path, facts: dict[str, Any]) -> pd.DataFrame:
+def write(table: pd.DataFrame, folder: Path, facts: store.Facts) -> pd.DataFrame:
     """Write the table of a sweep with its provenance and, for convolutions, the files of ``export``; return it."""
     path = store.write(table, folder / "sweep.parquet", "sweep", derived=True)
     store.write_meta(path, "sweep", **facts)
@@ -207,7 +198,7 @@ def replay(p: SweepParams) -> Sweep:
 
     ``device`` auto is the CPU, all every device that was swept.
     """
-    available, ways = set(), timings(p.latency_type, p.cache)
+    available, ways = set(), points.timings(p.latency_type, p.cache)
     wanted = {"op": p.ops, **{name: {way[name] for way in ways} for name in ways[0]}}
     wanted |= {} if p.grid else {"dtype": (p.dtype,)}  # a grid has its own
     if p.device != "all":

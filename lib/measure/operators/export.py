@@ -5,19 +5,18 @@ from pathlib import Path
 import pandas as pd
 
 from lib import files
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import UNUSABLE
 from lib.work import dtypes
 
 STEM = "results_convolution"
 _NAMES = {"batch": "Batch size", "in_channels": "In Channels", "out_channels": "Out Channels", "kernel_h": "Kernel Size",
           "stride_h": "Stride", "width": "Width", "height": "Height", "flops": "Flops", "latency_ms": "Latency",
           "latency_type": "Latency Type"}
-ORIGINAL = tuple(_NAMES.values())
+ORIGINAL = list(_NAMES.values())
 _WHERE = {"device": "Device", "dtype": "Datatype"}
 _OTHERS = {"pass": "Pass", "cache": "Cache", "kernel_w": "Kernel Width", "stride_w": "Stride Width", "padding_h": "Padding",
             "padding_w": "Padding Width", "dilation_h": "Dilation", "dilation_w": "Dilation Width", "groups": "Groups",
             "bias": "Bias", "layout": "Layout", "input_grad": "Input Gradient", "verdict": "Verdict"}
-BESIDES = tuple(_OTHERS.values())
 _TYPES = {"kernel": "external", "end_to_end": "internal"}
 
 
@@ -31,7 +30,7 @@ def representable(rows: pd.DataFrame) -> pd.Series:
     same = {"pass": "forward", "cache": "warm", "kernel_w": rows["kernel_h"], "stride_w": rows["stride_h"], "padding_h": half,
             "padding_w": half, "dilation_h": 1, "dilation_w": 1, "groups": 1, "bias": 0, "layout": "contiguous"}
     as_always = rows[[*same]].eq(pd.DataFrame(same, index=rows.index)).all(axis=1)
-    return as_always & (rows["verdict"] != VERDICTS[-1])
+    return as_always & (rows["verdict"] != UNUSABLE)
 
 
 def write(table: pd.DataFrame, folder: Path) -> list[Path]:
@@ -45,16 +44,18 @@ def write(table: pd.DataFrame, folder: Path) -> list[Path]:
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty:
         return []
-    fits, renamed = representable(rows), _renamed(rows)
+    torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
+    renamed = rows[[*_WHERE, *_NAMES, *_OTHERS]].replace({"dtype": torch_names, "latency_type": _TYPES}).astype({
+        "flops": "int64"}).rename(columns=_WHERE | _NAMES | _OTHERS)
+    fits = representable(rows)
     merged = renamed[fits]
     first = next(iter(rows.loc[fits, "dtype"].sort_values(key=lambda dtype: dtype != "fp32", kind="stable")), "")
-    parts = {f"{device.replace(':', '-')}_{dtype}": merged.loc[part, list(ORIGINAL)]
+    parts = {f"_{device.replace(':', '-')}_{dtype}": merged.loc[part, ORIGINAL]
              for (device, dtype), part in rows[fits].groupby(["device", "dtype"], sort=False).groups.items()}
-    contents = {"": merged.loc[rows["dtype"] == first, list(ORIGINAL)], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
-                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *BESIDES]],
-                **{f"_{name}": part for name, part in parts.items()}}
+    contents = {"": merged.loc[rows["dtype"] == first, ORIGINAL], "_merged": merged[[*_WHERE.values(), *ORIGINAL]],
+                "_others": renamed.loc[~fits, [*_WHERE.values(), *ORIGINAL, *_OTHERS.values()]]}
     return [files.replace(folder / f"{STEM}{suffix}.csv", content.to_csv(index=False).encode())
-            for suffix, content in contents.items()]
+            for suffix, content in (contents | parts).items()]
 
 
 def emptiness(table: pd.DataFrame, folder: Path) -> str:
@@ -62,12 +63,5 @@ def emptiness(table: pd.DataFrame, folder: Path) -> str:
     rows = table[(table["op"] == "conv2d") & (table["status"] == "ok")]
     if rows.empty or representable(rows).any():
         return ""
-    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == VERDICTS[-1]).sum()} of {len(rows)} convolutions are "
-            f"{VERDICTS[-1]}, its columns cannot describe the others; all are in {STEM}_others.csv")
-
-
-def _renamed(rows: pd.DataFrame) -> pd.DataFrame:
-    named = rows[[*_WHERE, *_NAMES, *_OTHERS]].rename(columns=_WHERE | _NAMES | _OTHERS)
-    torch_names = {name: str(dtypes.torch_dtype(name)).removeprefix("torch.") for name in set(rows["dtype"])}
-    return named.assign(Flops=named["Flops"].astype("int64"), Datatype=named["Datatype"].map(torch_names),
-                        **{"Latency Type": named["Latency Type"].map(_TYPES)})
+    return (f"{folder / STEM}.csv has no rows: {(rows['verdict'] == UNUSABLE).sum()} of {len(rows)} convolutions are "
+            f"{UNUSABLE}, its columns cannot describe the others; all are in {STEM}_others.csv")

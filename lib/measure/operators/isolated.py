@@ -1,7 +1,7 @@
 """Networks and their operators timed in isolation: the forward pass of a model, and each distinct operator in it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from lib.measure import load, machine
 from lib.measure.archive import folders, newest
 from lib.measure.budget import ROUNDS, Budget, sampled
 from lib.measure.statistics import Timing, worst
-from lib.measure.timing import measure
+from lib.measure.timing import Call, measure
 from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture, counts, families, ops, rebuild
 
@@ -30,37 +30,39 @@ _BALANCE = 10.0  # FLOPs that cost as much as a byte, about: only to choose whic
 class Item:
     """One thing to time: its row of work without the time, and how to build the call."""
 
-    row: dict[str, Any]
-    build: Callable[[], Callable[[], object]]
+    row: store.Facts
+    build: Callable[[], Call]
 
 
-def _forward(net: networks.Network, precision: str, device: torch.device) -> Callable[[], object]:
-    dtype = dtypes.torch_dtype(precision)
-    model = net.build().eval().to(device, dtype)
-    placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
-                             net.made("cpu"))
+def _items(nets: list[networks.Network], precision: str, device: torch.device) -> list[Item]:
+    """Return the forward pass of each network, and the costliest operators of the first in isolation, as things to time."""
+    ids, dtype = machine.ids(), dtypes.torch_dtype(precision)
 
-    def call() -> None:
-        with torch.inference_mode():
-            model(*placed, **named)
-    return call
+    def forward(net: networks.Network) -> Call:
+        model = net.build().eval().to(device, dtype)
+        placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
+                                 net.made("cpu"))
 
+        def call() -> None:
+            with torch.inference_mode():
+                model(*placed, **named)
+        return call
 
-def _item(net: networks.Network, precision: str, device: torch.device, build: Callable, work: list[ops.Op],
-          **row: Any) -> Item:
-    """Return something to time that runs the operators ``work``."""
-    ids = machine.ids()
-    return Item({"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory", **ids,
-                 "arch": net.name, "batch_size": net.shape[0], "calls": sum(op.short not in counts.VIEWS for op in work),
-                 "occurrences": 1, "flops": sum(counts.flops(op) for op in work), "level": "", "roof_dtype": precision,
-                 "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
+    def item(net: networks.Network, build: Callable[[], Call], work: Sequence[ops.Op], **row: Any) -> Item:
+        calls = sum(op.short not in counts.VIEWS for op in work)
+        return Item({"env": ids["hardware_id"], "backend": device.type, "precision": precision, "bytes_source": "compulsory",
+                     **ids, "arch": net.name, "batch_size": net.shape[0], "calls": calls, "occurrences": 1,
+                     "flops": sum(counts.flops(op) for op in work), "level": "", "roof_dtype": precision,
+                     "bytes": sum(counts.compulsory_bytes(op) for op in work), **row}, build)
 
-
-def network_item(net: networks.Network, precision: str, device: torch.device) -> tuple[Item, ops.Graph]:
-    """Return the forward pass of a network as something to time, and its operators."""
-    graph = capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device))
-    return _item(net, precision, device, partial(_forward, net, precision, device), graph.ops, kind="network", family=net.name,
-                 label=f"{net.name} b{net.shape[0]}"), graph
+    graphs = [capture.of_network(net, dtype=dtypes.torch_name(precision), device=str(device)) for net in nets]
+    items = [item(net, partial(forward, net), graph.ops, kind="network", family=net.name,
+                  label=f"{net.name} b{net.shape[0]}") for net, graph in zip(nets, graphs, strict=True)]
+    for op, occurrences in _costliest(graphs[0]):
+        family, short = _named(op)
+        items.append(item(nets[0], partial(rebuild.runnable, [op], device), [op], kind="operator", calls=1, family=family,
+                          label=f"{family} {short}", occurrences=occurrences, footprint=footprint(op)))
+    return items
 
 
 def _named(op: ops.Op) -> tuple[str, str]:
@@ -78,8 +80,8 @@ def _named(op: ops.Op) -> tuple[str, str]:
 
 def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
     """Return OPERATORS distinct operators with their occurrences: the two costliest of each family, then what costs most."""
-    known = [op for op in graph.ops if counts.is_counted(op) and counts.flops(op) > 0]
-    seen, first = Counter(known), {op: op for op in reversed(known)}  # the first of equal ones has its outputs
+    working = [op for op in graph.ops if counts.flops(op) > 0]
+    seen, first = Counter(working), {op: op for op in reversed(working)}  # the first of equal ones has its outputs
 
     def cost(op: ops.Op) -> float:
         return seen[op] * (counts.flops(op) + _BALANCE * counts.compulsory_bytes(op))
@@ -93,21 +95,11 @@ def _costliest(graph: ops.Graph) -> list[tuple[ops.Op, int]]:
 
 def footprint(op: ops.Op) -> int:
     """Return the bytes of memory that ``op`` touches: what it writes in place over what it read counts once."""
-    touched: dict[int, int] = {}
+    touched = {}
     for number, spec in enumerate((*op.tensors, *op.outputs)):
         key = spec.storage if spec.storage >= 0 else -1 - number
         touched[key] = max(touched.get(key, 0), spec.bytes)
     return sum(touched.values())
-
-
-def operator_items(net: networks.Network, graph: ops.Graph, precision: str, device: torch.device) -> list[Item]:
-    """Return the costliest operators of a network as something to time, each in isolation."""
-    items = []
-    for op, occurrences in _costliest(graph):
-        family, short = _named(op)
-        items.append(_item(net, precision, device, partial(rebuild.runnable, [op], device), [op], kind="operator", calls=1,
-                           family=family, label=f"{family} {short}", occurrences=occurrences, footprint=footprint(op)))
-    return items
 
 
 def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[list[Timing], list[str]]:
@@ -118,8 +110,8 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     """
     counts_by_kind, total_s = Counter(item.row["kind"] for item in items), budget.left_s
     shares = {"network": _NETWORKS_SHARE, "operator": 1 - _NETWORKS_SHARE}
-    programs: dict[int, Callable] = {}
-    failed: dict[int, str] = {}
+    programs = {}
+    failed = {}
 
     def visit(index: int, _: float) -> Timing | None:
         item, kind = items[index], items[index].row["kind"]
@@ -141,14 +133,8 @@ def _timed(items: list[Item], device: torch.device, budget: Budget) -> tuple[lis
     return sampled(len(items), budget, visit, "timing"), list(failed.values())
 
 
-def _launched(row: dict[str, Any], graphed: bool) -> dict[str, Any]:
-    """Return the row of an item, whose label says where an operator on CUDA was timed with its launches."""
-    launched = row["kind"] == "operator" and row["backend"] == "cuda" and not graphed
-    return {**row, "label": row["label"] + ", without a CUDA graph" * launched}
-
-
 def measure_work(models: list[str], batch_size: int, precision: str, device_id: str,
-                 budget_s: float) -> tuple[pd.DataFrame, dict[str, Any]]:
+                 budget_s: float) -> tuple[pd.DataFrame, store.Facts]:
     """Time the forward pass of each of ``models`` and the costliest operators of the first, in about ``budget_s``.
 
     Returns a row each (columns WORK of lib.predict.analytic.roofline) and the provenance. Raises InputError for an unknown
@@ -156,27 +142,26 @@ def measure_work(models: list[str], batch_size: int, precision: str, device_id: 
     """
     device, budget = machine.device(device_id), Budget(budget_s)
     machine.use(device)
-    nets = [networks.network(name, batch_size) for name in models]
-    captured = [network_item(net, precision, device) for net in nets]
-    items = [item for item, _ in captured] + operator_items(nets[0], captured[0][1], precision, device)
+    items = _items([networks.network(name, batch_size) for name in models], precision, device)
     threads = torch.get_num_threads()
     with locks.device(str(device)):
         quiet = load.wait_for_quiet(threads, patience_s=budget.patience_s, device=str(device))
-        with load.LoadWatch(str(device)) as watch:
-            samples, failed = _timed(items, device, budget)
-            seen = watch.reading()
-    crowded = seen.verdict(threads)
-    frame = pd.DataFrame([{**_launched(item.row, timing.graphed), "elapsed_sec": timing.median_ms / 1e3,
-                           "verdict": worst(timing.verdict, crowded)}
-                          for item, timing in zip(items, samples, strict=True) if timing.n])
+        watch = load.LoadWatch(str(device))
+        samples, failed = _timed(items, device, budget)
+        seen = watch.reading()
+    crowded, rows = seen.verdict(threads), []
+    for row, timing in ((item.row, timing) for item, timing in zip(items, samples, strict=True) if timing.n):
+        launched = row["kind"] == "operator" and device.type == "cuda" and not timing.graphed
+        rows.append({**row, "label": row["label"] + ", without a CUDA graph" * launched,
+                     "elapsed_sec": timing.median_ms / 1e3, "verdict": worst(timing.verdict, crowded)})
     facts = {"started_utc": store.utc_now(), "notebook": "05_roofline", "load_at_start": asdict(quiet),
              "load_at_end": asdict(seen),
              "parameters": {"models": ",".join(models), "batch_size": batch_size, "dtype": precision, "device": str(device),
                             "budget_s": budget_s}, "failed": failed, **machine.identity()}
-    return frame, facts
+    return pd.DataFrame(rows), facts
 
 
-def save_points(frame: pd.DataFrame, facts: dict[str, Any]) -> Path:
+def save_points(frame: pd.DataFrame, facts: store.Facts) -> Path:
     """Write a table ``points`` to ``data/points/`` with its provenance; return its path."""
     stem = f"points_{facts['parameters']['device'].replace(':', '-')}_{facts['parameters']['dtype']}"
     with locks.writer(paths.POINTS, locks.PATIENCE_S):  # another device or host may write its points at the same time

@@ -8,10 +8,8 @@ from itertools import product
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.work.graph import spaces
-from lib.work.graph.ops import Op
-from lib.work.graph.spaces import Config
+from lib.work.graph.spaces import Config, Point
 
-Point = tuple[Config, tuple[Op, ...]]
 _BOTH = {"latency_type": ("kernel", "end_to_end"), "cache": ("warm", "cold")}
 
 
@@ -73,9 +71,9 @@ class Points:
         """Take back a point that is too large for a device; return whether it is so for all."""
         with self._lock:
             self.assigned.discard(point[0].key)
-            others = self._fits(point, self.rooms)
-            self.returned += [point] if others else []
-        return not others
+            fits = self._fits(point, self.rooms)
+            self.returned += [point] if fits else []
+        return not fits
 
     def leave(self, device: str, points: Sequence[Point] = ()) -> None:
         """Count a device that is lost no more, and take back the points that it could not visit before."""

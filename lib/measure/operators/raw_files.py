@@ -3,7 +3,6 @@
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from lib.config.base import mapping
 from lib.errors import InputError, choices
 from lib.tables import columns
 from lib.work.graph import spaces
-from lib.work.graph.ops import Op
-from lib.work.graph.spaces import Config
+from lib.work.graph.ops import Ops
 
 _TABLES = ("configs", "repeats", "energies")
 _MEASURED_ON = "measured_on.json"
@@ -24,7 +22,7 @@ def raw_folder(sweep: Path, device: str) -> Path:
     return sweep / device.replace(":", "-")
 
 
-def measured_on(folder: Path) -> dict[str, Any]:
+def measured_on(folder: Path) -> store.Facts:
     """Return the hardware, software and threads of what is in a raw folder; empty where that is not known."""
     path = folder / _MEASURED_ON
     return mapping(store.read_json(path), path) if path.exists() else {}
@@ -67,13 +65,13 @@ class RawFiles:
         self.failed = dict(zip(failed["config"], failed["reason"], strict=True))
         self.measured = set(loops.loc[loops["energy_j"].notna(), "config"])
         self.spent_s = float(done["visit_s"].sum() + loops["loop_s"].sum())
-        self.configs: dict[str, tuple[Config, tuple[Op, ...]]] = {}
+        self.configs: dict[str, spaces.Point] = {}
         for row in entered[entered["status"] == "ok"].to_dict("records"):
-            config = Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
+            config = spaces.Config(row["op"], tuple(json.loads(row["parameters"]).items()), row["dtype"], row["pass"],
                             row["latency_type"], row["cache"])
             self.configs[row["config"]] = (config, config.ops(self.device))
 
-    def claim(self, facts: dict[str, Any]) -> None:
+    def claim(self, facts: store.Facts) -> None:
         """Write down the hardware, software and threads of what is measured into these files.
 
         Raises InputError where visits are in them that were made on another card, processor, or with other software.
@@ -87,12 +85,12 @@ class RawFiles:
                              "give this sweep another name")
         store.write_json(facts, self.folder / _MEASURED_ON)
 
-    def _append(self, table: str, row: dict[str, Any]) -> None:
+    def _append(self, table: str, row: store.Facts) -> None:
         self._files[table].append([row[name] for name in columns(table)])
 
-    def enter(self, config: Config, ops: tuple[Op, ...], skipped: str = "") -> None:
+    def enter(self, config: spaces.Config, ops: Ops, skipped: str = "") -> None:
         """Write down a configuration before it is measured, or why it is ``skipped``."""
-        flops, moved = spaces.work(ops) if ops else (np.nan, np.nan)
+        flops, moved = spaces.work(ops)
         self._append("configs", {
             "config": config.key, "parameters": json.dumps(dict(config.parameters)), "pass": config.passes, "flops": flops,
             "bytes": moved, "footprint_mb": spaces.footprint(ops) / 1e6, "status": "skipped" if skipped else "ok",
@@ -102,14 +100,14 @@ class RawFiles:
         else:
             self.configs[config.key] = (config, ops)
 
-    def add(self, key: str, number: int, result: dict[str, Any]) -> None:
+    def add(self, key: str, number: int, result: store.Facts) -> None:
         """Write down one visit."""
         self._append("repeats", {"config": key, "round": number, **result})
         self.visits.add((key, number))
         if result["status"] != "ok":
             self.failed[key] = result["reason"]
 
-    def add_energy(self, key: str, result: dict[str, Any]) -> None:
+    def add_energy(self, key: str, result: store.Facts) -> None:
         """Write down one energy loop."""
         self._append("energies", {"config": key, **result})
         if np.isfinite(result["energy_j"]):

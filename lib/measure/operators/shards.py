@@ -5,18 +5,16 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from lib import files, locks, paths, store
 from lib.config import base
-from lib.errors import InputError, choices
+from lib.errors import InputError, beginning, choices, entry
 from lib.measure import machine
 from lib.measure.operators import aggregate
 from lib.measure.operators.points import timings
 from lib.work.graph import spaces
-from lib.work.graph.spaces import Config
 
 _MOST_CHECKED = 5000  # points that are not there, of each of which it is found out whether it is valid (4 ms each)
 
@@ -26,9 +24,9 @@ class Shard:
     """One measured shard: its folder, its plan, which of how many it is, its provenance and its table."""
 
     folder: Path
-    plan: dict[str, Any]
+    plan: store.Facts
     pair: tuple[int, int]
-    facts: dict[str, Any]
+    facts: store.Facts
     table: pd.DataFrame
 
 
@@ -77,12 +75,11 @@ def _missing(shard: Shard) -> int:
     plan = shard.plan
     if not plan.get("grid"):
         return 0
-    sweeps = spaces.load_sweeps()
-    if plan["grid"] not in sweeps.grids:
-        raise InputError(f"{shard.folder}: no grid {plan['grid']!r} here; there are: {choices(sweeps.grids)}")
-    points = {point.key: point for config in spaces.product(sweeps.grids[plan["grid"]], plan["seed"], shard.pair)
+    with beginning(str(shard.folder)):
+        grid = entry(spaces.load_sweeps().grids, plan["grid"], "grid", "here")
+    points = {point.key: point for config in spaces.product(grid, plan["seed"], shard.pair)
               for point in (replace(config, **way) for way in timings(plan["latency_type"], plan["cache"]))}
-    kinds: dict[str, set[str]] = {}
+    kinds = {}
     for device, part in shard.table.groupby("device"):
         identity = base.mapping(shard.facts.get("devices"), f"{shard.folder}/sweep.meta.json: devices").get(device)
         hardware = identity.get("hardware") if isinstance(identity, dict) else None
@@ -93,7 +90,7 @@ def _missing(shard: Shard) -> int:
     return len(absent) - sum(not _valid(points[key]) for key in sorted(absent)[:_MOST_CHECKED])
 
 
-def _valid(config: Config) -> bool:
+def _valid(config: spaces.Config) -> bool:
     try:
         config.ops()
     except InputError:
@@ -113,6 +110,13 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
     if (twice := table[table.duplicated(["device", "config"])]).size:
         raise InputError(f"shards overlap: {len(twice)} configurations are in two of them, such as {twice['config'].iloc[0]}")
     missing = {shard.plan["shard"]: count for shard in shards if (count := _missing(shard))}
+    failures = {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
+                for device, reason in shard.facts.get("failures", {}).items()}
+    facts = {"notebook": "03_sweep", "started_utc": min(str(shard.facts.get("started_utc", "")) for shard in shards),
+             "parameters": shards[0].facts.get("parameters", {}),
+             "devices": {device: identity for shard in shards for device, identity in shard.facts["devices"].items()},
+             "failures": failures | {f"shard {shard}": f"shard {shard} misses {count} points"
+                                     for shard, count in missing.items()}}
     target = paths.SWEEPS / name
     with locks.writer(target), files.writing(target):
         if target.exists():
@@ -123,17 +127,6 @@ def merge(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, int]]:
                 for raw in sorted(path.parent for path in shard.folder.glob("*/repeats.csv")):
                     shutil.copytree(raw, folder / f"{raw.name}.{shard.pair[0]}-of-{shard.pair[1]}")
             store.write_json({**shards[0].plan, "shard": "all"}, folder / "plan.json")
-            aggregate.write(table, folder, _facts(shards, missing))
+            aggregate.write(table, folder, facts)
             folder.rename(target)
     return target, missing
-
-
-def _facts(shards: Sequence[Shard], missing: dict[str, int]) -> dict[str, Any]:
-    """Return the provenance of merged shards: that of the first, with the devices of all, their failures and what they miss."""
-    facts = [shard.facts for shard in shards]
-    return {"notebook": "03_sweep", "started_utc": min(str(fact.get("started_utc", "")) for fact in facts),
-            "parameters": facts[0].get("parameters", {}),
-            "devices": {device: identity for fact in facts for device, identity in fact["devices"].items()},
-            "failures": {f"{device} of shard {shard.plan['shard']}": reason for shard in shards
-                         for device, reason in shard.facts.get("failures", {}).items()} |
-                        {f"shard {shard}": f"shard {shard} misses {count} points" for shard, count in missing.items()}}

@@ -19,7 +19,6 @@ from lib.measure.worker import WorkerLostError
 from lib.progress import track
 from lib.work import dtypes
 from lib.work.graph import families, spaces
-from lib.work.graph.spaces import Config
 
 _IDENTITY = ("op", "grid", "count", "rounds", "visit_ms", "latency_type", "cache", "dtype", "shard", "seed", "threads")
 _IN_WORDS = InputError | WorkerLostError | OSError  # one line each
@@ -51,9 +50,9 @@ def _folder(p: SweepParams) -> Path:
     """
     identity = {name: getattr(p, name) for name in _IDENTITY}
     stem = p.name or f"{p.grid or p.op.replace(',', '-')}_{p.latency_type}_{p.cache}_{store.digest(identity)}"
-    finished = (lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()) if not p.name else (lambda _: False)
     with locks.writer(paths.SWEEPS / stem, locks.PATIENCE_S):  # sweeps that start at once agree on the folder and its plan
-        folder = paths.SWEEPS / store.fresh_name(stem, finished)
+        folder = paths.SWEEPS / (p.name or store.fresh_name(
+            stem, lambda name: (paths.SWEEPS / name / "sweep.parquet").exists()))
         plan = folder / "plan.json"
         if not plan.exists():
             if folder.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
@@ -68,7 +67,7 @@ def _folder(p: SweepParams) -> Path:
     return folder
 
 
-def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
+def measure_sweep(p: SweepParams, chosen: Sequence[spaces.Config] = ()) -> Path:
     """Measure one sweep on the wanted devices, all at once, and derive its table; return its folder in ``data/sweeps/``.
 
     ``chosen`` configurations are measured instead of drawn ones; such a sweep needs a name.
@@ -88,15 +87,10 @@ def measure_sweep(p: SweepParams, chosen: Sequence[Config] = ()) -> Path:
     return folder
 
 
-def _load_capture() -> None:
-    """Load the parts of torch that capture operators (2 s) while workers start, before anything is timed."""
-    spaces.config("linear", {"gemm_m": 1, "gemm_k": 1, "gemm_n": 1}).ops()
-
-
 class _Leader:
     """Leads devices that measure side by side, each in a thread of its own; those of one kind share the points."""
 
-    def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[Config]):
+    def __init__(self, p: SweepParams, folder: Path, chosen: Sequence[spaces.Config]):
         self._p, self._folder, self._chosen = p, folder, chosen
         self._stop = threading.Event()
         self._sweeps: dict[str, DeviceSweep] = {}
@@ -107,7 +101,7 @@ class _Leader:
         """Lead some devices until all have ended, and again where one was lost and the others had no work left by then."""
         with ExitStack() as workers:
             ready = self._start(devices, workers)
-            kinds: dict[str, list[str]] = {}
+            kinds = {}
             for device in ready:
                 kinds.setdefault(machine.kind(device), []).append(device)
             for alike in kinds.values():
@@ -122,12 +116,12 @@ class _Leader:
 
     def _start(self, devices: list[str], workers: ExitStack) -> list[str]:
         """Start the workers of devices, all at once, which end with ``workers``; return those that are ready."""
-        starting: dict[str, DeviceSweep] = {}
+        starting = {}
         for device in devices:
             with self._failing(device):
                 starting[device] = DeviceSweep(device, self._p, self._folder, self._stop)
                 workers.callback(starting[device].visitor.shut_down)
-        _load_capture()
+        spaces.config("linear", {"gemm_m": 1, "gemm_k": 1, "gemm_n": 1}).ops()  # loads capture (2 s), before anything is timed
         for device, started in starting.items():
             with self._failing(device):
                 started.ready()
@@ -187,7 +181,7 @@ class _Leader:
                 earlier = store.read_json(meta)["devices"] if meta.exists() else {}
                 aggregate.derive(self._folder, {
                     "started_utc": started_utc, "notebook": "03_sweep", "parameters": self._p.model_dump(),
-                    "devices": {**earlier, **identities}, "failures": self.reasons,
+                    "devices": earlier | identities, "failures": self.reasons,
                     "invalid": {device: self._points[device].invalid for device in self._sweeps}})
         for error in self._failures.values():
             if not (isinstance(error, _IN_WORDS) or is_broken_device(error)):

@@ -17,11 +17,11 @@ from lib.measure.gpus.watch import GpuUse
 from lib.measure.load import LoadWatch
 from lib.measure.operators.cold_memory import ColdCalls, Rings
 from lib.measure.reference_kernel import ReferenceKernel
-from lib.measure.timing import Repeat, repeated, synchronize, time_calls
+from lib.measure.timing import Call, Repeat, host_ms, repeated, synchronize, time_calls
 from lib.measure.worker import WorkerLostError
 from lib.work.dtypes import torch_name
 from lib.work.graph import families, rebuild
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 from lib.work.graph.spaces import Config
 
 SAMPLE_MS = 1.0
@@ -33,9 +33,9 @@ LAUNCHED = "no CUDA graph of it can be recorded: its launches are in its time"
 _FAILURES = (RuntimeError, TypeError, ValueError, IndexError, MemoryError)  # of a configuration
 _CHUNK_MS = 20.0  # of an energy loop, between looks at the clock
 
-Call = Callable[[], object]
-Ops = tuple[Op, ...]
-NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan}
+# a row of ``repeats`` without a time
+NOTHING = {"latency_ms": np.nan, "n": 0, "calls": 0, "spread_ms": np.nan, "yardstick_ms": np.nan, "at_s": 0.0,
+           "other_cores": 0.0, "stolen_cores": 0.0, "status": "failed", **GpuUse().columns}
 
 
 class Bench:
@@ -43,7 +43,7 @@ class Bench:
 
     def __init__(self, device: torch.device, visit_ms: float):
         self.device, self.visit_ms, self._begin = device, visit_ms, time.perf_counter()
-        self._kernel, self._watch = ReferenceKernel(device), LoadWatch(str(device), refresh=False)
+        self.kernel, self._watch = ReferenceKernel(device), LoadWatch(str(device), refresh=False)
         self.meter = open_meter(str(device))
 
     @cached_property
@@ -66,29 +66,25 @@ class Bench:
     def _rings(self) -> Rings:
         return Rings(self.device)
 
-    def settle(self) -> None:
-        """Find out how fast the processor usually is."""
-        self._kernel.settle()
-
     def visit(self, config: Config, ops: Ops) -> dict[str, Any]:
         """Build, check and time one configuration; return what ``repeats`` needs. A failure is a result with its reason.
 
         The reference kernel waits a moment for the processor to be as fast as usual, and tells whether it stayed so.
         """
         row, at_s = dict(NOTHING), time.perf_counter() - self._begin
-        before_ms = self._kernel.wait()
-        with self._watch as watch:
-            try:
-                samples, calls, reason = self._samples(config, ops)
-                low, median, high = np.percentile(samples, (25, 50, 75))
-                row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low)}
-                status = "ok"
-            except _FAILURES as error:
-                status, reason = "failed", self._reason(error)
-            seen = watch.reading()
-        reference_ms = max(before_ms, self._kernel.after())
-        return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores, **(seen.gpu or GpuUse()).columns,
-                "status": status, "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
+        before_ms = self.kernel.wait()
+        self._watch.begin()
+        try:
+            samples, calls, reason = self._samples(config, ops)
+            low, median, high = np.percentile(samples, (25, 50, 75))
+            row |= {"latency_ms": float(median), "n": len(samples), "calls": calls, "spread_ms": float(high - low),
+                    "status": "ok"}
+        except _FAILURES as error:
+            reason = self._reason(error)
+        seen = self._watch.reading()
+        reference_ms = max(before_ms, self.kernel.after())
+        return {**row, "other_cores": seen.other_cores, "stolen_cores": seen.stolen_cores,
+                **(seen.gpu.columns if seen.gpu else {}), "reason": reason, "yardstick_ms": reference_ms, "at_s": at_s,
                 "visit_s": time.perf_counter() - self._begin - at_s}
 
     def energy(self, config: Config, ops: Ops, seconds: float) -> dict[str, Any]:
@@ -169,11 +165,7 @@ class Bench:
                 return time_calls(call, 1, self.device, flush)
             if flush:
                 flush()
-            synchronize(self.device)
-            begin = time.perf_counter_ns()
-            call()
-            synchronize(self.device)
-            return (time.perf_counter_ns() - begin) / 1e6
+            return host_ms(call, self.device)
 
         one()
         if flush and not host and self.device.type == "cuda":

@@ -5,22 +5,20 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-from lib import locks
+from lib import locks, store
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.trace import Energy
-from lib.measure.gpus.watch import GpuUse
 from lib.measure.networks import allocator
 from lib.measure.operators import visit
 from lib.measure.worker import Service, WorkerLostError
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 from lib.work.graph.spaces import Config
 
 _DEATHS = 2  # of the worker at one configuration, before that counts as failed
@@ -28,7 +26,7 @@ _DEATHS = 2  # of the worker at one configuration, before that counts as failed
 
 @contextmanager
 def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
-            card: str) -> Iterator[tuple[dict[str, Any], Callable]]:
+            card: str) -> Iterator[tuple[store.Facts, Callable]]:
     """Set this process up for visits to a device; give its identity, and the function of a request.
 
     A request is the name of a method of ``Bench`` and its arguments. ``card`` is the UUID that the GPU must have (empty: any).
@@ -37,25 +35,26 @@ def _visits(device_id: str, threads: int, visit_ms: float, patience_s: float,
     """
     device = machine.device(device_id)
     machine.use(device)
-    if card and card != machine.card(device):  # the cards behind one that is lost move up
-        raise InputError(f"{device_id} is now {machine.card(device)} and was {card}: a card is lost")
+    here = machine.card(device)
+    if card not in ("", here):  # the cards behind one that is lost move up
+        raise InputError(f"{device_id} is now {here} and was {card}: a card is lost")
     if threads:
         torch.set_num_threads(threads)
     torch.set_grad_enabled(True)
     threads, identity = torch.get_num_threads(), machine.identity()
     with locks.device(device_id):
         bench = visit.Bench(device, visit_ms)
-        bench.settle()
+        bench.kernel.settle()
         load.wait_for_quiet(threads, patience_s, window_s=0.25, device=str(device))
         gc.disable()
 
-        def respond(request: tuple[str, tuple]) -> dict[str, Any]:
+        def respond(request: tuple[str, tuple]) -> store.Facts:
             gc.collect(0)
             name, arguments = request
             return getattr(bench, name)(*arguments)
 
         yield {**identity, "tf32": machine.tf32(device), "threads": threads, "spare_cores": load.spare_cores(threads),
-               "pid": os.getpid(), "card": machine.card(device), "free_bytes": machine.free_bytes(device),
+               "pid": os.getpid(), "card": here, "free_bytes": machine.free_bytes(device),
                "meter": bench.meter.name}, respond
 
 
@@ -72,28 +71,27 @@ class Visitor:
         self._service = Service(_visits, self._device, self._p.threads, self._p.visit_ms, patience_s, self._card,
                                 environment=allocator.RETAINED)
 
-    def ready(self) -> dict[str, Any]:
+    def ready(self) -> store.Facts:
         """Wait until the process is set up and the machine quiet; return its identity, or raise what stopped it."""
         identity = self._service.ready()
         self._card = identity["card"]
         return identity
 
-    def visit(self, config: Config, ops: tuple[Op, ...]) -> dict[str, Any]:
+    def visit(self, config: Config, ops: Ops) -> store.Facts:
         """Have one configuration measured; where the worker hangs, or dies twice, the result says so with status failed.
 
         Raises DeviceLostError where the device cannot be used any more.
         """
         return self._answer("visit", (config, ops), lambda reason, seconds: {
-            **visit.NOTHING, "yardstick_ms": np.nan, "at_s": 0.0, "visit_s": seconds, "other_cores": 0.0, "stolen_cores": 0.0,
-            "status": "failed", "reason": reason, **GpuUse().columns})
+            **visit.NOTHING, "visit_s": seconds, "reason": reason})
 
-    def energy(self, config: Config, ops: tuple[Op, ...], seconds: float) -> dict[str, Any]:
+    def energy(self, config: Config, ops: Ops, seconds: float) -> store.Facts:
         """Have one configuration looped for its energy; where the worker hangs, or dies twice, the result says so."""
         return self._answer("energy", (config, ops, seconds), lambda reason, spent_s: {
             "energy_j": np.nan, "calls": 0, "loop_s": spent_s, **Energy(0.0, reason=reason).columns}, seconds)
 
-    def _answer(self, name: str, arguments: tuple, lost: Callable[[str, float], dict[str, Any]],
-                seconds: float = 0.0) -> dict[str, Any]:
+    def _answer(self, name: str, arguments: tuple, lost: Callable[[str, float], store.Facts],
+                seconds: float = 0.0) -> store.Facts:
         """Return the worker's response, or, where it hangs or dies again and again, ``lost`` of the reason and the time."""
         begin, reason = time.monotonic(), ""
         for _ in range(_DEATHS):

@@ -20,7 +20,7 @@ import pandas as pd
 
 from lib import store
 from lib.csv_files import LARGEST_MB
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, refused
 from lib.measure import importers
 from lib.tables import columns
 
@@ -35,16 +35,15 @@ _DATA, _SUFFIX = PurePosixPath("aiconfigurator_core/systems/data"), ".whl"
 Tables = dict[str, pd.DataFrame]
 
 
-def _newest(folder: Path | None, patterns: Iterable[str], read_table: Callable[[Path, str], pd.DataFrame],
+def _newest(folder: Path | None, pattern: str, read_table: Callable[[Path, str], pd.DataFrame],
             enough: Callable[[list[str]], bool] = bool) -> Tables:
     """Return the table of each device: of each framework the newest version of each file whose columns are ``enough``.
 
-    ``folder`` None is that of the installed package; ``patterns`` lie below a device's folder.
+    ``folder`` None is that of the installed package; ``pattern`` is that of files below a device's folder.
     """
     folder, tables = folder or _of_package(), {}
     for name, device in DEVICES.items():
-        files = sorted((path for pattern in patterns for path in folder.glob(f"{name}/{pattern}")),
-                       key=lambda path: (_version(path), path))
+        files = sorted(folder.glob(f"{name}/{pattern}"), key=lambda path: (_version(path), path))
         newest = {(path.parents[1].name, path.name): path for path in files if enough(store.parquet_columns(path))}
         parts = [table for path in newest.values() if len(table := read_table(path, device))]
         if parts:
@@ -92,7 +91,7 @@ def gemms(folder: Path | None = None) -> Tables:
                  for dtype, part in frame.groupby(_TYPE)]
         return pd.concat(parts) if parts else pd.DataFrame()
 
-    tables = _newest(folder, [f"gemm/{FRAMEWORK}/*/gemm_perf.parquet"], read)
+    tables = _newest(folder, f"gemm/{FRAMEWORK}/*/gemm_perf.parquet", read)
     if not tables:
         raise InputError(f"{folder or _of_package()} has no <gpu>/gemm/{FRAMEWORK}/<version>/gemm_perf.parquet of "
                          f"{choices(DEVICES)}")
@@ -100,28 +99,24 @@ def gemms(folder: Path | None = None) -> Tables:
 
 
 def gemm_power(folder: Path | None = None) -> Tables:
-    """Return the power of GEMMs, of any element type, as a ``power`` table a device; none where no file has it."""
-    def read(path: Path, device: str) -> pd.DataFrame:
-        frame = _frame(path, _READINGS)
-        sizes = frame.rename(columns={size: f"gemm_{size}" for size in "mkn"})[["gemm_m", "gemm_k", "gemm_n"]]
-        return sizes.assign(**_readings(frame, path, device), op="linear", flops=2.0 * sizes.prod(axis=1),
-                            dtype=frame[_TYPE].map(_DTYPES).fillna(frame[_TYPE]))[columns("power")]
-
-    return _newest(folder, ["gemm/*/*/gemm_perf.parquet"], read, {*_READINGS[1:]}.issubset)
-
-
-def _readings(frame: pd.DataFrame, path: Path, device: str) -> dict[str, pd.Series | np.ndarray | str]:
-    """Return an original's _READINGS as columns of a table of power: time, power, limit, window, status, ids.
+    """Return the power of GEMMs, of any element type, as a ``power`` table a device; none where no file has it.
 
     A row without a positive time and power, or with one beyond the limit, is failed; short calls are marked.
     """
-    timed, limit = (frame[name].where(frame[name] > 0) for name in ("latency", "power_limit"))
-    watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
-    good = timed.notna() & watts.notna()
-    return {"latency_ms": timed, "power_w": watts.where(good), "limit_w": limit,
-            "window": np.where(timed >= SHORT_MS, "long", "short"), "status": np.where(good, "ok", "failed"),
-            "reason": np.where(good, "", "the original has no positive time here, or no power up to the limit"),
-            "hardware_id": f"published:{device}", "software_id": _software(path)}
+    def read(path: Path, device: str) -> pd.DataFrame:
+        frame = _frame(path, _READINGS)
+        sizes = frame.rename(columns={size: f"gemm_{size}" for size in "mkn"})[["gemm_m", "gemm_k", "gemm_n"]]
+        timed, limit = (frame[name].where(frame[name] > 0) for name in ("latency", "power_limit"))
+        watts = frame["power"].where((frame["power"] > 0) & ~(frame["power"] > _OVER_LIMIT * limit))
+        good = timed.notna() & watts.notna()
+        return sizes.assign(
+            op="linear", flops=2.0 * sizes.prod(axis=1), dtype=frame[_TYPE].map(_DTYPES).fillna(frame[_TYPE]), latency_ms=timed,
+            power_w=watts.where(good), limit_w=limit, window=np.where(timed >= SHORT_MS, "long", "short"),
+            status=np.where(good, "ok", "failed"),
+            reason=np.where(good, "", "the original has no positive time here, or no power up to the limit"),
+            hardware_id=f"published:{device}", software_id=_software(path))[columns("power")]
+
+    return _newest(folder, "gemm/*/*/gemm_perf.parquet", read, {*_READINGS[1:]}.issubset)
 
 
 def bring_in(path: Path | None) -> dict[str, importers.Written]:
@@ -148,13 +143,8 @@ def data_folder(path: Path | None) -> Iterator[Path | None]:
         raise InputError(f"{path} is neither a folder nor a wheel (aiconfigurator_core-<version>{_SUFFIX})")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / path.name
-        try:
-            with zipfile.ZipFile(path) as archive:
-                _unpack(archive, folder, path)
-        except InputError:
-            raise
-        except Exception as error:  # a damaged file fails in many ways
-            raise InputError(f"{path} is no wheel or is damaged: {one_line(error)}") from None
+        with refused(f"{path} is no wheel or is damaged: "), zipfile.ZipFile(path) as archive:
+            _unpack(archive, folder, path)
         yield folder
 
 

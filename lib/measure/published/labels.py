@@ -16,19 +16,19 @@ import pandas as pd
 
 from lib import csv_files, store
 from lib.config.base import mapping
-from lib.config.definitions import RUNTIMES
+from lib.config.definitions import TORCH
 from lib.errors import InputError, choices
 from lib.measure import importers
 from lib.measure.gpus.card import number_of
 from lib.measure.published import whole_networks
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import is_usable
 from lib.tables import PARAMETERS
 
 STEP = ("loader_wait", "h2d", "optimizer")  # parts of a training step, beside forward and backward, that a time may include
 INCLUDED = (*STEP, "zeroing")  # zeroing: of gradients, as torch did until 2.0, beforehand
 DEFAULT = "torch's default"  # element type of a script that leaves fp32 as torch has it: TF32 from Ampere on
 USUAL = {"batch_size": "", "device": "", "mode": "infer", "dtype": "fp32", "input": "", "layout": "contiguous",
-         "compile": "false", "runtime": RUNTIMES[0], "threads": "", "instances": "1", "gpus": "1", "parallel": "ddp",
+         "compile": "false", "runtime": TORCH, "threads": "", "instances": "1", "gpus": "1", "parallel": "ddp",
          "includes": "", "autocast": "true"}
 COLUMNS = ("model", *USUAL, "measured_ms")
 _SPELLED = {  # DeepBench's names of devices that the vendor spells otherwise; V100: of a DGX-1, P100: on PCIe
@@ -95,7 +95,7 @@ def deepbench(path: Path) -> pd.DataFrame:
 
 def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
     """Yield operator, mode, ms and GPUs of the rows below the headers of GEMMs, convolutions and all-reduces."""
-    places: dict[str, int] = {}
+    places = {}
     for row in cells:
         texts = {cell.strip().lower().partition(" (f")[0]: place for place, cell in enumerate(row) if isinstance(cell, str)}
         if any(names <= texts.keys() for names in ({"m", "n", "k"}, {"w", "h", "c"}, {_CARDS})):
@@ -104,26 +104,25 @@ def _blocks(cells: np.ndarray) -> Iterator[tuple[str, str, float, str]]:
             places = {}  # a block of another kind begins
         elif places and isinstance(row[2], int | float) and row[2] > 0:
             cell = {name: row[place] for name, place in places.items()}
-            if _CARDS not in cell:
-                yield from ((*label, "1") for label in (_gemm(cell) if "m" in cell else _convolution(cell)))
+            if "m" in cell:
+                layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
+                operator = f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}"
+                yield operator, "infer", cell["time (msec)"], "1"
+            elif _CARDS not in cell:
+                yield from _convolution(cell)
             elif cell[_CARDS] <= _IN_A_MACHINE and cell[_MEAN] > 0:
                 yield f"all_reduce mb={cell['size # floats'] * 4 / 1e6:g}", "infer", cell[_MEAN], f"{cell[_CARDS]:.0f}"
 
 
-def _gemm(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    layout = "".join("t" if cell[f"{side} transpose"] == "T" else "n" for side in "ba")
-    yield f"matmul gemm_m={cell['n']} gemm_k={cell['k']} gemm_n={cell['m']} layout={layout}", "infer", cell["time (msec)"]
-
-
-def _convolution(cell: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _convolution(cell: store.Facts) -> Iterator[tuple[str, str, float, str]]:
     operator = "conv2d " + " ".join(f"{name}={cell[old]}" for name, old in _CONVOLUTION.items())
-    yield operator, "infer", cell["forward (msec)"]
+    yield operator, "infer", cell["forward (msec)"], "1"
     of_inputs, of_weights = (value if isinstance(value := cell.get(f"wrt {end} (msec)"), int | float) else None
                              for end in ("inputs", "parameters"))
     if of_weights is not None:
-        yield f"{operator} input_grad=0", "train", float(of_weights)
+        yield f"{operator} input_grad=0", "train", float(of_weights), "1"
         if of_inputs is not None:
-            yield f"{operator} input_grad=1", "train", float(of_inputs + of_weights)
+            yield f"{operator} input_grad=1", "train", float(of_inputs + of_weights), "1"
 
 
 def torchvision_cards(path: Path) -> pd.DataFrame:
@@ -183,10 +182,10 @@ def power_limits(path: Path) -> pd.DataFrame:
     needed = {"power_limit": "limit_w", "time_per_epoch": "time_s", "average_power": "power_w"}
     stated = ("dataset", "network", "batch_size", "optimizer")
     table = csv_files.with_columns(path, (*stated, *needed), "it is a file of Zeus's trace").rename(columns=needed)
-    known = [_ZEUS.get(pair, ("", "")) for pair in zip(table["network"], table["dataset"], strict=True)]
+    named = [_ZEUS.get(pair, ("", "")) for pair in zip(table["network"], table["dataset"], strict=True)]
     device = path.stem.rpartition("_")[2]
     return table.assign(device="v100-pcie-32gb" if device == "v100" else device,
-                        **pd.DataFrame(known, table.index, ["model", "input"]))
+                        **pd.DataFrame(named, table.index, ["model", "input"]))
 
 
 def zeus(path: Path) -> pd.DataFrame:
@@ -203,7 +202,7 @@ def measured_networks(path: Path) -> pd.DataFrame:
     A pass includes neither copies nor an optimizer. Raises InputError for a table without a GPU's networks.
     """
     table = store.read(path, "networks")
-    table = table[(table["status"] == "ok") & (table["verdict"] != VERDICTS[-1]) & table["device"].str.startswith("cuda")]
+    table = table[is_usable(table) & table["device"].str.startswith("cuda")]
     if table.empty:
         raise InputError(f"{path} has no usable network of a GPU; those of CPUs are scored by models --errors")
     gpus = store.read_json(path.with_name("networks.meta.json"))["hardware"]["gpus"]
@@ -224,7 +223,7 @@ def plain(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} has unknown columns {choices(unknown)}; it takes: {choices(COLUMNS)}")
     given = {name: table[name].mask(table[name] == "", usual) for name, usual in USUAL.items() if name in table}
     result = _labels(**{**table, **given, "measured_ms": pd.to_numeric(table["measured_ms"], errors="coerce")})
-    result["runtime"] = result["runtime"].replace("pytorch", RUNTIMES[0])  # as tables of earlier releases have it
+    result["runtime"] = result["runtime"].replace("pytorch", TORCH)  # as tables of earlier releases have it
     return result if "includes" in table else result.assign(includes=result["mode"].map({"train": " ".join(STEP)}).fillna(""))
 
 

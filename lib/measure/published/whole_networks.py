@@ -43,22 +43,16 @@ def read(path: Path) -> pd.DataFrame:
         raise InputError(f"{path} has no row, or rows without a model, a module, a throughput or a step time")
     values = {name: frame[old] for name, old in given.items()}
     values["latency_ms"] = values["batch_size"] / values["images_per_sec"] * 1e3
-    return _table(path, frame, values, named)
-
-
-def _table(path: Path, frame: pd.DataFrame, values: dict[str, pd.Series], named: re.Match) -> pd.DataFrame:
-    """Complete what a file says in its rows by what it says in its name."""
-    missing = pd.Series(np.nan, frame.index)
-    per_image = named["mode"] == "infer" and (values["batch_size"] == 1).all()
+    per_image = mode == "infer" and (values["batch_size"] == 1).all()
     apart = np.abs(values.pop("step_ms") / values["latency_ms"] - 1) > _TOLERANCE
     if apart.any() and not per_image:
         raise InputError(f"{path}: {importers.row_name(apart.idxmax())}, {frame['model'][apart.idxmax()]}, has a step time "
                          "that is not its batch size over its throughput")
-    stated = {name: pd.to_numeric(frame.get(old, frame.get(f"{named['mode']}_{old}", missing)), errors="coerce")
+    missing, digits = pd.Series(np.nan, frame.index), named["torch"]
+    stated = {name: pd.to_numeric(frame.get(old, frame.get(f"{mode}_{old}", missing)), errors="coerce")
               for name, old in _STATED.items()}
-    digits = named["torch"]
     version = f"1.{digits[1:]}" if digits.startswith("1") else ".".join(digits)  # 113 is 1.13, 240 is 2.4.0
-    table = pd.DataFrame({**values, **stated, "network": frame["model"], "module": frame["module"], "mode": named["mode"],
+    table = pd.DataFrame({**values, **stated, "network": frame["model"], "module": frame["module"], "mode": mode,
                           "precision": _PRECISIONS[named["precision"]], "layout": named["layout"],
                           "compiled": bool(named["compiled"]), "torch": version,
                           "device": DEVICES.get(named["device"], named["device"].replace("_", "-"))})

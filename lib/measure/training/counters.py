@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from lib import files, paths, store
@@ -16,7 +15,7 @@ _SCRIPT = paths.PARAMS / "collect_nsight.sh"
 _SHORT = {"profile": "False", "warmup_iters": "2", "warmup_s": "0", "iters": "5", "budget_s": "0"}
 
 
-def collect(cell: Cell, options: Mapping[str, str]) -> Path:
+def collect(cell: Cell, options: dict[str, str]) -> Path:
     """Count what the kernels of a cell do, into a new CSV of ``data/matrix/``; return its path.
 
     The runs themselves, which the profiler slows down, are thrown away. ``options`` are further parameters of the runs. Raises
@@ -25,7 +24,7 @@ def collect(cell: Cell, options: Mapping[str, str]) -> Path:
     if not cell.params.device.startswith("cuda"):
         raise InputError(f"{cell.label}: Nsight Compute counts what a CUDA device does, not {cell.params.device}")
     path = store.fresh_file(files.folder(paths.MATRIX), f"nsight_{cell.label.replace('/', '-')}")
-    parameters = [word for pair in {**_SHORT, **options}.items() for word in ("-p", *pair)]
+    parameters = [word for pair in (_SHORT | options).items() for word in ("-p", *pair)]
     with tempfile.TemporaryDirectory() as home:
         program = [sys.executable, "-m", "lib", "matrix", "--device", cell.params.device, "--cells", cell.name]
         done = subprocess.run(["bash", _SCRIPT, path, *program, "--repeats", "1", *parameters], cwd=paths.ROOT,

@@ -1,7 +1,6 @@
 """The record of an environment of the matrix: machine, software, clocks of its GPU before and after, and free notes."""
 
 from pathlib import Path
-from typing import Any
 
 from lib import locks, paths, store
 from lib.errors import InputError
@@ -17,7 +16,7 @@ def path_of(environment: str) -> Path:
     return paths.MATRIX / f"environment_{environment}.json"
 
 
-def clocks(device: str) -> dict[str, Any]:
+def clocks(device: str) -> store.Facts:
     """Return the clocks of a GPU now and at most, in MHz, and its power limit, in W; empty for other devices.
 
     What the driver does not tell is left out; where NVML cannot be asked, ``reason`` says why.
@@ -36,7 +35,7 @@ def clocks(device: str) -> dict[str, Any]:
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-def add(environment: str, device: str, started_utc: str, before: dict[str, Any], notes: str = "") -> Path:
+def add(environment: str, device: str, started_utc: str, before: store.Facts, notes: str = "") -> Path:
     """Add a record of what was just measured in an environment on a device; ``before`` are its clocks at the start.
 
     Raises InputError where the file holds no records.

@@ -16,10 +16,9 @@ from lib.config.base import build
 from lib.config.definitions import Matrix, Workload, load_matrix, workloads
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError, choices, one_line
-from lib.measure import machine
-from lib.measure.archive import runs
+from lib.measure import archive, machine
 from lib.measure.budget import Budget, interleaved
-from lib.measure.statistics import VERDICTS
+from lib.measure.statistics import UNUSABLE
 from lib.measure.training.summary import CONFIGURATION
 from lib.measure.worker import WorkerLostError, call
 
@@ -27,7 +26,6 @@ KEYS = ["env", "arch", "backend", "batch_size", "precision"]
 # by the matrix, for each cell
 _FIXED = {"workload", "model", "folder", "source", "reference", "device", "batch_size", "precision", "optimizer", "label"}
 _STATISTICS = ["n", "mean", "std", "median", "low", "high"]
-Measure = Callable[[ProfileParams, Workload], pd.Series]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def workload_of(workload_id: str, model: str, batch_size: int, folder: str = "")
 
 
 def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
-          options: dict[str, Any] | None = None) -> list[Cell]:
+          options: store.Facts | None = None) -> list[Cell]:
     """Return the cells of the matrix for one device; ``wanted`` names some of them, ``options`` override parameters.
 
     Raises InputError for a device without a grid, an unknown cell or a wrong option.
@@ -71,7 +69,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
     if where.type not in matrix.grids:
         raise InputError(f"params/matrix.yaml has no grid for {where.type}; it has: {choices(matrix.grids)}")
     grid, env = matrix.grids[where.type], matrix.environment or machine.name()
-    changed = {**matrix.options, **grid.options, **(options or {})}
+    changed = matrix.options | grid.options | (options or {})
     if fixed := _FIXED & changed.keys():
         raise InputError(f"{choices(sorted(fixed))} is no option: the matrix sets it for each cell")
     chosen, precisions = [], dict.fromkeys(machine.precision(name, where) for name in grid.precisions)
@@ -88,8 +86,8 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
 
 def repeats_done(chosen: list[Cell]) -> dict[str, int]:
     """Return how many usable runs each cell has on this machine under its label."""
-    table, here = runs("measure"), machine.ids()["hardware_id"]
-    usable = table[(table["hardware_id"] == here) & (table["verdict"] != VERDICTS[-1])]
+    table, here = archive.runs("measure"), machine.ids()["hardware_id"]
+    usable = table[(table["hardware_id"] == here) & (table["verdict"] != UNUSABLE)]
     counts = usable["label"].value_counts()
     return {cell.label: int(counts.get(cell.label, 0)) for cell in chosen}
 
@@ -105,25 +103,25 @@ def in_a_process(p: ProfileParams, workload: Workload) -> pd.Series:
     return call(_measure, p, workload)
 
 
-def _outcome(cell: Cell, repeat: int, measure: Measure) -> dict[str, Any]:
+def _outcome(cell: Cell, repeat: int) -> store.Facts:
     """Measure one repeat of one cell; whatever goes wrong becomes a row with its reason, but for a device that others hold."""
     row = {"label": cell.label, "arch": cell.workload.model, "backend": cell.params.device.partition(":")[0],
            "batch_size": cell.workload.batch_size, "precision": cell.params.precision, "repeat": repeat, "status": "ok",
            "reason": "", "run_id": "", "images_per_sec": np.nan, "hardware_id": machine.ids()["hardware_id"]}
     try:
-        run = measure(cell.params, cell.workload)
-        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == VERDICTS[-1] else ""
+        run = in_a_process(cell.params, cell.workload)
+        why = f"unusable, so it does not count: {run['reason']}" if run["verdict"] == UNUSABLE else ""
         row |= {"run_id": run["run_id"], "images_per_sec": run["images_per_sec"], "reason": why}
     except locks.HeldError:
         raise
     except (InputError, RuntimeError, OSError, MemoryError) as error:
-        plain = isinstance(error, InputError | WorkerLostError)
-        row |= {"status": "failed", "reason": str(error) if plain else one_line(error)}
+        row |= {"status": "failed",
+                "reason": str(error) if isinstance(error, InputError | WorkerLostError) else one_line(error)}
     return {**row, "at_utc": store.utc_now()}
 
 
-def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure: Measure = in_a_process,
-               report: Callable[[dict[str, Any]], None] = lambda row: None) -> pd.DataFrame:
+def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0,
+               report: Callable[[store.Facts], None] = lambda row: None) -> pd.DataFrame:
     """Measure every cell until it has ``repeats`` usable runs; return what became of each attempt (table ``cells``).
 
     Cells that have them are skipped, so that a second call resumes; one that comes meanwhile waits, and then measures what is
@@ -143,13 +141,13 @@ def run_matrix(chosen: list[Cell], repeats: int, budget_s: float = 0.0, measure:
             if budget.spent or longest_s > budget.left_s + budget_s / 2:
                 break
             begin = time.monotonic()
-            rows.append(_outcome(cell, number + 1, measure))
+            rows.append(_outcome(cell, number + 1))
             longest_s = max(longest_s, time.monotonic() - begin) if budget_s else 0.0
             with closing(store.Appender(paths.MATRIX / "cells.csv", "cells", resume=True, timeout_s=locks.PATIENCE_S)) as file:
                 file.append(list(rows[-1].values()))  # where other devices add theirs too
             failed |= {cell.label} if rows[-1]["status"] == "failed" else set()
             report(rows[-1])
-    return pd.DataFrame(rows, columns=list(rows[0]) if rows else None)
+    return pd.DataFrame(rows)
 
 
 # ----------------------------------------------------------------------------------------------- throughput
@@ -162,7 +160,7 @@ def environment(table: pd.DataFrame) -> pd.Series:
 
 def newest(table: pd.DataFrame, by: list) -> tuple[pd.DataFrame, int]:
     """Return the newest usable run of each group of runs, and how many of the runs are unusable."""
-    usable = table[table["verdict"] != VERDICTS[-1]]
+    usable = table[table["verdict"] != UNUSABLE]
     return usable.sort_values("timestamp", kind="stable").groupby(by).tail(1), len(table) - len(usable)
 
 
@@ -175,8 +173,7 @@ def configurations(table: pd.DataFrame) -> pd.DataFrame:
     Columns: workload_id, KEYS, SETTINGS, n, mean, std (NaN for one run), median, low, high, cpu_percent (median), and both ids.
     Unusable runs are left out and counted in ``attrs["unusable"]``. Nothing is averaged over different settings or machines.
     """
-    usable = table[table["verdict"] != VERDICTS[-1]].copy()
-    usable.insert(0, "env", environment(usable))
+    usable = table[table["verdict"] != UNUSABLE].assign(env=environment)
     groups = usable.groupby(["workload_id", *KEYS, *SETTINGS, "hardware_id", "software_id"], sort=True, dropna=False)
     rates, result = groups["images_per_sec"], groups.agg(cpu_percent=("cpu_percent", "median"))
     result = rates.agg(n="size", mean="mean", std="std", median="median", low="min", high="max").join(result).reset_index()

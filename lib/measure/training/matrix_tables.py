@@ -1,7 +1,6 @@
 """The throughput of a matrix as files, a CSV and a Markdown table an environment: derived from its runs, and compared."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -11,7 +10,7 @@ from lib.measure.training import matrix
 from lib.tables import columns
 
 _STEM = "throughput_"
-_ELSEWHERE = ("threads", "data_source")
+_ELSEWHERE = ("threads", "data_source")  # threads are the machine's, and go with its id
 _SHOWN = ["arch", "backend", "batch_size", "precision", "settings", "n", "images_per_sec", "std", "low", "high", "cpu_percent"]
 
 
@@ -26,17 +25,12 @@ def is_one(path: Path) -> bool:
 
 
 def rows(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the table ``matrix`` of some ``runs``."""
-    table = matrix.configurations(runs).rename(columns={"mean": "images_per_sec"})
-    return table.assign(settings=[_settings(row) for row in table.to_dict("records")])[columns("matrix")]
-
-
-def _settings(row: dict[str, Any]) -> str:
-    """Return what is not as usual in a configuration; threads are the machine's, and go with its id."""
-    usual = ProfileParams().model_dump()
-    changed = [f"{name}={row[name]}" for name in matrix.SETTINGS
-               if name in usual and name not in _ELSEWHERE and row[name] != usual[name]]
-    return " ".join([str(row["data_source"]), *changed])
+    """Return the table ``matrix`` of some ``runs``; its settings are what is not as usual in a configuration."""
+    table, usual = matrix.configurations(runs).rename(columns={"mean": "images_per_sec"}), ProfileParams().model_dump()
+    names = [name for name in matrix.SETTINGS if name in usual and name not in _ELSEWHERE]
+    settings = [" ".join([str(row["data_source"]), *(f"{name}={row[name]}" for name in names if row[name] != usual[name])])
+                for row in table.to_dict("records")]
+    return table.assign(settings=settings)[columns("matrix")]
 
 
 def write(runs: pd.DataFrame) -> list[Path]:

@@ -3,9 +3,9 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from lib.measure.budget import Budget
 from lib.measure.energy.windows import LEAST_S, Recorder
 from lib.measure.timing import synchronize
 from lib.measure.training.profiled import PASSES
-from lib.measure.training.profiler import constants, profiler
+from lib.measure.training.profiler import BatchProfiler, constants, profiler
 from lib.progress import track
 from lib.work import datasets, workloads
 from lib.work.training import Batch, Observer, Trainer
@@ -38,11 +38,11 @@ class Limited:
         return self._batches
 
     def __iter__(self) -> Iterator:
-        iterator, end = iter(self._loader), time.monotonic() + self._most_s
-        for number in range(self._batches):
-            if number and time.monotonic() > end:
+        end = time.monotonic() + self._most_s
+        for number, batch in enumerate(self._loader, 1):
+            yield batch
+            if number == self._batches or time.monotonic() > end:
                 return
-            yield next(iterator)
 
 
 class Stopwatch(Observer):
@@ -52,7 +52,7 @@ class Stopwatch(Observer):
     the batch is timed, from the creation of the stopwatch. ``observer`` gets all calls, too.
     """
 
-    def __init__(self, device: torch.device, last: int, every: bool = False, observer: Observer | None = None):
+    def __init__(self, device: torch.device, last: int, every: bool, observer: Observer | None = None):
         self._device, self._last, self._every, self._begin = device, last, every, time.perf_counter()
         self._observer = observer or Observer()
         self.start, self.mark = self._observer.start, self._observer.mark
@@ -101,14 +101,6 @@ class PassLimits:
         return iters, _OVERRUN * most_s
 
 
-def _loader(p: ProfileParams, dataset, batch_size: int, shuffle: bool) -> torch.utils.data.DataLoader:
-    if p.num_workers:
-        files.shorten_sockets()
-    return torch.utils.data.DataLoader(
-        dataset, batch_size=batch_size, shuffle=shuffle, num_workers=p.num_workers, pin_memory=p.pin_memory,
-        prefetch_factor=p.prefetch_factor or None, generator=torch.Generator().manual_seed(p.seed))
-
-
 @dataclass
 class Run:
     """The parts of one run while it is being measured."""
@@ -128,18 +120,24 @@ class Run:
 
     def loader(self, kind: str, iters: int):
         """Return the loader of a pass: ``iters`` full batches (0: all) and the odd last one, if the set has one."""
-        subset = datasets.bounded(self.opened.splits[PASSES[kind]], iters, self.task.workload.batch_size, self.p.seed)
-        return _loader(self.p, subset, self.task.workload.batch_size, shuffle=kind == "train")
+        p, size = self.p, self.task.workload.batch_size
+        if p.num_workers:
+            files.shorten_sockets()
+        return torch.utils.data.DataLoader(
+            datasets.bounded(self.opened.splits[PASSES[kind]], iters, size, p.seed), size, shuffle=kind == "train",
+            num_workers=p.num_workers, pin_memory=p.pin_memory, prefetch_factor=p.prefetch_factor or None,
+            generator=torch.Generator().manual_seed(p.seed))
 
     def bounded(self, kind: str, iters: int, most_s: float) -> Limited:
         """Return the loader of a pass that ends early, after one batch at least, when ``most_s`` seconds are over."""
         loader = self.loader(kind, iters)
         return Limited(loader, len(loader), most_s)
 
-    def constants(self, kind: str) -> dict[str, Any]:
-        """Return the columns of ``profile`` that do not change within a pass."""
-        return constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
-                         self.opened.data_source)
+    def profiler(self, kind: str) -> AbstractContextManager[BatchProfiler]:
+        """Open the file of a pass and give the profiler that writes it."""
+        shared = constants(self.run_id, self.task.workload, kind, self.device, self.p.num_workers, self.p.precision,
+                           self.opened.data_source)
+        return profiler(self.path(kind), shared, self.device, self.p.nvtx, self.recorder)
 
     def path(self, kind: str) -> Path:
         """Return the file of a pass."""
@@ -190,25 +188,25 @@ def _warm_pass(run: Run, observer: Observer | None, most_s: float) -> float:
 def measure_passes(run: Run, budget: Budget) -> Outcome:
     """Run warm-up, the unsynchronised pass, the profiled epochs, evaluation and test."""
     p, metrics, least_s = run.p, {}, LEAST_S if run.recorder.present else 0.0
-    with load.LoadWatch(str(run.device)) as watch:
-        if not p.profile:
-            pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
-            return Outcome(pipelined, watch.reading(), metrics)
-        with profiler(run.path("train"), run.constants("train"), run.device, p.nvtx, run.recorder) as observer:
-            observer.warmup = True
-            passes = PassLimits(p, budget, _warm_up(run, observer, budget))
-            observer.warmup = False
-            pipelined = _pipelined(run, *passes.next(least_s=least_s))
-            passes.step_s = pipelined.step_s
-            observer.pipelined_ms = passes.step_s * 1000
-            for epoch in track(range(p.epochs), "train"):
-                if epoch and budget.spent:
-                    break
-                observer.epoch = epoch
-                metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
-        seen = watch.reading()
+    watch = load.LoadWatch(str(run.device))
+    if not p.profile:
+        pipelined = _pipelined(run, *PassLimits(p, budget, _warm_up(run, None, budget)).next(least_s=least_s))
+        return Outcome(pipelined, watch.reading(), metrics)
+    with run.profiler("train") as observer:
+        observer.warmup = True
+        passes = PassLimits(p, budget, _warm_up(run, observer, budget))
+        observer.warmup = False
+        pipelined = _pipelined(run, *passes.next(least_s=least_s))
+        passes.step_s = pipelined.step_s
+        observer.pipelined_ms = passes.step_s * 1000
+        for epoch in track(range(p.epochs), "train"):
+            if epoch and budget.spent:
+                break
+            observer.epoch = epoch
+            metrics["train"] = {"loss": run.trainer.train(run.bounded("train", *passes.next()), observer)}
+    seen = watch.reading()
     for kind in track(run.kinds[1:], "evaluate"):
-        with profiler(run.path(kind), run.constants(kind), run.device, p.nvtx, run.recorder) as observer:
+        with run.profiler(kind) as observer:
             if not budget.spent:
                 observer.warmup = True
                 warm = Limited(run.loader(kind, p.warmup_iters), max(1, p.warmup_iters), budget.left_s * _WARM_SHARE)

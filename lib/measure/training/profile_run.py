@@ -1,5 +1,6 @@
 """One profiled run of a workload, carried out on a device."""
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,11 +11,9 @@ import torch
 
 from lib import locks, paths, store
 from lib.config import definitions
-from lib.config.definitions import Workload
 from lib.config.notebooks import ProfileParams
 from lib.errors import InputError
-from lib.measure import load, machine
-from lib.measure.archive import runs
+from lib.measure import archive, load, machine
 from lib.measure.budget import Budget
 from lib.measure.energy.meters import open_meter
 from lib.measure.energy.windows import Recorder, idle_seconds
@@ -35,29 +34,25 @@ def settings(device: torch.device, threads: int, deterministic: bool, cudnn_benc
 
     Raises InputError where torch has an operator of the run on the device, but none that is deterministic.
     """
-    before = (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+    was_deterministic, benchmarked = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     machine.use(device)
     try:
-        if threads:
-            torch.set_num_threads(threads)
         if deterministic and device.type == "cuda":
-            import os
-
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if deterministic != before[1]:  # it loads torch's compiler, for seconds
+        if deterministic != was_deterministic:  # it loads torch's compiler, for seconds
             torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = cudnn_benchmark
-        yield
+        with machine.on_threads(threads):
+            yield
     except RuntimeError as error:
         operator, missing, _ = str(error).partition(" does not have a deterministic implementation")
         if not missing:
             raise
         raise InputError(f"torch has no deterministic {operator} on {device}: leave deterministic out, or use a CPU") from None
     finally:
-        torch.set_num_threads(before[0])
-        if torch.are_deterministic_algorithms_enabled() != before[1]:
-            torch.use_deterministic_algorithms(before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        if torch.are_deterministic_algorithms_enabled() != was_deterministic:
+            torch.use_deterministic_algorithms(was_deterministic)
+        torch.backends.cudnn.benchmark = benchmarked
 
 
 def _check(p: ProfileParams, device: torch.device) -> None:
@@ -72,13 +67,6 @@ def _check(p: ProfileParams, device: torch.device) -> None:
             (p.cudnn_benchmark and p.deterministic, "deterministic and cudnn_benchmark exclude each other: choose one")):
         if wrong:
             raise InputError(why)
-
-
-def _check_size(task: workloads.Task, opened: datasets.Opened) -> None:
-    samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
-    if samples < 2 * size:
-        raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
-                         f"{size}; choose a smaller batch_size")
 
 
 def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> dict:
@@ -102,7 +90,7 @@ def _summary(run: Run, outcome: Outcome, rows: pd.DataFrame, started: str) -> di
            **machine.ids(), "image_j": energy.energy_j / images, **energy.columns}
     pipelined_ms = pipelined.step_s * 1000 if run.device.type == "cpu" else None
     row |= {} if p.optimizer == "sgd" else {"momentum": None, "weight_decay": None}
-    earlier = summary.same_configuration(runs("measure"), row)["step_median_ms"].dropna()
+    earlier = summary.same_configuration(archive.runs("measure"), row)["step_median_ms"].dropna()
     row["verdict"], row["reason"] = summary.judge(train, seen, torch.get_num_threads(), pipelined_ms, earlier.tolist())
     return row
 
@@ -122,7 +110,7 @@ def _free_name(stem: str, stack: ExitStack) -> str:
     return store.fresh_name(stem, taken)
 
 
-def _workload(p: ProfileParams) -> Workload:
+def _workload(p: ProfileParams) -> definitions.Workload:
     """Return the workload of the parameters; with another model or folder of images its id is ``<dataset>-<size>``."""
     workload = definitions.workload(p.workload)
     other = {"model": p.model} if p.model else {}
@@ -131,7 +119,7 @@ def _workload(p: ProfileParams) -> Workload:
     return changed.model_copy(update={"id": f"{changed.dataset}-{changed.size}"}) if other else workload
 
 
-def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
+def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> Profiled:
     """Carry out one profiled run: train, evaluation and test pass of a workload on one device.
 
     Writes ``data/profiles/<run_id>_<train|eval|test>.csv`` row by row, each with its provenance, and one row of
@@ -146,9 +134,12 @@ def measure(p: ProfileParams, workload: Workload | None = None) -> Profiled:
         stack.enter_context(settings(device, p.threads, p.deterministic, p.cudnn_benchmark))
         opened = datasets.open_splits(task.workload, p.data_source, p.resolution, p.augment, p.random_crop)
         note = opened.note + f" Precision amp is {p.precision} on {device}." * mixed
-        _check_size(task, opened)
+        samples, size = datasets.length(opened.splits["train"]), task.workload.batch_size
+        if samples < 2 * size:
+            raise InputError(f"{task.workload.id}: the training split has {samples} samples, too few for two full batches of "
+                             f"{size}; choose a smaller batch_size")
         seed_everything(p.seed)
-        options = Options(device, p.precision, p.lr, p.channels_last, p.grad_accum_steps, p.pin_memory)
+        options = Options(device, p.precision, p.channels_last, p.grad_accum_steps, p.pin_memory)
         with machine.working(device):
             trainer = Trainer(task, options, adam(p.lr) if p.optimizer == "adam" else sgd(p.lr, p.momentum, p.weight_decay))
         stack.enter_context(locks.device(str(device)))

@@ -1,6 +1,6 @@
 """A profiled run as a notebook shows it, and those of a reference machine read back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +19,8 @@ class Profiled:
     rows: pd.DataFrame
     run: pd.Series
     note: str
-    files: tuple[Path, ...] = ()
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    files: tuple[Path, ...]
+    metrics: dict[str, dict[str, float]]
 
 
 def replay(workload: str, device: str, reference: str = "", precision: str = "fp32", batch_size: int = 0) -> Profiled:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from lib.work.training import PHASES, Batch
 
 
 def constants(run_id: str, workload: Workload, kind: str, device: torch.device, num_workers: int, precision: str,
-              data_source: str) -> dict[str, Any]:
+              data_source: str) -> store.Facts:
     """Return the columns of ``profile`` that do not change within a pass of ``kind`` (PASSES)."""
     index = (device.index or 0) if device.type == "cuda" else -1 if device.type == "cpu" else 0
     return {"run_id": run_id, "workload_id": workload.id, "dataset": workload.dataset, "model": workload.model,
@@ -109,7 +108,7 @@ class BatchProfiler:
             "optimizer_ms": optimizer, "pipelined_ms": self.pipelined_ms,
             "energy_j": None if math.isnan(energy_j) else energy_j, "peak_rss_mb": machine.peak_rss_mb(), "warmup": self.warmup}
         texts = {name: f"{value:.5f}" if isinstance(value, float) else value for name, value in changing.items()}
-        row = {**texts, **self._constants}
+        row = texts | self._constants
         self._file.append([row[name] for name in columns("profile")])
         self._step += 1
 

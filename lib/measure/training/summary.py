@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lib.measure import load
-from lib.measure.statistics import VERDICTS, Timing, judged
+from lib.measure.statistics import STABLE, Timing, judged
 
 DRIFT = 0.03  # thirds of a run whose medians differ by more than this are not one population
 LEAST_STEPS = 5  # fewer say little of their spread
@@ -26,11 +26,11 @@ def steady(rows: pd.DataFrame) -> pd.DataFrame:
 def same_configuration(runs: pd.DataFrame, row: dict) -> pd.DataFrame:
     """Return the stable runs of the very same configuration, machine and software as ``row``."""
     same = np.logical_and.reduce([runs[name] == row[name] for name in CONFIGURATION])
-    return runs[same & (runs["verdict"] == VERDICTS[0])]
+    return runs[same & (runs["verdict"] == STABLE)]
 
 
-def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None = None,
-          earlier_ms: list[float] | None = None) -> tuple[str, str]:
+def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: float | None,
+          earlier_ms: list[float]) -> tuple[str, str]:
     """Return the verdict on a run and the reason, empty when it is stable.
 
     Looked at: the spread of its steps (n,); drift between its thirds; ``pipelined_ms``, the pipelined step, where it must
@@ -46,16 +46,14 @@ def judge(step_ms: np.ndarray, seen: load.Load, threads: int, pipelined_ms: floa
         drift = max(thirds) / min(thirds) - 1
         findings += [(timing.verdict, f"IQR is {timing.iqr_ms / timing.median_ms:.0%} of the median"),
                      ("noisy" if drift > DRIFT else "stable", f"the medians of the run's thirds differ by {drift:.0%}")]
-        findings += [_apart(timing.median_ms, pipelined_ms, PIPELINED, "the pipelined pass took")] if pipelined_ms else []
-        if earlier_ms:
-            usual = float(np.median(earlier_ms))
-            findings.append(_apart(timing.median_ms, usual, REPEAT, "earlier stable runs of the same took"))
+        usual_ms = float(np.median(earlier_ms)) if earlier_ms else None
+        for expected_ms, allowed, whose in ((pipelined_ms, PIPELINED, "the pipelined pass"),
+                                            (usual_ms, REPEAT, "earlier stable runs of the same")):
+            if expected_ms:
+                apart = expected_ms / timing.median_ms - 1
+                findings.append(("noisy" if abs(apart) > allowed else "stable",
+                                 f"{whose} took {expected_ms:.1f} ms, {apart:+.0%}"))
     return judged([*findings, (seen.verdict(threads), seen.words())])
-
-
-def _apart(median_ms: float, other_ms: float, allowed: float, what: str) -> tuple[str, str]:
-    apart = other_ms / median_ms - 1
-    return "noisy" if abs(apart) > allowed else "stable", f"{what} {other_ms:.1f} ms, {apart:+.0%}"
 
 
 def unaccounted(rows: pd.DataFrame) -> float:

@@ -98,7 +98,7 @@ def _trainer(job: Job, workload_id: str, first: int = 0, processes: Processes = 
     loader = torch.utils.data.DataLoader(data, batch_sampler=_order(len(data), size, first, processes))
     options = training.Options(machine.device(_device(job)))
     share = len(range(processes.rank, size, processes.count)) * processes.count / size
-    recipe = replace(training.adam(options.lr), weight=lambda index: share, parallel=processes.parallel) \
+    recipe = replace(training.adam(), weight=lambda index: share, parallel=processes.parallel) \
         if processes.count > 1 else None
     return training.Trainer(task, options, recipe), iter(loader)
 

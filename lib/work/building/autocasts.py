@@ -68,18 +68,16 @@ def _kernel(op: Any, cast: Callable, thread: int) -> Callable:
     return kernel
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    floats = isinstance(value, torch.Tensor) and value.dtype in (*_HALF, torch.float32)
-    return value.to(dtype) if floats and value.dtype != dtype else value
-
-
 def _lowered(op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    args, kwargs = tree_map(lambda value: _cast(value, torch.get_autocast_dtype("cpu")), (args, kwargs))
-    return op(*args, **kwargs)
+    return _widened(op, args, kwargs, torch.get_autocast_dtype("cpu"))
 
 
-def _widened(op: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    args, kwargs = tree_map(lambda value: _cast(value, torch.float32), (args, kwargs))
+def _widened(op: Any, args: tuple, kwargs: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    def cast(value: Any) -> Any:
+        floats = isinstance(value, torch.Tensor) and value.dtype in (*_HALF, torch.float32)
+        return value.to(dtype) if floats and value.dtype != dtype else value
+
+    args, kwargs = tree_map(cast, (args, kwargs))
     return op(*args, **kwargs)
 
 

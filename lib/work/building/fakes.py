@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -19,6 +18,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from lib.errors import causes
 
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
 _OVERWRITE = frozenset("""uniform_ normal_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ fill_ zero_ copy_
@@ -108,19 +109,10 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
         with _lock, running(), _Large():
             return unwritten(builder)
     except Exception as error:
-        if not _of_fakes(error):
+        reasons = [f"{type(cause).__name__} {cause}" for cause in causes(error)]
+        if not any(words in reason for reason in reasons for words in _FAKES_FAULTS):
             raise
         return unwritten(builder)
-
-
-def _of_fakes(error: BaseException | None) -> bool:
-    """Return whether an error, or what it came of, is about tensors that have no values."""
-    while error is not None:
-        text = f"{type(error).__name__} {error}"
-        if any(words in text for words in _FAKES_FAULTS):
-            return True
-        error = error.__cause__
-    return False
 
 
 def running() -> AbstractContextManager:
@@ -139,11 +131,6 @@ def _swapped(old: torch.Tensor, new: torch.Tensor, swap: Callable = torch.utils.
 def forget() -> None:
     """Clear every ``functools`` cache that holds fake tensors, in any library: a later real run would get them."""
     for function in [candidate for candidate in gc.get_objects() if type(candidate) is functools._lru_cache_wrapper]:
-        if any(isinstance(leaf, FakeTensor) for leaf in _cached(function)):
+        cached = [list(value.values()) if type(value) is dict else value for value in gc.get_referents(function)]
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(cached)):
             function.cache_clear()
-
-
-def _cached(function: Any) -> Iterator[Any]:
-    """Yield what the cache of a function holds."""
-    for value in gc.get_referents(function):
-        yield from tree_leaves(list(value.values()) if type(value) is dict else value)

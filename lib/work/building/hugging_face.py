@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ _UNSTATED = ""  # element type
 _MOST_LAYERS = 1000  # as deep as any that was published (DeepNet)
 
 
-def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def network(place: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[Input, ...]]:
     """Return what builds the network of a folder with a config.json (or of that file), and its inputs.
 
     The class is the first of the config's ``architectures``, or else what AutoModel takes. ``input_shape`` of one input is
@@ -43,7 +43,17 @@ def network(place: str, input_shape: str = "") -> tuple[Callable[[], nn.Module],
         raise InputError(f"model '{PREFIX}:{place}' takes {choices(_takes(kind))}: say which in a YAML file, each with its "
                          "shape: --input inputs.yaml with lines such as input_ids: 77:int64")
     sample = _given(given, usual) if given else tuple(usual.values())
-    return _builder(place, config, kind), tuple(_bounded(entry, config) for entry in sample)
+
+    def build() -> nn.Module:
+        with _offline(f"model '{PREFIX}:{place}' cannot be built"):
+            adapted = copy.deepcopy(config)
+            adapted.use_cache = adapted.use_pretrained_backbone = False
+            adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
+            return kind(adapted)
+    size = getattr(_text(config), "vocab_size", None)
+    if isinstance(size, int) and size > 1:  # whole numbers are those that the vocabulary has
+        sample = tuple(replace(entry, below=size) if entry.name in _TOKEN_INPUTS else entry for entry in sample)
+    return build, sample
 
 
 def family(place: str) -> str:
@@ -101,16 +111,6 @@ def _class(place: str, config: Any) -> type[nn.Module]:
     if kind is None:
         raise InputError(f"model '{PREFIX}:{place}': transformers has no network of the type {config.model_type!r}")
     return kind
-
-
-def _builder(place: str, config: Any, kind: type[nn.Module]) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        with _offline(f"model '{PREFIX}:{place}' cannot be built"):
-            adapted = copy.deepcopy(config)
-            adapted.use_cache = adapted.use_pretrained_backbone = False
-            adapted.layerdrop, adapted.apply_spec_augment = 0.0, False  # both drop by random values; here nothing is dropped
-            return kind(adapted)
-    return build
 
 
 def _takes(kind: type[nn.Module]) -> list[str]:
@@ -187,9 +187,3 @@ def _given(given: tuple[Input, ...], usual: Mapping[str, Input]) -> tuple[Input,
 
 def _typed(entry: Input, usual: Input | None) -> Input:
     return entry if entry.dtype != _UNSTATED else replace(entry, dtype=usual.dtype if usual else FLOAT)
-
-
-def _bounded(entry: Input, config: Any) -> Input:
-    """Return an input with whole numbers that the vocabulary has."""
-    size = getattr(_text(config), "vocab_size", None)
-    return replace(entry, below=size) if entry.name in _TOKEN_INPUTS and isinstance(size, int) and size > 1 else entry

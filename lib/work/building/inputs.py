@@ -66,21 +66,19 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     """
     if not text:
         return ()
-    if text.endswith(_FILES):
-        named = mapping(load_yaml(Path(text)), text)
-        if not named:
-            raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-        return tuple(_parsed(value, f"{text}: {name}", name, usual) for name, value in named.items())
-    return (_parsed(text, "input shape", "", usual),)
+    named = mapping(load_yaml(Path(text)), text) if text.endswith(_FILES) else {"": text}
+    if not named:
+        raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
+    return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in named.items())
 
 
-def _parsed(text: Any, what: str, name: str, usual: str) -> Input:
+def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
     match = _SAMPLE.fullmatch(str(text).lower()) if isinstance(text, str | int) and not isinstance(text, bool) else None
     if not text or match is None:
-        raise InputError(f"{what} {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28, tokens and "
+        raise InputError(f"{where} {text!r} is none; give channels and sizes such as 3x224x224 or 1x28x28x28, tokens and "
                          "their element type such as 512:int64, or a YAML file of several inputs")
     sizes = tuple(map(int, match["sizes"].split("x"))) if match["sizes"] else ()
-    torch_names = {**{known: known for known in (*_WHOLE, *dtypes.NAMES.values())}, **dtypes.NAMES}
+    torch_names = {name: name for name in (*_WHOLE, *dtypes.NAMES.values())} | dtypes.NAMES
     return Input(sizes, entry(torch_names, match["dtype"], "element type", "of an input") if match["dtype"] else usual, name)
 
 

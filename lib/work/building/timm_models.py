@@ -1,7 +1,6 @@
 """Networks of timm by name, without their published weights, for the input that timm states of them."""
 
 import difflib
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -9,7 +8,6 @@ from torch import nn
 from lib.errors import InputError, choices
 from lib.work import user_code
 from lib.work.building import inputs
-from lib.work.building.inputs import Input
 
 PREFIX = "timm"
 MERGED = "+merged"  # behind a name: parallel branches are one convolution each, as timm's benchmark.py --reparam runs it
@@ -17,7 +15,7 @@ _NEAREST, _LEAST_ALIKE = 3, 0.3
 _SAMPLE = 3  # channels, height, width
 
 
-def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], tuple[Input, ...]]:
+def network(name: str, input_shape: str = "") -> tuple[user_code.Builder, tuple[inputs.Input, ...]]:
     """Return what builds timm's network ``name`` (with a tag, such as convnext_tiny.fb_in22k, or without), and its input.
 
     Behind the name may stand MERGED. ``input_shape`` empty is the size that timm states. Raises InputError for a name or tag
@@ -27,12 +25,12 @@ def network(name: str, input_shape: str = "") -> tuple[Callable[[], nn.Module], 
     stated, given = _stated(bare), inputs.parse(input_shape)
     if not (given or stated.get("input_size")):
         raise InputError(f"timm states no input size of {name!r}; give one: --input 3x224x224")
-    sample = given or (Input(tuple(stated["input_size"])),)
+    sample = given or (inputs.Input(tuple(stated["input_size"])),)
     if len(sample) > 1 or not sample[0].is_float or len(sample[0].shape) != _SAMPLE:
         raise InputError(f"model '{PREFIX}:{name}' takes pictures, channels x height x width, not {input_shape}; give "
                          f"{'x'.join(map(str, stated.get('input_size') or (3, 224, 224)))}")
     channels, *size = sample[0].shape
-    options: dict[str, Any] = {"in_chans": channels}
+    options = {"in_chans": channels}
     if given and stated.get("fixed_input_size"):
         options["img_size"] = tuple(size)
 

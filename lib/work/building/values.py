@@ -6,9 +6,9 @@ are recorded in the real run and replayed during capture, so the capture follows
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,14 @@ from unittest.mock import patch
 
 import psutil
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lib import paths
+from lib.errors import causes
 from lib.work import user_code
 from lib.work.building import inputs
-from lib.work.building.inputs import Input
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
 LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
@@ -49,23 +48,17 @@ class _Shape:
         return torch.empty_strided(self.shape, self.stride, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class Values:
-    """What operators gave in turn, by operator and by the line of code that called it."""
+Values = dict[tuple[str, str], list[Any]]  # what operators gave in turn, by operator and by the line of code that called it
 
-    given: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Return the lines of code that read values."""
-        return tuple(dict.fromkeys(place for _, place in self.given))
+def places(values: Values) -> tuple[str, ...]:
+    """Return the lines of code that read values."""
+    return tuple(dict.fromkeys(place for _, place in values))
 
 
 def missing(error: BaseException | None) -> bool:
     """Return whether an error, or what it came of, is that fake tensors have no values."""
-    while error is not None and not isinstance(error, _MISSING):
-        error = error.__cause__
-    return error is not None
+    return any(isinstance(cause, _MISSING) for cause in causes(error))
 
 
 @cache
@@ -91,19 +84,18 @@ class _Noting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.values, self._end = Values(), time.thread_time() + LONGEST_S
+        self.values: Values = {}
+        self._end = time.thread_time() + LONGEST_S
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if time.thread_time() > self._end:
             raise TimeoutError(f"its control flow depends on values, and a run for them takes more than {LONGEST_S:.0f} s")
         out = func(*args, **(kwargs or {}))
         if _hangs_on_values(func):
-            self.values.given.setdefault((str(func), _place()), []).append(tree_map(_noted, out))
+            noted = tree_map(lambda item: _Shape(tuple(item.shape), item.stride(), item.dtype)
+                             if isinstance(item, torch.Tensor) else item, out)
+            self.values.setdefault((str(func), _place()), []).append(noted)
         return out
-
-
-def _noted(value: Any) -> Any:
-    return _Shape(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 class _Answering(TorchDispatchMode):
@@ -111,12 +103,12 @@ class _Answering(TorchDispatchMode):
 
     def __init__(self, values: Values):
         super().__init__()
-        self._values, self._turns = values, dict.fromkeys(values.given, 0)
+        self._values, self._turns = values, dict.fromkeys(values, 0)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answers: Sequence[Any] = ()
+        answers = ()
         if _hangs_on_values(func) and (key := (str(func), _place())) in self._turns:
-            answers, turn = self._values.given[key], self._turns[key]
+            answers, turn = self._values[key], self._turns[key]
             self._turns[key] = (turn + 1) % len(answers)
         try:
             return func(*args, **(kwargs or {}))
@@ -129,7 +121,7 @@ class _Answering(TorchDispatchMode):
 @contextmanager
 def answering(values: Values) -> Iterator[None]:
     """Let fake tensors have these values meanwhile, also where they are part of a text."""
-    if not values.given:
+    if not values:
         yield
         return
     with patch.object(FakeTensor, "__format__", _formatted), _Answering(values):
@@ -140,7 +132,7 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
 
 
-def of_a_run(build: Callable[[], nn.Module], batch: Sequence[Input], training: bool, name: str) -> Values:
+def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
     Raises InputError where it does not run within LONGEST_S and half of the memory that is free.

@@ -18,9 +18,8 @@ from lib.errors import InputError, choices
 from lib.work import user_code
 from lib.work.building import autocasts, fakes, inputs, values
 from lib.work.building.inputs import FLOAT, Input
-from lib.work.building.values import Values
 from lib.work.graph import counts, cuda_kernels
-from lib.work.graph.ops import MODES, Graph, Op, TensorSpec
+from lib.work.graph.ops import MODES, Graph, Ops, Shape, TensorSpec
 from lib.work.graph.recorder import Recorder, named_modules
 from lib.work.networks import Network
 
@@ -30,7 +29,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
     """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared."""
-    done: dict[int, torch.Tensor] = {}
+    done = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()
@@ -123,7 +122,7 @@ def of_network(network: Network, mode: str = "infer", dtype: str = "float32", ch
 
 
 def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str,
-              real: Callable[[], nn.Module] | None) -> Graph:
+              real: user_code.Builder | None) -> Graph:
     """Capture a network of fake tensors on a batch; where it reads values, by those of a run of what ``real`` builds."""
     if setup.mode not in MODES or setup.optimizer not in ("", *OPTIMIZERS):
         raise InputError(f"no mode {setup.mode!r} or optimizer {setup.optimizer!r}; there are: infer, train; "
@@ -131,7 +130,7 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     if setup.mode == "train" and not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(f"{name} has no parameters to train")
     try:
-        return _recorded(model, batch, setup, name, Values())
+        return _recorded(model, batch, setup, name, {})
     except InputError as error:
         if real is None or not values.missing(error):
             raise
@@ -141,12 +140,14 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
 
 
-def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, known: Values) -> Graph:
+def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: values.Values) -> Graph:
     recorder, given = Recorder(), None
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(setup.device), values.answering(known):
-            given = _made(batch, setup.dtype, setup.channels_last)
+                cuda_kernels.chosen(setup.device), values.answering(answers):
+            given = [torch.empty(item.shape, dtype=getattr(torch, setup.dtype if item.dtype == FLOAT else item.dtype),
+                                 memory_format=torch.channels_last if setup.channels_last and item.is_picture else
+                                 torch.contiguous_format) for item in batch]
             output = _run(model.train(setup.mode == "train"), given, batch, recorder, setup)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
@@ -154,7 +155,8 @@ def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
         parameters = list(model.parameters())
         return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                      recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
-                     tuple(p.numel() for p in parameters if p.requires_grad), known.places, setup.autocast or setup.dtype)
+                     tuple(p.numel() for p in parameters if p.requires_grad), values.places(answers),
+                     setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
             parameter.grad = None  # a prepared network shares them with the next capture
@@ -177,26 +179,22 @@ def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Mo
         return _converted(model, getattr(torch, dtype), channels_last)
 
 
-def _made(batch: Sequence[Input], dtype: str, channels_last: bool) -> list[torch.Tensor]:
-    """Make the inputs of a batch; floats have the element type and the layout of the network."""
-    return [torch.empty(wanted.shape, dtype=getattr(torch, dtype if wanted.dtype == FLOAT else wanted.dtype),
-                        memory_format=torch.channels_last if channels_last and wanted.is_picture else torch.contiguous_format)
-            for wanted in batch]
-
-
 def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input], recorder: Recorder, setup: _Setup
-         ) -> tuple[int, ...]:
+         ) -> Shape:
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
-    for tensor, kind in [*((t, "parameter") for t in model.parameters()), *((t, "buffer") for t in _buffers(model)),
-                         *((t, "input") for t in given)]:
-        recorder.number_of(tensor, kind)
+    leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
+    # also the tensors in plain attributes of modules, in lists and dictionaries
+    buffers = [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
+    for kind, tensors in (("parameter", model.parameters()), ("buffer", buffers), ("input", given)):
+        for tensor in tensors:
+            recorder.enter(tensor, kind)
     placed, named = inputs.arguments(given, batch)
     if not model.training:
         with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \
                 autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
-    def lost() -> tuple[torch.Tensor, tuple[int, ...]]:
+    def lost() -> tuple[torch.Tensor, Shape]:
         with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
             return default_loss(output), tuple(output.shape)
@@ -215,14 +213,8 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
     return shape
 
 
-def _buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Return the buffers of a network and the tensors in plain attributes of its modules, also in lists and dictionaries."""
-    leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
-    return [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
-
-
 @cache
-def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
+def optimizer_ops(elements: int, optimizer: str) -> Ops:
     """List the operators that a step of ``optimizer`` (adam, adamw, sgd) runs on one parameter, once it has its state."""
     recorder = Recorder()
     with fakes.active():
@@ -236,7 +228,7 @@ def optimizer_ops(elements: int, optimizer: str) -> tuple[Op, ...]:
 
 
 def capture_function(function: Callable[..., torch.Tensor], given: Sequence[tuple[TensorSpec, bool]],
-                     passes: str, device: str = "cpu") -> tuple[Op, ...]:
+                     passes: str, device: str) -> Ops:
     """List the operators of one pass (forward or backward) of ``function`` on tensors of the given specs, on ``device``.
 
     Each input comes with whether it wants a gradient. Raises InputError with torch's reason when the shapes do not fit.

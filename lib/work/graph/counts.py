@@ -7,7 +7,6 @@ each distinct element that is read, and each that is written.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import log2, prod
 
 from lib.work.graph import shapes
@@ -105,7 +104,7 @@ def _convolution_read(op: Op) -> int:
 
 def _attention_macs(op: Op) -> int:
     """Return the multiply-adds of softmax(Q K') V; its backward computes the scores again and then four batched GEMMs."""
-    first = 1 if op.short.endswith("backward") else 0
+    first = int(op.is_backward)
     query, key, value = op.args[first:first + 3]
     scores = prod(query.shape[:-1]) * key.shape[-2]
     forward = scores * (query.shape[-1] + value.shape[-1])
@@ -128,7 +127,7 @@ def recurrent_weights(op: Op) -> list[TensorSpec]:
 
 def _recurrent_macs(op: Op) -> int:
     """Return the multiply-adds of all steps; the backward pass has those of inputs and state, and those of the weights."""
-    passes = 2 if op.short.endswith("backward") else 1
+    passes = 1 + op.is_backward
     return passes * prod(op.args[0].shape[:2]) * sum(spec.elements for spec in recurrent_weights(op))
 
 
@@ -146,16 +145,12 @@ def _ordering(op: Op) -> int:
     return round(data.elements * log2(max(2, (data.shape or (1,))[axis])))
 
 
-def _product(left: TensorSpec, right: TensorSpec) -> int:
-    return left.elements * right.shape[-1]
-
-
 def _pooling(op: Op) -> int:
     """Return a comparison or addition for each element of each window; the backward of a maximum adds each gradient once.
 
     An adaptive window has the mean share of the input.
     """
-    backward = op.short.endswith("backward")
+    backward = op.is_backward
     data, output = (op.args[1], op.args[0]) if backward else (op.args[0], op.outputs[0])
     if backward and "max" in op.short:
         return output.elements
@@ -167,19 +162,24 @@ def _pooling(op: Op) -> int:
 
 _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("convolution", "convolution_backward"), _convolution_macs),
-    **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: _product(*op.args[:2])),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: _product(*op.args[1:3])),
+    **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: op.args[0].elements * op.args[1].shape[-1]),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
     "_native_multi_head_attention": _multi_head_macs,
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
+
+
+def _each(costs: dict[str, int], specs: Callable[[Op], tuple[TensorSpec, ...]]) -> dict[str, Callable[[Op], int]]:
+    """Return formulas by operator: a cost for each element of its first output, or of its first tensor."""
+    return {name: lambda op, cost=cost: cost * sum(spec.elements for spec in specs(op)[:1]) for name, cost in costs.items()}
+
+
 # what an operator computes beside its multiply-adds
 _OTHER: dict[str, Callable[[Op], int]] = {
-    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.outputs[:1]), cost)
-       for name, cost in {**PER_OUTPUT, **{name: _CELL if "rnn" in name else 0 for name in _MACS}}.items()},
-    **{name: partial(lambda cost, op: cost * sum(spec.elements for spec in op.tensors[:1]), cost)
-       for name, cost in {**PER_INPUT, **dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0)}.items()},
+    **_each(PER_OUTPUT | {name: _CELL if "rnn" in name else 0 for name in _MACS}, lambda op: op.outputs),
+    **_each(PER_INPUT | dict.fromkeys(VIEWS | FILLS | COPIES | MOVES, 0), lambda op: op.tensors),
     "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier), **dict.fromkeys(("sort", "topk", "kthvalue"), _ordering),

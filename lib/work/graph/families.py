@@ -13,7 +13,7 @@ from lib.tables import PARAMETERS
 from lib.work.graph import counts, gemm, memory_bound, windowed
 from lib.work.graph.capture import capture_function
 from lib.work.graph.family import Family, Params
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Op, Ops
 
 PASSES = ("forward", "backward")
 _LEAST = {column.name: column.least for column in PARAMETERS}  # None: a text
@@ -48,7 +48,7 @@ def family(name: str) -> Family:
 
 @cache
 def _covering() -> dict[str, list[Family]]:
-    covering: dict[str, list[Family]] = {}
+    covering = {}
     for item in families().values():
         for name in item.covers:
             covering.setdefault(name, []).append(item)
@@ -65,7 +65,7 @@ def describe(op: Op) -> tuple[str, Params] | None:
 
 
 def make(name: str, params: Params, dtype: str = "float32", passes: str = "forward",
-         device: str = "cpu") -> tuple[Op, ...]:
+         device: str = "cpu") -> Ops:
     """Return the operators that torch runs on ``device`` for one pass of family ``name``; those that make views are left out.
 
     Raises InputError saying which parameter is missing, unknown or impossible.
@@ -95,7 +95,7 @@ def _unlikely(item: Family, full: Params) -> str:
 def settled(name: str, params: Params) -> Params:
     """Return ``params`` completed by the family's defaults; InputError names what is unknown or missing."""
     item = family(name)
-    full = {**item.defaults, **params}
+    full = item.defaults | params
     unknown = sorted(set(full) - set(item.parameters))
     missing = [parameter for parameter in item.parameters if parameter not in full and parameter not in item.optional]
     if unknown or missing:

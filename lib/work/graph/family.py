@@ -29,6 +29,6 @@ class Family:
     read: Callable[[Op], tuple | None]
     build: Callable[[Params, str], tuple[Callable[..., torch.Tensor], Inputs]] | None = None
     check: Callable[[Params], str] = lambda params: ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional: Iterable[str] = ()

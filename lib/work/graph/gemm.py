@@ -11,7 +11,7 @@ from lib.work.graph.shapes import dense, matrix
 
 def matrices(op: Op) -> tuple[TensorSpec, TensorSpec]:
     """Return the left and the right matrix, or batch of them, of a captured GEMM, which may have a bias before."""
-    first = 1 if op.short in ("addmm", "baddbmm") else 0
+    first = int(op.short in ("addmm", "baddbmm"))
     return op.args[first:first + 2]
 
 
@@ -52,7 +52,7 @@ def attention() -> Family:
         if op.short == "_native_multi_head_attention":
             query, key, width, heads = op.args[0], op.args[1], op.args[3], op.args[4]
             return "mha", query.shape[0], heads, query.shape[1], key.shape[1], width // heads
-        query, key = op.args[1:3] if op.short.endswith("backward") else op.args[:2]
+        query, key = op.args[1:3] if op.is_backward else op.args[:2]
         return "sdpa", *query.shape[:3], key.shape[2], query.shape[3]
 
     def check(p: Params) -> str:

@@ -6,7 +6,6 @@ from math import prod
 import torch
 from torch.nn import functional as F
 
-from lib.errors import choices
 from lib.work.graph import counts, shapes
 from lib.work.graph.family import LAYOUTS, Family, Params
 from lib.work.graph.ops import Op
@@ -25,7 +24,7 @@ def batch_norm() -> Family:
 
     def read(op: Op) -> tuple:
         data = op.args[1 if op.short == "native_batch_norm_backward" else 0]
-        training = op.short == "cudnn_batch_norm_backward" or op.args[7 if op.short.endswith("backward") else 5]
+        training = op.short == "cudnn_batch_norm_backward" or op.args[7 if op.is_backward else 5]
         return *data.shape[:2], prod(data.shape[2:]), int(training), shapes.layout(data)
 
     covers = "native_batch_norm native_batch_norm_backward cudnn_batch_norm cudnn_batch_norm_backward"
@@ -42,7 +41,7 @@ def by_rows(name: str, covers: str, kinds: dict[str, Callable]) -> Family:
         return kinds[p["kind"]], [(dense((p["rows"], p["columns"]), dtype), True), *[(row, True)] * 2 * normalises]
 
     def read(op: Op) -> tuple:
-        backward = op.short.endswith("backward")
+        backward = op.is_backward
         data = op.args[1 if normalises and backward else 0]
         columns = prod(op.args[2 if backward else 1]) if normalises else \
             data.shape[op.args[2 if op.short.endswith("data") else 1]]
@@ -86,22 +85,18 @@ def elementwise() -> Family:
     """Return the family of element-wise arithmetic, with broadcasting."""
     def build(p: Params, dtype: str):
         full, function = dense((p["outer"], p["inner"]), dtype), getattr(torch.Tensor, p["kind"] + "_" * p["inplace"])
-        others = {"channel": dense((p["outer"], 1), dtype), "row": dense((1, p["inner"]), dtype), "none": full}
-        given = [full] if p["kind"] in _UNARY or p["broadcast"] == "scalar" else [full, others[p["broadcast"]]]
+        second = {"channel": dense((p["outer"], 1), dtype), "row": dense((1, p["inner"]), dtype), "none": full}
+        given = [full] if p["kind"] in _UNARY or p["broadcast"] == "scalar" else [full, second[p["broadcast"]]]
         constant = (2.0,) if p["kind"] in _BINARY and p["broadcast"] == "scalar" else ()
         return lambda *tensors: function(*tensors, *constant), [(spec, not p["inplace"]) for spec in given]
 
     def read(op: Op) -> tuple:
         return op.short.rstrip("_"), *shapes.broadcast(op), int(op.short.endswith("_"))
 
-    def check(p: Params) -> str:
-        if p["kind"] not in (*_BINARY, *_UNARY):
-            return f"kind {p['kind']} cannot be swept; there are: {choices([*_BINARY, *_UNARY])}"
-        return "" if p["broadcast"] in ("none", "scalar", "channel", "row") else f"broadcast {p['broadcast']} cannot be built"
-
     return Family("elementwise", "kind outer inner broadcast inplace".split(),
-                  [f"{kind}{suffix}" for kind in ELEMENTWISE for suffix in ("", "_")], read, build, check,
-                  {"inplace": 0, "broadcast": "none", "outer": 1})
+                  [f"{kind}{suffix}" for kind in ELEMENTWISE for suffix in ("", "_")], read, build,
+                  defaults={"inplace": 0, "broadcast": "none", "outer": 1},
+                  texts={"kind": (*_BINARY, *_UNARY), "broadcast": ("none", "scalar", "channel", "row")})
 
 
 def reduction() -> Family:
@@ -112,7 +107,7 @@ def reduction() -> Family:
 
     return Family("reduction", "kind outer columns inner".split(),
                   "sum mean linalg_vector_norm amax amin max var std prod argmax any all cumsum".split(), shapes.reduction,
-                  build, lambda p: "" if p["kind"] in ("sum", "mean") else "kind must be sum or mean", {"inner": 1})
+                  build, defaults={"inner": 1}, texts={"kind": ("sum", "mean")})
 
 
 def cat() -> Family:
@@ -144,8 +139,8 @@ def copy() -> Family:
         return op.short, out.elements // max(1, inner), inner, "contiguous" if run > 1 or out.elements <= 1 else "transposed"
 
     return Family("copy", "kind outer inner layout".split(), counts.COPIES - {"cat", "stack"}, read, build,
-                  lambda p: "" if p["kind"] == "clone" else "kind must be clone", {"kind": "clone", "layout": "contiguous"},
-                  {"layout": ("contiguous", "transposed")})
+                  defaults={"kind": "clone", "layout": "contiguous"},
+                  texts={"kind": ("clone",), "layout": ("contiguous", "transposed")})
 
 
 def elements_only(name: str, covers: Iterable[str]) -> Family:

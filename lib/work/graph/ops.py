@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 MODES = ("infer", "train")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class TensorSpec:
     ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown.
     """
 
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: Shape
+    stride: Shape
     dtype: str = "float32"
     storage: int = field(default=-1, compare=False)
     kind: str = field(default="activation", compare=False)
@@ -56,6 +57,11 @@ class Op:
         """Return the operator's name without namespace and overload: ``convolution``."""
         return self.name.split(".")[1]
 
+    @property
+    def is_backward(self) -> bool:
+        """Return whether it computes gradients, by its name."""
+        return self.short.endswith("backward")
+
     @cached_property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """Return every tensor argument, also those inside of lists."""
@@ -74,6 +80,9 @@ class Op:
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+Ops = tuple[Op, ...]
+
+
 @dataclass(frozen=True)
 class Graph:
     """The operators of one pass or step in order, and what the network holds; ``trained`` are its parameters' elements.
@@ -82,13 +91,13 @@ class Graph:
     type of its products, its own or that of autocast.
     """
 
-    ops: tuple[Op, ...]
+    ops: Ops
     parameters: int
     parameter_bytes: int
     buffer_bytes: int
-    output: tuple[int, ...]
+    output: Shape
     made: tuple[dict[int, int], ...] = ()  # by each operator: storages that are new, with their bytes
-    freed: tuple[tuple[int, ...], ...] = ()  # after each operator: storages that nothing refers to any more
-    trained: tuple[int, ...] = ()  # elements of each parameter that wants a gradient
+    freed: tuple[Shape, ...] = ()  # after each operator: storages that nothing refers to any more
+    trained: Shape = ()  # elements of each parameter that wants a gradient
     branches: tuple[str, ...] = ()
     computes_in: str = "float32"

@@ -56,16 +56,6 @@ def _values(dtype: torch.dtype, fill: str, high: int, count: int) -> torch.Tenso
     return (pool.abs() + 1 if fill == "positive" else pool).to(dtype)
 
 
-def _plain(value: Any, device: torch.device) -> Any:
-    """Turn a frozen argument back into what torch takes."""
-    if isinstance(value, tuple):
-        return [_plain(item, device) for item in value]
-    if isinstance(value, str) and ":" in value:
-        kind, _, name = value.partition(":")
-        return device if kind == "device" else getattr(torch, name) if kind in _NAMED else value
-    return value
-
-
 def _fills(op: Op) -> dict[int, str]:
     """Return how the positional arguments are to be filled so that a call can be repeated for ever.
 
@@ -83,7 +73,7 @@ def _high(op: Op) -> int:
     """Return the bound of the indices in an operator's integer tensors."""
     if op.short.startswith("nll_loss"):
         return op.args[0 if op.short == "nll_loss_forward" else 1].shape[-1]
-    if "max_pool" in op.short and op.short.endswith("backward"):
+    if "max_pool" in op.short and op.is_backward:
         return prod(op.args[1].shape[-2 if "2d" in op.short else -3:])
     return min(op.tensors[0].shape, default=1) if op.tensors else 1
 
@@ -94,13 +84,12 @@ def _from_forward(op: Op, made: list[Any]) -> None:
         data, _, weight, mean, variance, _, _, eps = made[:8]
         made[8] = torch.ops.aten.cudnn_batch_norm(data, weight, torch.zeros_like(weight), mean, variance, True, 0.1, eps)[3]
         return
-    forward = torch.ops.aten.max_pool2d_with_indices if "2d" in op.short else torch.ops.aten.max_pool3d_with_indices
-    made[7] = forward(made[1], *made[2:7])[1]
+    made[7] = getattr(torch.ops.aten, op.short.removesuffix("_backward"))(made[1], *made[2:7])[1]
 
 
-def statistics(kept: torch.Tensor | None) -> torch.Tensor | None:
+def statistics(values: torch.Tensor | None) -> torch.Tensor | None:
     """Return statistics of a normalisation as a GPU keeps them: those of 16 bits in fp32."""
-    return kept.float() if kept is not None and kept.dtype in (torch.bfloat16, torch.float16) else kept
+    return values.float() if values is not None and values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def arguments(op: Op, device: torch.device,
@@ -116,10 +105,13 @@ def arguments(op: Op, device: torch.device,
             return made_tensors[key]
         if isinstance(value, tuple):
             return [argument(item, fill) for item in value]
-        return _plain(value, device)
+        if isinstance(value, str) and ":" in value:  # a frozen argument becomes what torch takes again
+            kind, _, name = value.partition(":")
+            return device if kind == "device" else getattr(torch, name) if kind in _NAMED else value
+        return value
 
     made = [argument(value, fills.get(number, "normal")) for number, value in enumerate(op.args)]
-    if op.short.endswith("backward") and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
+    if op.is_backward and ("max_pool" in op.short or op.short.startswith("cudnn_batch_norm")):
         _from_forward(op, made)
     if device.type == "cuda":
         for number in _STATISTICS.get(op.short, ()):

@@ -1,7 +1,7 @@
 """Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,16 +28,6 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _positional(func, args: Sequence, kwargs: dict[str, Any]) -> tuple[list, dict[str, Any]]:
-    """Return the arguments with every positional one in its place, defaults filled in: one form of one call."""
-    named, given = dict(kwargs), list(args)
-    for argument in func._schema.arguments[len(given):]:
-        if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
-            break
-        given.append(named.pop(argument.name, argument.default_value))
-    return given, named
-
-
 class Recorder(TorchDispatchMode):
     """Lists every operator below autograd, the storages it touches and the module that called for it."""
 
@@ -53,21 +43,20 @@ class Recorder(TorchDispatchMode):
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
-    def number_of(self, tensor: torch.Tensor, kind: str) -> int:
-        """Return the number of a tensor's storage; a new one is entered as of ``kind``."""
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
+        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
             # the weak reference keeps the address from being used again
             self._storages[key] = (len(self._storages), kind, StorageWeakRef(storage))
             self.bytes[kind] += storage.nbytes()
-        return self._storages[key][0]
+        return self._storages[key]
 
     def _spec(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        number = self.number_of(value, "activation")
-        kind = self._storages[value.untyped_storage()._cdata][1]
+        number, kind, _ = self.enter(value, "activation")
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
 
     def sweep(self) -> None:
@@ -98,7 +87,11 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         self.sweep()
         module, phase = self._where()
-        given, named = _positional(func, args, kwargs)
+        given, named = list(args), dict(kwargs)
+        for argument in func._schema.arguments[len(given):]:  # every positional one in its place: one form of one call
+            if argument.kwarg_only or not (argument.name in named or argument.has_default_value()):
+                break
+            given.append(named.pop(argument.name, argument.default_value))
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
         out = func(*args, **kwargs)

@@ -3,16 +3,16 @@
 from math import prod
 from typing import Any, NamedTuple
 
-from lib.work.graph.ops import Op, TensorSpec
+from lib.work.graph.ops import Op, Shape, TensorSpec
 
 AXES = ("depth", "height", "width")
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _contiguous(shape: Shape) -> Shape:
     return tuple(prod(shape[index + 1:]) for index in range(len(shape)))
 
 
-def dense(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> TensorSpec:
+def dense(shape: Shape, dtype: str, layout: str = "contiguous") -> TensorSpec:
     """Return a tensor without gaps, contiguous or channels_last."""
     if layout == "contiguous" or len(shape) < 4:
         return TensorSpec(tuple(shape), _contiguous(shape), dtype)
@@ -21,7 +21,7 @@ def dense(shape: tuple[int, ...], dtype: str, layout: str = "contiguous") -> Ten
     return TensorSpec(tuple(shape), (stride[0], stride[-1], *stride[1:-1]), dtype)
 
 
-def matrix(shape: tuple[int, ...], dtype: str, transposed: bool) -> TensorSpec:
+def matrix(shape: Shape, dtype: str, transposed: bool) -> TensorSpec:
     """Return a (batch of) matrix, stored by rows or, transposed, by columns."""
     if not transposed:
         return dense(shape, dtype)
@@ -76,7 +76,7 @@ def layout(spec: TensorSpec) -> str:
     return "other"
 
 
-def wide(values: tuple[int, ...], dims: int) -> tuple[int, ...]:
+def wide(values: Shape, dims: int) -> Shape:
     """Return one value an axis, where torch may be given one for all."""
     return tuple(values) * dims if len(values) == 1 else tuple(values)
 
@@ -90,7 +90,7 @@ class Convolution(NamedTuple):
     data: TensorSpec
     weight: TensorSpec
     output: TensorSpec
-    steps: tuple[tuple[int, ...], ...]
+    steps: tuple[Shape, ...]
     transposed: bool
     groups: int
     wanted: tuple[bool, bool, bool]

@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 
 from lib import paths
 from lib.config.base import Positive, Strict, load, number, some, whole
-from lib.errors import InputError, choices, entry
+from lib.errors import InputError, beginning, choices, entry
 from lib.tables import PARAMETERS
 from lib.work import dtypes
 from lib.work.graph import counts, families
-from lib.work.graph.ops import Op
+from lib.work.graph.ops import Ops
 
 _BLOCK = 128  # points of one Latin hypercube
 _TRIES = 4000  # points drawn in vain before a space counts as empty
@@ -74,14 +74,6 @@ class Limits(Strict):
     most_bytes: number(above=0) = 1e8
 
 
-class DeviceLimits(Strict):
-    """The limits of each device type."""
-
-    cpu: Limits = Limits()
-    cuda: Limits = Limits()
-    mps: Limits = Limits()
-
-
 class Space(Strict):
     """The space of one family: its axes, the passes to draw from, and how often it is drawn among others."""
 
@@ -102,7 +94,7 @@ class Grid(Strict):
 class Sweeps(Strict):
     """``params/sweeps.yaml``: limits by device type, a space a family, and named grids."""
 
-    limits: DeviceLimits = DeviceLimits()
+    limits: dict[Literal["cpu", "cuda", "mps"], Limits] = {}
     spaces: dict[str, Space]
     grids: dict[str, Grid] = {}
 
@@ -114,10 +106,8 @@ def load_sweeps(path: Path = paths.PARAMS / "sweeps.yaml") -> Sweeps:
         if any(axis.log or axis.linear for axis in grid.axes.values()):
             raise InputError(f"{path}: a grid takes exact lists, no ranges")
     for name, item in [*sweeps.spaces.items(), *((grid.op, grid) for grid in sweeps.grids.values())]:
-        try:
+        with beginning(str(path)):
             _check_axes(name, item.axes)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
     return sweeps
 
 
@@ -169,10 +159,13 @@ class Config:
         text = json.dumps([self.op, sorted(self.parameters), self.dtype, self.passes, self.latency_type, self.cache])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def ops(self, device: str = "cpu") -> tuple[Op, ...]:
+    def ops(self, device: str = "cpu") -> Ops:
         """Return the operators that torch runs for it on ``device``; InputError for what is impossible."""
         dtype = entry(dtypes.NAMES, self.dtype, "element type")
         return families.make(self.op, dict(self.parameters), dtype, self.passes, device)
+
+
+Point = tuple[Config, Ops]
 
 
 def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passes: str = "forward") -> Config:
@@ -180,7 +173,7 @@ def config(op: str, parameters: dict[str, int | str], dtype: str = "fp32", passe
     return Config(op, tuple(families.settled(op, parameters).items()), dtype, passes)
 
 
-def footprint(ops: tuple[Op, ...]) -> int:
+def footprint(ops: Ops) -> int:
     """Return the bytes that timing ``ops`` may need: inputs, outputs, and as much again for the library's workspace."""
     from lib.work.graph.rebuild import span
 
@@ -188,7 +181,7 @@ def footprint(ops: tuple[Op, ...]) -> int:
     return 2 * touched
 
 
-def work(ops: tuple[Op, ...]) -> tuple[float, float]:
+def work(ops: Ops) -> tuple[float, float]:
     """Return FLOPs and compulsory bytes of one configuration."""
     return sum(counts.flops(op) for op in ops), float(sum(counts.compulsory_bytes(op) for op in ops))
 
@@ -213,12 +206,12 @@ def fitted(op: str, values: dict[str, int | str]) -> dict[str, int | str]:
     if groups == "depthwise":
         return {**values, "groups": values["in_channels"], "out_channels": values["in_channels"]}
     if op.startswith("conv") and groups > 1:
-        return {**values, **{name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}}
+        return values | {name: -(-values[name] // groups) * groups for name in ("in_channels", "out_channels")}
     return values
 
 
 def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32",
-           device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+           device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[Point]:
     """Draw valid configurations of one family for ever, each once, with its operators on ``device``.
 
     They are those of Latin hypercubes over its axes (SciPy's, by seed). Of n shards each draws the same points, and keeps its
@@ -255,10 +248,10 @@ def sample(op: str, space: Space, limits: Limits, seed: int, dtype: str = "fp32"
 
 
 def sample_families(ops: list[str], sweeps: Sweeps, seed: int, dtype: str = "fp32",
-            device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[tuple[Config, tuple[Op, ...]]]:
+            device: str = "cpu", shard: tuple[int, int] = (0, 1)) -> Iterator[Point]:
     """Draw from several families: each once, then each as often as its weight says; of n shards, see ``sample``."""
     generator = random.Random(seed)
-    limits = getattr(sweeps.limits, device.partition(":")[0])
+    limits = sweeps.limits.get(device.partition(":")[0], Limits())
     draws = {op: sample(op, sweeps.spaces[op], limits, seed + number, dtype, device, shard)
              for number, op in enumerate(ops)}
     weights = [sweeps.spaces[op].weight for op in ops]
@@ -272,7 +265,7 @@ def _values(grid: Grid) -> dict[str, tuple]:
     return {"dtype": grid.dtypes, "passes": grid.passes, **{name: axis.of for name, axis in grid.axes.items()}}
 
 
-def too_large(grid: Grid, shard: tuple[int, int] = (0, 1)) -> str:
+def too_large(grid: Grid, shard: tuple[int, int]) -> str:
     """Return why a shard (i of n) of a grid cannot be walked to its end, and what can; empty where it can."""
     size = prod(len(values) for values in _values(grid).values())
     points = len(range(shard[0], size, shard[1]))

@@ -64,7 +64,7 @@ def pool(dims: int) -> Family:
     def read(op: Op) -> tuple | None:
         if f"{dims}d" not in op.short:
             return None
-        backward = op.short.endswith("backward")
+        backward = op.is_backward
         data, output = (op.args[1], op.args[0]) if backward else (op.args[0], op.outputs[0])
         if "adaptive" in op.short:
             return "adaptive_avg", *data.shape, *[None] * len(windows), *output.shape[2:], shapes.layout(data)
@@ -80,7 +80,7 @@ def pool(dims: int) -> Family:
             return ""
         if any(2 * p[f"padding_{axis[0]}"] > p[f"kernel_{axis[0]}"] for axis in axes):
             return "padding is more than half of the kernel"
-        return shapes.window_problem({**p, **dict.fromkeys(_windows(axes, "dilation"), 1)}, axes)
+        return shapes.window_problem(p | dict.fromkeys(_windows(axes, "dilation"), 1), axes)
 
     covered = [f"{name}{suffix}" for suffix in ("", "_backward")
                for name in (f"max_pool{dims}d_with_indices", f"avg_pool{dims}d", f"_adaptive_avg_pool{dims}d")]
