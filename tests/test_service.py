@@ -377,7 +377,7 @@ def test_a_job_that_failed_on_a_full_disk_has_ended_for_good(tmp_path):
         service.submit(light("a"))
         service.settle()
         with service.lock:
-            service._end(service.waiting["a"], 0, "failed", "No space left on device")
+            service._end(service.waiting["a"], "failed", "No space left on device")
     with opened(tmp_path) as service:
         assert service.left == 0 and ends_of(service) == {"a": "failed"}
 

@@ -6,7 +6,7 @@ cannot run.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,11 +14,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from lib.errors import InputError, choices
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, cores_taken
 
 Memory = TypeVar("Memory")
 _SLACK = 1e-9  # cores: sums of fractions are rounded
+
+
+class PolicyError(InputError):
+    """A policy wants what cannot be done, or leaves jobs waiting for ever."""
 
 
 class Start(NamedTuple):
@@ -68,7 +73,7 @@ class Predict:
 
     def __init__(self, table: np.ndarray, sigma: float = 0.0):
         self.table, self.sigma = table, sigma
-        self._rows: list[list[float]] = table.tolist()
+        self._rows = table.tolist()
 
     def __call__(self, job: int, device_type: int) -> float:
         """Return the seconds of one job on one device type; inf where it cannot run."""
@@ -104,28 +109,25 @@ class State:
 
     def __post_init__(self):
         fleet = self.fleet
-        self.type_of: list[int] = fleet.type_of.tolist()
-        self.setup_s: list[float] = fleet.setup_s.tolist()
-        self.counts: list[int] = fleet.counts.tolist()
+        self.type_of = fleet.type_of.tolist()
+        self.setup_s = fleet.setup_s.tolist()
+        self.counts = fleet.counts.tolist()
         self._cores = cores_taken(self.jobs, fleet)
 
     @classmethod
     def at_start(cls, jobs: Jobs, fleet: Fleet) -> "State":
         """Return the state before any job arrived: every device is free."""
-        free: list[dict[int, None]] = [{} for _ in fleet.types]
+        free = [{} for _ in fleet.types]
         for device, device_type in reversed(list(enumerate(fleet.type_of.tolist()))):
             free[device_type][device] = None
         return cls(jobs, fleet, free=free, free_cores=fleet.host_cores)
 
-    def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> Memory:
-        """Return the policy's object of a class, created at the first call."""
+    def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
+        """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""
+        new = self.arrived if kind in self.memory else list(self.waiting)
         if kind not in self.memory:
             self.memory[kind] = create()
-        return self.memory[kind]
-
-    def new_jobs(self, kind: type) -> list[int]:
-        """Return the jobs that a policy's object of a class has not seen: those that arrived, or all if it is to be created."""
-        return self.arrived if kind in self.memory else list(self.waiting)
+        return self.memory[kind], new
 
     def idle(self, device_type: int, most: int | None = None) -> list[int]:
         """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
@@ -143,22 +145,35 @@ class State:
 
     # ------------------------------------------------------------------------------------------ for engines
 
-    def obstacle(self, job: int, device: int, predict: Predict) -> str:
-        """Return why a job cannot start on a device now; empty if it can."""
-        device_type = self.type_of[device]
-        possible = {"it is not waiting": job in self.waiting, "the device is not free": device in self.free[device_type],
+    def obstacle(self, job: int, devices: Sequence[int], predict: Predict) -> str:
+        """Return why a job cannot start on devices now; empty if it can."""
+        device_type = self.type_of[devices[0]]
+        possible = {"it is not waiting": job in self.waiting,
+                    "it needs another number of devices at once": len(set(devices)) == self.jobs.gang[job],
+                    "not all are free, and of one type": self.free[device_type].keys() >= set(devices),
                     "it cannot run there": predict(job, device_type) < np.inf,
                     "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
         return next((reason for reason, holds in possible.items() if not holds), "")
 
-    def start(self, job: int, device: int, attempt: int, others: tuple[int, ...] = ()) -> None:
+    def check_start(self, job: int, devices: Sequence[int], predict: Predict) -> None:
+        """Raise PolicyError if a job cannot start on devices now."""
+        if obstacle := self.obstacle(job, devices, predict):
+            names = choices(self.fleet.names[device] for device in devices)
+            raise PolicyError(f"the policy started job {self.jobs.ids[job]} on {names}: {obstacle}")
+
+    def for_ever(self) -> PolicyError:
+        """Return the error of a policy that leaves jobs waiting though nothing more will happen."""
+        names = choices(self.jobs.ids[job] for job in list(self.waiting)[:3])
+        return PolicyError(f"the policy left {len(self.waiting)} jobs waiting for ever, such as {names}")
+
+    def start(self, job: int, devices: Sequence[int], attempt: int) -> None:
         """Move a job from waiting to running."""
-        device_type = self.type_of[device]
+        device_type = self.type_of[devices[0]]
         del self.waiting[job]
-        for place in (device, *others):
-            del self.free[device_type][place]
-            self.running[place] = Running(job, place, self.now_s, attempt)
-            self.started.append(place)
+        for device in devices:
+            del self.free[device_type][device]
+            self.running[device] = Running(job, device, self.now_s, attempt)
+            self.started.append(device)
             self.free_cores -= self.cores(job, device_type)
 
     def stop(self, device: int) -> Running:

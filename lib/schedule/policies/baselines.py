@@ -77,8 +77,7 @@ def by_size(state: State, predict: Predict) -> list[Action]:
 
     The size of a job is its longest time.
     """
-    new = state.new_jobs(_SizeSplit)
-    split = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
+    split, new = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
     for size in _longest(predict.table[new]).tolist():
         insort(split.sizes, size)
     return Greedy(allowed=split.allowed)(state, predict)
@@ -102,8 +101,8 @@ class Bind:
 
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
-        freed, new = state.freed if Queues in state.memory else [], state.new_jobs(Queues)
-        queues = state.recall(Queues, lambda: Queues(state))
+        freed = state.freed if Queues in state.memory else []
+        queues, new = state.recall(Queues, lambda: Queues(state))
         for device in freed:
             queues.expect(device, state.now_s + queues.load_s[device])
         devices = {device for device in freed if queues.jobs[device]} | queues.blocked

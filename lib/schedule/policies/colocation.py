@@ -52,7 +52,7 @@ class Colocation:
     def __init__(self, state: State):
         self._contention, self.active = state.contention, state.contention is not None
         self._classes = state.jobs.job_class.tolist()
-        self._typical: dict[tuple[int, int], float] = {}
+        self._typical = {}  # by job class and type: the mean of ``mutual`` over the mix
         self._mix = [(job_class, device_type) for job_class in sorted(set(self._classes))
                      for device_type in range(len(state.counts))]
 

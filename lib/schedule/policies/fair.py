@@ -25,8 +25,8 @@ class FairShares:
 
 def fair(state: State, predict: Predict) -> list[Action]:
     """Start jobs of the users who had least; of a user's jobs, those that are short and apt for a type go first."""
-    users, weights, new = state.jobs.users, state.jobs.user_weights, state.new_jobs(FairShares)
-    shares = state.recall(FairShares, lambda: FairShares(np.zeros(len(weights)), {}))
+    users, weights = state.jobs.users, state.jobs.user_weights
+    shares, new = state.recall(FairShares, lambda: FairShares(np.zeros(len(weights)), {}))
     _arrive(new, state, predict, shares)
     started, actions, budget = set(), [], CoreBudget(state)
 

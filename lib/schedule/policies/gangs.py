@@ -65,7 +65,7 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
 
 def _ends(state: State, predict: Predict) -> list[list[float]]:
     """Return by type when what runs is expected to end, in order."""
-    ends_s: list[list[float]] = [[] for _ in state.counts]
+    ends_s = [[] for _ in state.counts]
     for device, ran in state.running.items():
         device_type = state.type_of[device]
         expected = ran.start_s + state.setup_s[device_type] + predict(ran.job, device_type)

@@ -33,7 +33,7 @@ class _Ready:
         while (entry := heap.first(valid)) and not budget.has(entry[2], device_type):
             if cpu:
                 return None  # all jobs take the cores of the slot
-            aside += [(device_type, entry) for entry in heap.take(1, valid)]
+            aside.append((device_type, heap.take()))
         return entry
 
 
@@ -69,8 +69,7 @@ class Greedy:
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
         waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
-        new = state.new_jobs(_Ready)
-        ready = state.recall(_Ready, lambda: _Ready(state))
+        ready, new = state.recall(_Ready, lambda: _Ready(state))
         self._add(ready, state, predict, new)
 
         def valid(entry: Entry) -> bool:

@@ -11,41 +11,33 @@ from lib.schedule.state import State
 Entry = tuple[Any, ...]  # the smallest first
 
 
-class LazyHeap:
+class LazyHeap(list[Entry]):
     """A heap whose outdated entries are dropped as they are met; the caller says which are ``valid``."""
 
     def __init__(self, entries: Iterable[Entry] = ()):
-        self._entries = list(entries)
-        heapq.heapify(self._entries)
+        super().__init__(entries)
+        heapq.heapify(self)
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def push(self, *entries: Entry) -> None:
+        """Add entries."""
+        for entry in entries:
+            heapq.heappush(self, entry)
 
-    def push(self, entry: Entry) -> None:
-        """Add an entry."""
-        heapq.heappush(self._entries, entry)
+    def take(self) -> Entry:
+        """Remove and return the smallest entry."""
+        return heapq.heappop(self)
 
     def first(self, valid: Callable[[Entry], bool]) -> Entry | None:
         """Return the smallest valid entry, without removing it."""
-        entries = self._entries
-        while entries and not valid(entries[0]):
-            heapq.heappop(entries)
-        return entries[0] if entries else None
-
-    def take(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove and return the smallest valid entries."""
-        taken: list[Entry] = []
-        while self._entries and len(taken) < count:
-            entry = heapq.heappop(self._entries)
-            if valid(entry):
-                taken.append(entry)
-        return taken
+        while self and not valid(self[0]):
+            self.take()
+        return self[0] if self else None
 
     def smallest(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
-        """Return the smallest valid entries, without removing them."""
-        taken = self.take(count, valid)
-        for entry in taken:
-            self.push(entry)
+        """Remove and return the smallest valid entries."""
+        taken = []
+        while len(taken) < count and self.first(valid):
+            taken.append(self.take())
         return taken
 
 
@@ -57,18 +49,17 @@ class Queues:
     """
 
     def __init__(self, state: State):
-        self.jobs: list[deque[int]] = [deque() for _ in state.type_of]
+        self.jobs = [deque() for _ in state.type_of]
         self.end_s, self.load_s = [state.now_s] * len(state.type_of), [0.0] * len(state.type_of)
-        self.blocked: set[int] = set()
-        self._type_of, self._types = state.type_of, len(state.counts)
+        self.blocked = set()
+        self._type_of, self._types = state.type_of, range(len(state.counts))
         self.rebuild()
 
     def rebuild(self) -> None:
         """Build the heaps from ``end_s``."""
-        ends: list[list[Entry]] = [[] for _ in range(self._types)]
-        for device, device_type in enumerate(self._type_of):
-            ends[device_type].append((self.end_s[device], device))
-        self._ends = [LazyHeap(entries) for entries in ends]
+        self._ends = [LazyHeap() for _ in self._types]
+        for entry in zip(self.end_s, range(len(self.end_s)), strict=True):
+            self._ends[self._type_of[entry[1]]].push(entry)
 
     def _is_current(self, entry: Entry) -> bool:
         return entry[0] == self.end_s[entry[1]]

@@ -138,9 +138,9 @@ class Cluster:
 
     def __init__(self, address: str = ""):
         self.address = address
-        self._ray: Any = None
-        self._folder: tempfile.TemporaryDirectory | None = None  # of a cluster started here
-        self._shares: dict[str, _Share] = {}
+        self._ray = None
+        self._folder = None  # of a cluster started here
+        self._shares = {}  # by the slots' names
 
     def __enter__(self) -> "Cluster":
         return self
@@ -162,7 +162,7 @@ class Cluster:
             raise InputError("--engine ray needs the package ray: pip install -r requirements.txt") from None
         if self.address:
             _check_address(self.address)
-            how: dict[str, Any] = {"address": self.address}
+            how = {"address": self.address}
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
             self._folder = short_folder()
@@ -183,8 +183,7 @@ class Cluster:
         """Return the nodes that are alive, the head first; further nodes of a host are numbered."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeName"], node["NodeID"]))
-        seen: Counter[str] = Counter()
-        nodes = []
+        seen, nodes = Counter(), []
         for node in alive:
             resources, name = node["Resources"], node["NodeName"]
             seen[name] += 1
@@ -205,7 +204,7 @@ class Cluster:
         if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
         fits = able(jobs, [share.capacity for share in shares], "the cluster").T
-        types: dict[tuple[str, bytes], str] = {}  # device type and the jobs that fit -> name of the type
+        types = {}  # device type and the jobs that fit -> name of the type
         slots = []
         for share, jobs_fit in zip(shares, fits, strict=True):
             capacity = share.capacity

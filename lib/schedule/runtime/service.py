@@ -40,7 +40,7 @@ class Service(Engine):
             opened.enter_context(locks.writer(folder / JOURNAL))
             journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=lambda reason: False)))  # ends are known
             super().__init__(journal, policy, predicted_s, limits, spawn, observer)
-            self._classes: dict[str, int] = {}
+            self._classes = {}  # of jobs: the number of each workload, notebook or call
             self._note_lock = threading.Lock()  # the journal and the engine get calls in the same order
             for entry in journal.submitted():
                 self._take(entry)

@@ -79,8 +79,8 @@ class _Leader:
 
     def __init__(self, pipe: Any):
         self._pipe, self._lock, self.requests = pipe, threading.Lock(), queue.Queue()
-        self._current: tuple[str, Job | None] = "", None
-        self._stops: set[str] = set()
+        self._current = "", None  # token and job
+        self._stops = set()  # tokens
 
     def send(self, *message: Any) -> None:
         """Send one message, from any thread."""
@@ -174,8 +174,7 @@ class ActorWorker:
     """A worker that is called as an actor: its pipe is two queues, and each method runs in its own thread."""
 
     def __init__(self):
-        self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._sent: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._received, self._sent = queue.SimpleQueue(), queue.SimpleQueue()
         self.recv, self.send = self._received.get, self._sent.put
 
     def run(self, *arguments: Any) -> None:

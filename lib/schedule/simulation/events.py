@@ -9,17 +9,12 @@ from itertools import count
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
-from lib.schedule.state import Policy, Predict, Restart, State, Wait
+from lib.schedule.state import Policy, PolicyError, Predict, Restart, State, Wait
 
 _ARRIVE, _END, _WAKE = 0, 1, 2
 ATTEMPTS = 3
-
-
-class PolicyError(InputError):
-    """A policy wants what cannot be done, or leaves jobs waiting for ever."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,8 @@ class Simulation:
         state.expected, state.contention = len(jobs) - len(present), known_contention
         state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
-        self.rows: list[tuple[int, int, float, float, int, str]] = []
-        self.decide_s: list[float] = []
-        self.refine_s: list[float] = []
+        self.rows = []  # of job, device, start, end, attempt, status
+        self.decide_s, self.refine_s = [], []
         self._attempts, self._failures = [0] * len(jobs), [0] * len(jobs)
         self._work_s = (problem.fleet.setup_s + problem.actual_s).tolist()
         self._draw = np.random.default_rng(faults.seed)
@@ -85,11 +79,11 @@ class Simulation:
         self._numbers = count(len(order))
         self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
         self._fails = [False] * devices
-        self._left_s: dict[int, float] = {}  # of work, by device, under contention
-        self._others: dict[int, tuple[int, ...]] = {}  # further devices of a gang, by its first
+        self._left_s = {}  # of work, by device, under contention
+        self._others = {}  # further devices of a gang, by its first
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
-            gangs: dict[int, list[int]] = {}
+            gangs = {}
             for device, ran in state.running.items():
                 gangs.setdefault(ran.job, []).append(device)
             for device, *others in gangs.values():
@@ -103,8 +97,7 @@ class Simulation:
         while self._events and self.step():
             pass
         if state.waiting:
-            names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
-            raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
+            raise state.for_ever()
         columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
         return Outcome(table(self.problem, *columns), self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
@@ -158,18 +151,14 @@ class Simulation:
             self._push(self.state.now_s + seconds, _END, device)
 
     def _start(self, job: int, device: int, others: tuple[int, ...] = ()) -> None:
-        state, device_type, gang = self.state, self.state.type_of[device], {device, *others}
-        alike = len(gang) == self.problem.jobs.gang[job] and all(state.type_of[place] == device_type for place in gang)
-        for place in gang:
-            if obstacle := state.obstacle(job, place, self.predict) or "" if alike else "it needs other devices at once":
-                raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[place]}: "
-                                  f"{obstacle}")
+        devices = device, *others
+        self.state.check_start(job, devices, self.predict)
         self._attempts[job] += 1
-        state.start(job, device, self._attempts[job], others)
+        self.state.start(job, devices, self._attempts[job])
         self._others[device] = others
         self._version[device] += 1
         fails = self._fails[device] = self.faults.chance > 0 and self._draw.random() < self.faults.chance
-        self._work(device, self._work_s[job][device_type] * (self._draw.random() if fails else 1.0))
+        self._work(device, self._work_s[job][self.state.type_of[device]] * (self._draw.random() if fails else 1.0))
 
     def _stop(self, job: int) -> None:
         """Stop a job that the policy moves."""

@@ -35,9 +35,9 @@ class Estimator:
         self._predict, self._setup_s = predict, setup_s
         self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # unit of logs
         self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
-        self._errors: deque[float] = deque(maxlen=_WINDOW)
-        self._finished: list[tuple[int, int, float]] = []  # job, device type and log time
-        self._overdue: dict[tuple[int, int], float] = {}  # of jobs that run: their log time will be more than this
+        self._errors = deque(maxlen=_WINDOW)
+        self._finished = []  # job, device type and log time
+        self._overdue = {}  # by job and device type, of jobs that run: their log time will be more than this
         self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
         self._known = jobs.job_class >= 0
         self._implied_sigma = self._implied()

@@ -37,7 +37,7 @@ class TypeLists:
 
     def __init__(self, state: State, sigma: float, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
         self.margin = portable.exp_one(_MARGIN * sigma)
-        self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
+        self.rows = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         self._colocation = Colocation(state)
         self.ended, self._count = 0, len(jobs)
         relaxed = self._relaxed(state, times, ready_s)
@@ -46,7 +46,7 @@ class TypeLists:
         entries = list(zip((-times[np.arange(len(jobs)), chosen]).tolist(), jobs.tolist(), strict=True))
         self._lists = [LazyHeap(entries[number] for number in np.flatnonzero(chosen == device_type))
                        for device_type in range(len(state.counts))]
-        self._elsewhere: list[LazyHeap | None] = [None] * len(self._lists)  # of (time here / elsewhere, order, time here, job)
+        self._elsewhere = [None] * len(self._lists)  # heaps of (time here / elsewhere, order, time here, job)
 
     def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
         """Return the LP relaxation; a job that may take longer somewhere than all jobs together does not go there."""
@@ -82,10 +82,9 @@ class TypeLists:
         lists are made again.
         """
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
-        if entries := jobs.take(CANDIDATES if self._colocation.active else 1, waits):
+        if entries := jobs.smallest(CANDIDATES if self._colocation.active else 1, waits):
             chosen = entries.pop(self._colocation.pick(state, [job for _, job in entries], device_type))
-            for entry in entries:
-                jobs.push(entry)
+            jobs.push(*entries)
             return chosen[1]
         if elsewhere is None:
             with refining(state):

@@ -62,8 +62,7 @@ class Planner(Queues):
 
         Where one device of a type finds nothing to take, the others are not tried. Jobs that lack host cores are blocked.
         """
-        actions: list[Action] = []
-        budget, left, in_vain = CoreBudget(state), len(state.waiting), set()
+        actions, budget, left, in_vain = [], CoreBudget(state), len(state.waiting), set()
         for device in devices:
             device_type, queue = state.type_of[device], self.jobs[device]
             if not queue and left and steal and device_type not in in_vain and \
@@ -103,12 +102,11 @@ class Planner(Queues):
         return False
 
     def _ending_last(self) -> list[int]:
-        found: dict[int, Entry] = {}
-        while len(found) < _VICTIMS and (entries := self._latest.take(1, self._is_victim)):
-            found[entries[0][1]] = entries[0]
-        for entry in found.values():
-            self._latest.push(entry)
-        return list(found)
+        victims = {}
+        while len(victims) < _VICTIMS and (entry := self._latest.first(self._is_victim)):
+            victims[entry[1]] = self._latest.take()
+        self._latest.push(*victims.values())
+        return list(victims)
 
     def _is_victim(self, entry: Entry) -> bool:
         return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]

@@ -58,7 +58,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     """
     if objective not in OBJECTIVES:
         raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
-    memory = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
+    memory, _ = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
     overdue = memory.stragglers.overdue(state) if memory.stragglers else []
     sigma = memory.estimator.learn(state.finished, overdue)
     if sigma is not None:
@@ -103,13 +103,13 @@ def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray
 
 
 def _weighted(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray,
-              weights: dict[str, float]) -> tuple[float, np.ndarray | None]:
+              weights: dict[str, float]) -> tuple[float, np.ndarray | float]:
     """Return the weight of the makespan, and what running ``jobs`` on a type costs beside it (jobs, types), in like units.
 
     Energy is that of each job above idling, and idling, which lasts as long as the makespan.
     """
     if set(weights) == {"makespan"}:
-        return weights["makespan"], None
+        return weights["makespan"], 0.0
     fleet = state.fleet
     span_s = bounds.relaxation(times, fleet.counts, fleet.by_type(ready_s)).makespan_s
     of_span, extra = weights.get("makespan", _LEAST_WEIGHT), np.zeros(times.shape)

@@ -30,7 +30,7 @@ class Stragglers:
     def __init__(self, state: State, estimator: Estimator):
         self._last: tuple | None = None
         self._next_s = 0.0
-        self._left_types: dict[int, set[int]] = {}  # by job: a stopped job does not go back
+        self._left_types = {}  # by job: a stopped job does not go back
         self._order(state, estimator)
 
     def _order(self, state: State, estimator: Estimator) -> None:
@@ -62,7 +62,7 @@ class Stragglers:
         """Return jobs that have run for _OVERDUE times their estimate, and again each time that this has doubled."""
         late = []
         while (entry := self._due.first(partial(_runs, state))) and entry[0] <= state.now_s:
-            _, device, start_s = self._due.take(1, partial(_runs, state))[0]
+            _, device, start_s = self._due.take()
             ran, worked_s = state.running[device], state.worked_s(state.running[device])
             self._due.push((state.now_s + max(worked_s, 1e-9 + 1e-9 * state.now_s), device, start_s))
             if worked_s > 0:
@@ -78,8 +78,11 @@ class Stragglers:
         if not idle or not running:
             return []
 
-        orders = (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,)
-        devices = {entry[1] for order in orders for entry in order.smallest(_CANDIDATES, partial(_runs, state))}
+        devices = set()
+        for order in (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,):
+            entries = order.smallest(_CANDIDATES, partial(_runs, state))
+            order.push(*entries)
+            devices.update(entry[1] for entry in entries)
         last = self._last
         if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
             return last[4]

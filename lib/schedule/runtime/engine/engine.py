@@ -3,7 +3,7 @@
 import threading
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -98,12 +98,12 @@ class Engine:
         self.lock, self._changes = threading.RLock(), Changes()
         self.post = self._changes.post
         self._thread: threading.Thread | None = None
-        self._tried, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
+        self._tried, self._began, self._offset_s = Counter(journal.tried()), time.monotonic(), journal.last_s()
         self.waiting: dict[str, Entry] = {}
-        self.upcoming: list[Entry] = []
+        self.upcoming = []
         self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
-        self.stranded: list[Entry] = []  # jobs that no slot can run now
+        self.stranded = []  # jobs that no slot can run now
         self.wake_s, self.done, self._changed, self._gather_until_s = np.inf, 0, False, self.now() + gather_s
 
     def now(self) -> float:
@@ -158,7 +158,7 @@ class Engine:
         """End a job that waits; stop a job that runs, whose end comes when it has stopped."""
         if job_id in self.waiting:
             self.view = None
-            self._end(self.waiting[job_id], 0, "cancelled")
+            self._end(self.waiting[job_id], "cancelled")
         for attempt in self._attempts:
             if attempt.entry.job_id == job_id and not attempt.cancelled:
                 attempt.cancelled = True
@@ -311,15 +311,16 @@ class Engine:
             self._conclude(attempt)
 
     def _conclude(self, attempt: Attempt) -> None:
-        if not attempt.troubles:
-            self._finish(attempt)
-            return
-        status = attempt.troubles[0][0]
-        reason = "; ".join(reason for other, reason, _ in attempt.troubles if other != "moved")
-        if status == "retried":
-            self._fail(attempt, reason, any(final for *_, final in attempt.troubles))
-        else:
+        """End an attempt, and the job with it if it is done, failed for good, or was tried often enough."""
+        entry, reason = attempt.entry, "; ".join(reason for status, reason, _ in attempt.troubles if status != "moved")
+        status, *_ = attempt.troubles[0] if attempt.troubles else ["done"]
+        final, tried = any(final for *_, final in attempt.troubles), self._tried[entry.job_id] + 1
+        if status == "done":
+            self._end(entry, "done", "", attempt)
+        elif status != "retried" or attempt.cancelled or not (final or tried >= self.limits.attempts):
             self._stopped(attempt, status, reason)
+        else:
+            self._end(entry, "failed", reason if final else f"{reason} (attempt {tried} of {self.limits.attempts})", attempt)
 
     def _release(self, attempt: Attempt, seconds: float | None = None) -> None:
         """Free the slots of an attempt, once the journal knows; ``seconds`` are those of a job that ended well."""
@@ -335,7 +336,7 @@ class Engine:
             if seconds is not None:
                 state.finish(ran, seconds)
         for slot in attempt.slots:
-            slot.clear()
+            slot.attempt, slot.stop_by_s = None, np.inf
         if len(attempt.slots) > 1:
             self._meeting(attempt).unlink(missing_ok=True)
 
@@ -344,56 +345,40 @@ class Engine:
         name = f"{files.safe_name(attempt.entry.job_id)}-{attempt.entry.attempt}"
         return self.journal.path.parent.resolve() / _GANGS / name
 
-    def _finish(self, attempt: Attempt) -> None:
-        entry = attempt.entry
-
-        def free() -> None:
-            self._release(attempt, max(_LEAST_S, self.now() - attempt.start_s))
-            self.done += 1
-            for other in self.waiting.values():
-                if other.job_class == entry.job_class:
-                    other.seconds.clear()  # better predictions may be known now
-
-        self._end(entry, entry.attempt, "done", "", attempt.result, free)
-
     def _stopped(self, attempt: Attempt, status: str, reason: str = "") -> None:
         """End an attempt that is not the job's end, unless the job is cancelled; start it again on the slot it moves to."""
         entry, target, at_s = attempt.entry, attempt.moving_to, self.now()
         if attempt.cancelled:
-            self._end(entry, entry.attempt, "cancelled", reason, free=partial(self._release, attempt))
+            self._end(entry, "cancelled", reason, attempt)
             return
         self.journal.stop(entry.job_id, entry.attempt, at_s, status, reason)
         self._release(attempt)
         if status == "retried":
-            self._tried[entry.job_id] = self._tried.get(entry.job_id, 0) + 1
+            self._tried[entry.job_id] += 1
         self.waiting[entry.job_id] = entry
         self.observer.stopped(entry.job_id, entry.attempt, status, reason, at_s)
         if self._arrive(entry) and target and self.slots.by_name.get(target.name) is target:
             state, number = self.view.state, self.view.numbers[entry.job_id]
-            if not state.obstacle(number, target.device, self.view.predict):
+            if not state.obstacle(number, [target.device], self.view.predict):
                 state.arrived.remove(number)  # no news to the policy, which moved it
                 self._start(entry, target)
 
-    def _fail(self, attempt: Attempt, reason: str, final: bool = False) -> None:
-        """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
-        entry = attempt.entry
-        tried = self._tried.get(entry.job_id, 0) + 1
-        if attempt.cancelled or not (final or tried >= self.limits.attempts):
-            self._stopped(attempt, "retried", reason)
-            return
-        times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
-        self._end(entry, entry.attempt, "failed", f"{reason}{times}", free=partial(self._release, attempt))
-
-    def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
-             free: Callable[[], Any] = lambda: None) -> None:
-        """End a job: in the journal, which may refuse, then in the list and by ``free``; then the observer hears of it."""
-        at_s = self.now()
-        new = self.journal.end(entry.job_id, attempt, at_s, status, reason, result)
-        free()
+    def _end(self, entry: Entry, status: str, reason: str = "", attempt: Attempt | None = None) -> None:
+        """End a job, and the attempt that runs: in the journal, which may refuse, then here; then the observer hears of it."""
+        at_s, number, done = self.now(), entry.attempt if attempt else 0, status == "done"
+        result = attempt.result if done else None
+        new = self.journal.end(entry.job_id, number, at_s, status, reason, result)
+        if attempt:
+            self._release(attempt, max(_LEAST_S, at_s - attempt.start_s) if done else None)
         self.waiting.pop(entry.job_id, None)
         self._tried.pop(entry.job_id, None)
+        if done:
+            self.done += 1
+            for other in self.waiting.values():
+                if other.job_class == entry.job_class:
+                    other.seconds.clear()  # better predictions may be known now
         if new:
-            self.observer.ended(entry.job_id, attempt, status, reason, result, at_s)
+            self.observer.ended(entry.job_id, number, status, reason, result, at_s)
 
     # ------------------------------------------------------------------------------------------ decisions
 
@@ -411,7 +396,7 @@ class Engine:
             if entry.refusal:
                 entry.seconds = dict.fromkeys(fleet.types, np.inf)
                 if not planning:
-                    self._end(entry, 0, "failed", entry.refusal)
+                    self._end(entry, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
         return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
@@ -447,26 +432,22 @@ class Engine:
         for action in actions:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
+            elif isinstance(action, Restart):
+                self._move(view.entries[action.job], slots[action.device])
             else:
-                act = self._move if isinstance(action, Restart) else self._start
-                act(view.entries[action.job], *(slots[device] for device in (action.device, *getattr(action, "others", ()))))
+                self._start(view.entries[action.job], *(slots[device] for device in (action.device, *action.others)))
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
-            waiting = ", ".join(view.entries[job].job_id for job in list(state.waiting)[:3])
-            raise InputError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {waiting}")
+            raise state.for_ever()
 
     def _start(self, entry: Entry, *slots: SlotState) -> None:
         """Start a job, unless it was cancelled a moment ago: that change is still to come."""
         view, at_s = self.view, self.now()
         if not view:
             return
-        number, device_type = view.numbers[entry.job_id], view.state.type_of[slots[0].device]
-        for slot in slots:
-            obstacle = view.state.obstacle(number, slot.device, view.predict)
-            if obstacle or len(slots) != entry.spec.devices or view.state.type_of[slot.device] != device_type:
-                raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: "
-                                 f"{obstacle or f'it needs {entry.spec.devices} devices of one type at once'}")
-        attempt = Attempt(entry, slots, at_s, view.predict(number, device_type))
+        number, devices = view.numbers[entry.job_id], [slot.device for slot in slots]
+        view.state.check_start(number, devices, view.predict)
+        attempt = Attempt(entry, slots, at_s, view.predict(number, view.state.type_of[devices[0]]))
         begun = self.journal.start(entry.job_id, attempt.names, at_s)
         if not begun:
             self.view = None
@@ -477,8 +458,7 @@ class Engine:
             files.folder(self._meeting(attempt).parent)
         attempt.start(str(self._meeting(attempt)))
         del self.waiting[entry.job_id]
-        first, *others = (slot.device for slot in slots)
-        view.state.start(number, first, begun, tuple(others))
+        view.state.start(number, devices, begun)
 
     def _move(self, entry: Entry, target: SlotState) -> None:
         attempt = next(attempt for attempt in self._attempts if attempt.entry is entry)

@@ -90,10 +90,6 @@ class SlotState:
         """Return the name of the attempt that runs here."""
         return f"{self.runs.job_id}#{self.runs.attempt}" if self.runs else ""
 
-    def clear(self) -> None:
-        """Note that nothing runs here."""
-        self.attempt, self.stop_by_s = None, np.inf
-
 
 def attempt_of(token: str) -> tuple[str, int]:
     """Return the job and the number of the attempt that a token names; InputError if it names none."""
@@ -112,7 +108,7 @@ class Slots:
     def __init__(self, limits: Limits, spawn: Spawn, now: Callable[[], float]):
         self.limits, self._spawn, self._now = limits, spawn, now
         self.by_name: dict[str, SlotState] = {}
-        self.notes: deque[str] = deque(maxlen=_NOTES)
+        self.notes = deque(maxlen=_NOTES)
 
     def __iter__(self) -> Iterator[SlotState]:
         return iter(list(self.by_name.values()))
