@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from lib import store
-from lib.measure import load, machine
+from lib.measure import load, machine, worker
 from lib.schedule import durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, run_record, tasks, workers
+from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
 from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
@@ -55,7 +55,7 @@ def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
         read(tmp_path, text)
 
 
-@pytest.mark.skipif(len(workers.cores_here()) < 2, reason="a gang needs two slots")
+@pytest.mark.skipif(len(worker.own_cores()) < 2, reason="a gang needs two slots")
 def test_a_gang_trains_as_one_device_does(home, tmp_path):
     """The batch is shared, so weights are those of one device; a number of devices that is left open is chosen."""
     text = "job_id,workload_id,steps,devices,most_devices\ntwo,W1,5,2,2\none,W1,5,1,1\nopen,W1,5,1,2\n"
@@ -202,7 +202,7 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 
 def test_what_runs_at_once_fits_together(with_card, monkeypatch):
     """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
-    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(local_site, "own_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "memory_mb", {"cpu": 8000.0, "cuda:0": 16000.0}.__getitem__)
     jobs = replace(Jobs.plain(4), memory_mb=np.array([2000.0, 2001.0, 16000.0, 0.0]), cpu_cores=np.array([1.0, 0.0, 4.0, 2.0]))
     assert local_site.local_site(jobs).able.tolist() == [[True, True], [False, True], [False, True], [False, True]]
@@ -220,7 +220,7 @@ def test_what_runs_at_once_fits_together(with_card, monkeypatch):
 @pytest.mark.parametrize(("cores", "count", "slots", "width"), [
     (16, 0, 16, 1), (20, 0, 10, 2), (128, 128, 128, 1)])
 def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
-    monkeypatch.setattr(local_site, "cores_here", lambda: list(range(cores)))
+    monkeypatch.setattr(local_site, "own_cores", lambda: list(range(cores)))
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
     monkeypatch.setattr(load, "free_cores", lambda: cores)
     assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots

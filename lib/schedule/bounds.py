@@ -1,7 +1,6 @@
 """Lower bounds of any schedule: the makespan by an LP relaxation, the mean completion time by a matching."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ def able_times(problem: Problem) -> np.ndarray:
     return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s, np.inf)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """Host cores that all devices share: those that a running job takes on each type (jobs, types), and their number."""
 
     taken: np.ndarray
@@ -33,8 +31,7 @@ def host_of(jobs: Jobs, fleet: Fleet, chosen: np.ndarray | slice = slice(None)) 
     return None if np.isinf(fleet.host_cores) else Host(cores_taken(jobs, fleet)[chosen], fleet.host_cores)
 
 
-@dataclass(frozen=True)
-class Relaxation:
+class Relaxation(NamedTuple):
     """The optimum of the LP relaxation, in which jobs may be cut: the makespan in s, and each job's shares (jobs, types).
 
     ``price`` (types) is the growth of the makespan with a second of work on a type.
@@ -148,12 +145,11 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
 
 def _times_and_work(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Return the least seconds and device-seconds (jobs, types) of jobs, over what moldable ones offer."""
-    times, offers = able_times(problem), problem.offers
-    if offers is None:
+    if problem.offers is None:
+        times = able_times(problem)
         return times, times * problem.jobs.gang[:, None]
-    there = offers.counts[:, :, None] <= problem.fleet.counts
-    each = np.where(there, offers.seconds + problem.fleet.setup_s, np.inf)
-    return each.min(axis=1), (each * offers.counts[:, :, None]).min(axis=1)
+    each = problem.offered_s + problem.fleet.setup_s
+    return each.min(axis=1), (each * problem.offers.counts[:, :, None]).min(axis=1)
 
 
 def makespan_bound(problem: Problem) -> float:

@@ -19,9 +19,8 @@ _FIGURES = {"mean_jct": "mean_jct_s", "p99_jct": "p99_jct_s", "deadline": "late"
 
 def candidates(problem: Problem) -> list[np.ndarray]:
     """Return choices of offers (jobs), one for each of some limits of the time of a job, without repeats."""
-    offers = problem.offers
-    there = np.where(offers.counts[:, :, None] <= problem.fleet.counts, offers.seconds, np.inf).min(axis=2)  # jobs, offers
-    work_s, chosen = there * offers.counts, {}
+    there = problem.offered_s.min(axis=2)  # jobs, offers
+    work_s, chosen = there * problem.offers.counts, {}
     bound_s, usual_s = bounds.makespan_bound(problem), there[np.isfinite(there)]
     for limit_s in (*np.quantile(usual_s, _QUANTILES), *(share * bound_s for share in _SHARES)):
         within = np.where(there <= limit_s, work_s, np.inf)

@@ -171,6 +171,11 @@ class Problem:
         """Return the predicted seconds (jobs, types), inf wherever a job cannot run: what policies see."""
         return np.where(feasible(self), self.predicted_s, np.inf)
 
+    @property
+    def offered_s(self) -> np.ndarray:
+        """Return the seconds (jobs, offers, types) that moldable jobs offer, inf where there are too few devices."""
+        return np.where(self.offers.counts[:, :, None] <= self.fleet.counts, self.offers.seconds, np.inf)
+
     def with_offers(self, chosen: np.ndarray) -> "Problem":
         """Return the problem with the chosen offer of each job (its number)."""
         jobs = np.arange(len(self.jobs))

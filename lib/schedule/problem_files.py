@@ -47,12 +47,8 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
         if offers is None and columns.most_devices is not None:
             raise InputError(f"{jobs} has most_devices: the times on each number of devices are rows of {times}, with a column "
                              "devices")
-    if offers is None:
-        return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
-    first = np.where(np.isfinite(offers.seconds) & (offers.counts[:, :, None] <= fleet.counts), 0, 1).min(axis=2).argmin(axis=1)
-    rows = np.arange(len(ids)), first
-    return Problem(replace(columns, devices=offers.counts[rows]), fleet, offers.seconds[rows], offers.seconds[rows],
-                   offers=offers)
+    problem = Problem(columns, fleet, predicted_s, actual_s, energy=joules, offers=offers)
+    return problem if offers is None else problem.with_offers(np.isfinite(problem.offered_s).any(axis=2).argmax(axis=1))
 
 
 def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:

@@ -7,8 +7,9 @@ their order: what ends late delays what comes after it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,8 +35,7 @@ _MOST = 40.0  # standard deviations: beyond, nothing is drawn
 _SURE = 2.0  # standard errors by which another plan must cost less than that with the predictions
 
 
-@dataclass(frozen=True)
-class Risk:
+class Risk(NamedTuple):
     """What may become of a plan. ``in_time`` (jobs): probabilities, NaN without a deadline; ``all_in_time``: of all jobs.
 
     ``out_of_memory`` (jobs): probabilities on the planned devices. ``makespan_s``: 5 and 95 % quantiles; ``time_limit_s``
@@ -167,15 +167,11 @@ def place(problem: Problem, policy: Policy, objective: str, sigma: np.ndarray) -
     elsewhere_s, plans = _elsewhere_s(problem), {}
     lost = np.where(np.isfinite(elsewhere_s), out_of_memory(problem), 0.0)
     again_s = lost * np.where(lost > 0, elsewhere_s, 0.0)
-    for name, log_over in _TAKEN.items() if objective in _AVERAGED else [(PREDICTED, _TAKEN[PREDICTED])]:
-        careful = problem.predicted_s * np.exp(log_over(sigma))
-        taken_s = careful if name == PREDICTED else careful + again_s
+    for name in _TAKEN if objective in _AVERAGED and (sigma.any() or lost.any()) else [PREDICTED]:
+        taken_s = problem.predicted_s * np.exp(_TAKEN[name](sigma)) + again_s * (name != PREDICTED)
         outcome = simulate(problem.with_predictions(taken_s, problem.sigma), policy)
-        cost = _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
-        plans[name] = outcome, cost
-        if not sigma.any() and not lost.any():
-            break
+        plans[name] = outcome, _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
     usual = plans[PREDICTED][1]
     gain = {name: (usual - cost).mean() - _SURE * (usual - cost).std() / DRAWS**0.5 for name, (_, cost) in plans.items()}
-    chosen = max(gain, key=gain.__getitem__)
+    chosen = max(gain, key=gain.get)
     return plans[chosen][0], chosen

@@ -19,9 +19,10 @@ import numpy as np
 
 from lib import files, paths
 from lib.errors import InputError
+from lib.measure.worker import own_cores
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
-from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here, default_slots
+from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, default_slots
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
@@ -166,7 +167,7 @@ class Cluster:
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(cores_here()),
+            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(own_cores()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 
 from lib import locks
 from lib.errors import InputError, choices
@@ -56,12 +55,6 @@ class Limits:
     overrun_factor: float = 20.0
     least_s: float = 300.0
     attempts: int = 3
-
-
-def cores_here() -> list[int]:
-    """Return the cores of this machine that this process may use."""
-    process = psutil.Process()
-    return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
 
 
 def default_slots(cores: int) -> int:
