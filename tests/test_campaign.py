@@ -267,7 +267,7 @@ class Cut(Job):
     """A job that is told to stop before its batch of that number."""
 
     def __init__(self, batch):
-        super().__init__("cpu[0]", (), 1)
+        super().__init__("cpu[0]", 1)
         self._left = batch
 
     def check(self):
@@ -282,7 +282,7 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
     monkeypatch.setattr(tasks, "_KEEP_SHARE", 0.0)
 
     def trained(name, job=None):
-        return tasks.workload(job or Job("cpu[0]", (), 1), "W6", 5, str(tmp_path / name))
+        return tasks.workload(job or Job("cpu[0]", 1), "W6", 5, str(tmp_path / name))
 
     whole = trained("whole")
     for batch in (3, 1):

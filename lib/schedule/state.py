@@ -100,7 +100,6 @@ class State:
     started: list[int] = field(default_factory=list)
     freed: list[int] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
-    done: int = 0
     expected: int = 0  # jobs still to arrive, 0 if unknown
     contention: Contention | None = None  # as far as it is known
     joules: np.ndarray | None = None  # energy of each job on each type (jobs, types), NaN if unknown; None: use watts
@@ -191,7 +190,6 @@ class State:
     def finish(self, ran: Running, seconds: float) -> None:
         """Note that a job, which has been stopped, ended well."""
         self.finished.append(Finished(ran.job, self.type_of[ran.device], seconds))
-        self.done += 1
 
     def disable(self, device: int) -> None:
         """Take away a free device that cannot run anything for now."""

@@ -186,7 +186,7 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
 @cache
 def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
     """Return a trainer, warmed up, and its batches; both live as long as the worker."""
-    job = Job(device, (), threads)
+    job = Job(device, threads)
     trainer, batches = _trainer(job, workload_id)
     trainer.train(_Steps(job, batches, _WARM_STEPS))
     return trainer, batches

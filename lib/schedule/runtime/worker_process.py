@@ -50,11 +50,10 @@ ALONE = Member()
 
 
 class Job:
-    """The first argument of a task: its device and cores, its place in a gang, a request to stop, and a way to report."""
+    """The first argument of a task: its device and threads, its place in a gang, a request to stop, and a way to report."""
 
-    def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len,
-                 member: Member = ALONE):
-        self.device, self.cores, self.threads, self._send, self.member = device, cores, threads, send, member
+    def __init__(self, device: str, threads: int, send: Callable[[dict[str, Any]], None] = len, member: Member = ALONE):
+        self.device, self.threads, self._send, self.member = device, threads, send, member
         self._stop = threading.Event()
 
     def report(self, content: dict[str, Any]) -> None:
@@ -136,7 +135,7 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
     leader.send("ready", os.getpid())
     while (message := leader.requests.get())[0] != "end":
         _, token, call, arguments, *member = message
-        job = Job(device, cores, threads, partial(leader.send, "report", token), Member(*member))
+        job = Job(device, threads, partial(leader.send, "report", token), Member(*member))
         leader.begin(token, job)
         outcome = _outcome(token, call, arguments, job)
         _free()

@@ -1,7 +1,6 @@
 """Estimates of job times: predictions, drawn towards what is common to a job class, corrected by what finished."""
 
 from collections import deque
-from collections.abc import Sequence
 from math import inf
 from statistics import median
 
@@ -34,21 +33,21 @@ class Estimator:
     def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float]):
         self._predict, self._setup_s = predict, setup_s
         self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # unit of logs
-        self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
+        classified = jobs.job_class >= 0
+        self._class = np.where(classified, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
         self._errors = deque(maxlen=_WINDOW)
         self._finished = []  # job, device type and log time
         self._overdue = {}  # by job and device type, of jobs that run: their log time will be more than this
         self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
-        self._known = jobs.job_class >= 0
-        self._implied_sigma = self._implied()
+        self._implied_sigma = self._implied(classified)
         self._estimate(max(predict.sigma, self._implied_sigma))
 
-    def _implied(self) -> float:
+    def _implied(self, classified: np.ndarray) -> float:
         """Return the spread of the predictions that their rest implies, beyond what is usual within known classes."""
-        if not self._known.any() or self._predict.table.shape[1] < 2:
+        if not classified.any() or self._predict.table.shape[1] < 2:
             return 0.0
         *_, rest = self._parts()
-        excess = float(np.nanmean(rest[self._known] ** 2)) - _USUAL_REST**2
+        excess = float(np.nanmean(rest[classified] ** 2)) - _USUAL_REST**2
         return (excess / (1 - 1 / rest.shape[1]))**0.5 if excess > 0 else 0.0
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -126,7 +125,7 @@ class Estimator:
         """Return the estimated seconds of one job on every type, set-up included."""
         return (self.rows(job) + self._setup_s).tolist()
 
-    def learn(self, finished: list[Finished], overdue: Sequence[Finished] = ()) -> float | None:
+    def learn(self, finished: list[Finished], overdue: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
 
         ``overdue`` are jobs that have run for so long, and will take more. ``moved`` grows by how far the estimate of a class

@@ -43,10 +43,6 @@ class Planner(Queues):
         self.end_s, self.new, self.ended = end_s.tolist(), 0, 0
         self.rebuild()
 
-    def assignment(self) -> dict[int, int]:
-        """Return the device of each queued job."""
-        return {job: device for device, queue in enumerate(self.jobs) for job in queue}
-
     def append(self, state: State, estimator: Estimator, job: int) -> int:
         """Put a late job where it ends first, on an idle device rather than an overdue one; return the device."""
         seconds = estimator.with_setup(job)

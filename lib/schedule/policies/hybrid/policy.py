@@ -49,6 +49,12 @@ class HybridMemory:
         return cls(estimator, batch=not state.jobs.arrival_s.any())
 
 
+def check_objective(objective: str) -> None:
+    """Raise InputError for an objective that is not one of OBJECTIVES."""
+    if objective not in OBJECTIVES:
+        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
+
+
 def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS,
            weights: dict[str, float] | None = None) -> list[Action]:
     """Plan by a local search of so many ``steps``, bind late, correct predictions by finished jobs, restart stragglers.
@@ -56,8 +62,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     ``objective`` is one of OBJECTIVES. ``weights`` of makespan, energy and price make a weighted sum of them instead, each
     relative to its value in the first plan. Raises InputError for an unknown objective and for missing watts or prices.
     """
-    if objective not in OBJECTIVES:
-        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
+    check_objective(objective)
     memory, _ = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
     overdue = memory.stragglers.overdue(state) if memory.stragglers else []
     sigma = memory.estimator.learn(state.finished, overdue)
@@ -147,7 +152,7 @@ def _plan_again(state: State, estimator: Estimator, planner: Planner, weights: d
     from lib.schedule.policies.hybrid import local_search  # numba takes a second to import
 
     jobs, times, ready_s, running_s = _outlook(state, estimator)
-    type_of, assigned = state.fleet.type_of, planner.assignment()
+    type_of, assigned = state.fleet.type_of, {job: device for device, queue in enumerate(planner.jobs) for job in queue}
     start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int)
     weight, extra = _weighted(state, jobs, times, ready_s, weights)
     plan = local_search.plan(times, type_of, ready_s, steps, extra=extra, start=start if (start >= 0).all() else None,
@@ -218,13 +223,12 @@ def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
 
 def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: str) -> list[Action]:
     """Start jobs by the matching where all are there, else short ones where they are fastest, or by deadline."""
-    matched = memory.batch and not state.expected and not state.jobs.has_gangs and len(state.jobs) <= MATCHED
-    if objective == "mean_jct" and matched:
+    if objective == "mean_jct":
+        if not memory.batch or state.expected or state.jobs.has_gangs or len(state.jobs) > MATCHED:
+            return affinity(state, predict)
         if MatchingPlan not in state.memory or state.arrived:  # it will be solved
             predict = Predict(memory.estimator.rows(np.arange(len(state.jobs))))
         return matching(state, predict)
-    if objective == "mean_jct":
-        return affinity(state, predict)
     if objective == "fair":
         return fair(state, predict)
     if objective == "deadline":

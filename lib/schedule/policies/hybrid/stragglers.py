@@ -84,8 +84,8 @@ class Stragglers:
             order.push(*entries)
             devices.update(entry[1] for entry in entries)
         last = self._last
-        if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
-            return last[4]
+        if last and last[0] == (devices, idle) and estimator.drift - last[1] <= _DRIFT and state.now_s < last[2]:
+            return last[3]
         late = sorted(((estimator.left_s(state, running[device]), running[device]) for device in devices),
                       key=lambda candidate: -candidate[0])
         actions, until_s = self._chosen(state, estimator, late[:_CANDIDATES], idle)
@@ -93,7 +93,7 @@ class Stragglers:
         if until_s < inf:
             self._next_s = until_s
             actions.append(Wait("a running job may become a straggler", until_s))
-        self._last = None if moved or state.free_cores < inf else (devices, idle, estimator.drift, until_s, actions)
+        self._last = None if moved or state.free_cores < inf else ((devices, idle), estimator.drift, until_s, actions)
         return actions
 
     def _chosen(self, state: State, estimator: Estimator, late: list[tuple[float, Running]],

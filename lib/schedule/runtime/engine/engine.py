@@ -50,17 +50,15 @@ class Observer:
 
 
 class Changes:
-    """Changes that any thread posts and the engine's thread makes; ``bell`` becomes readable when there are new ones."""
+    """Changes that any thread posts and the engine's thread makes; ``bell`` is readable when there are new ones."""
 
     def __init__(self):
-        self._posted, self._rung = deque(), threading.Event()
-        self.bell, self._ring = Pipe(duplex=False)
+        self._posted, (self.bell, self._ring) = deque(), Pipe(duplex=False)
 
     def post(self, change: Callable[[], None]) -> None:
         """Add a change, from any thread."""
         self._posted.append(change)
-        if not self._rung.is_set():
-            self._rung.set()
+        if not self.bell.poll():
             self._ring.send_bytes(b".")
 
     def make(self) -> bool:
@@ -75,11 +73,6 @@ class Changes:
                 raise
             made = True
         return made
-
-    def silence(self) -> None:
-        """Silence the bell after it rang."""
-        self._rung.clear()  # first: a change from now on rings again
-        self.bell.recv_bytes()
 
 
 class Engine:
@@ -104,7 +97,7 @@ class Engine:
         self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
         self.stranded = []  # jobs that no slot can run now
-        self.wake_s, self.done, self._changed, self._gather_until_s = np.inf, 0, False, self.now() + gather_s
+        self.wake_s, self._changed, self._gather_until_s = np.inf, False, self.now() + gather_s
 
     def now(self) -> float:
         """Return the seconds of the clock of plans, attempts and ends: since the run began, all its parts together."""
@@ -247,7 +240,7 @@ class Engine:
         tick_s = self.tick_s if pipes or not len(self.slots) else min(self.tick_s, _WITHOUT_PIPE_S)
         bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
         if bell in wait([*pipes, bell], max(0.0, pause_s)):
-            self._changes.silence()
+            bell.recv_bytes()
 
     def _listen(self) -> bool:
         """Take in messages, arrivals and timeouts; return whether any are news to the policy."""
@@ -373,7 +366,6 @@ class Engine:
         self.waiting.pop(entry.job_id, None)
         self._tried.pop(entry.job_id, None)
         if done:
-            self.done += 1
             for other in self.waiting.values():
                 if other.job_class == entry.job_class:
                     other.seconds.clear()  # better predictions may be known now
@@ -399,8 +391,7 @@ class Engine:
                     self._end(entry, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
-        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
-                       self.done)
+        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now())
 
     def _predict(self, entry: Entry, fleet: Fleet) -> str:
         """Predict the times that an entry lacks; return why that failed, empty if it did not."""

@@ -36,7 +36,7 @@ def _jobs_of(entries: Sequence[Entry]) -> Jobs:
 
 
 def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequence[SlotState], idle: Sequence[SlotState],
-            fleet: Fleet, contention: Contention | None, now_s: float, done: int) -> View:
+            fleet: Fleet, contention: Contention | None, now_s: float) -> View:
     """Return the view; ``slots`` are the devices of the fleet, of which ``idle`` can start a job."""
     runs = list(dict.fromkeys(slot.runs for slot in slots if slot.runs))
     entries = [*runs, *waiting, *upcoming]
@@ -47,7 +47,7 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
     waits = np.flatnonzero((shown >= len(runs)) & (shown < len(entries) - len(upcoming))).tolist()
     seen = [entries[place] for place in shown]
     numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State.at_start(_jobs_of(seen), fleet)
-    state.now_s, state.done, state.contention, state.waiting = now_s, done, contention, dict.fromkeys(waits)
+    state.now_s, state.contention, state.waiting = now_s, contention, dict.fromkeys(waits)
     state.expected = len(shown) - len(waits) - len(runs)
     for device, slot in enumerate(slots):
         slot.device = device
