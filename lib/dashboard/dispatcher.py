@@ -109,7 +109,7 @@ class Dispatcher:
 
     def has_ended(self, run_id: str) -> bool:
         """Return whether a run has ended by the journal, which knows a moment before the database."""
-        return run_id in set(self._service.ends()["job_id"])
+        return run_id in set(self._service.journal.results()["job_id"])
 
     def reorder(self, run_id: str, priority: int) -> bool:
         """Give a run another priority; False where it is unknown or has ended."""
@@ -131,7 +131,7 @@ class Dispatcher:
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""
-        table, now_s = self._service.attempts(), self._service.now()
+        table, now_s = self._service.journal.attempts(), self._service.now()
         table = table[table["end_s"] > now_s - past_s]
         return table.assign(start_s=table["start_s"] - now_s, end_s=table["end_s"] - now_s)
 
@@ -148,11 +148,11 @@ class Dispatcher:
 
     def _reconcile(self) -> None:
         """Make journal and database agree after the last server has ended."""
-        ends = self._service.ends().set_index("job_id")
+        ends = self._service.journal.results().set_index("job_id")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
             expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
-            self._predictions.recall(session, self._service.attempts())
+            self._predictions.recall(session, self._service.journal.attempts())
         self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:

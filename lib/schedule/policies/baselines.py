@@ -129,11 +129,8 @@ class Bind:
 # ------------------------------------------------------------------------------------------ a matching
 
 
-@dataclass
-class MatchingPlan:
+class MatchingPlan(list[deque[int]]):
     """For each device type the jobs that the matching gives it, in the order of their starts."""
-
-    queues: list[deque[int]]
 
 
 def matching(state: State, predict: Predict) -> list[Action]:
@@ -142,10 +139,10 @@ def matching(state: State, predict: Predict) -> list[Action]:
     It is solved again when jobs arrive.
     """
     plan = state.memory.get(MatchingPlan)
-    if not plan or state.arrived or state.waiting and not any(plan.queues):  # empty: it had no room for those that wait
+    if not plan or state.arrived or state.waiting and not any(plan):  # empty: it had no room for those that wait
         plan = state.memory[MatchingPlan] = _solved(state, predict)
     actions, budget = [], CoreBudget(state)
-    for device_type, queue in enumerate(plan.queues):
+    for device_type, queue in enumerate(plan):
         for device in state.idle(device_type, len(queue)):
             if not budget.take(queue[0], device_type):
                 break
@@ -154,7 +151,7 @@ def matching(state: State, predict: Predict) -> list[Action]:
 
 
 def _solved(state: State, predict: Predict) -> MatchingPlan:
-    plan = MatchingPlan([deque() for _ in state.counts])
+    plan = MatchingPlan(deque() for _ in state.counts)
     jobs = np.array(list(state.waiting), int)
     if not len(jobs):
         return plan
@@ -166,7 +163,7 @@ def _solved(state: State, predict: Predict) -> MatchingPlan:
         _, types, places = bounds.matching(times, state.fleet.counts)
         seconds = times[np.arange(len(jobs)), types]
         for number in np.lexsort((seconds, -places)):
-            plan.queues[types[number]].append(int(jobs[number]))
+            plan[types[number]].append(int(jobs[number]))
     return plan
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -75,9 +76,10 @@ def _started(slots: Sequence[Slot], spawn: Spawn) -> Iterator[dict[str, Worker]]
 
 def _measured_slots(slots: Sequence[Slot]) -> list[Slot]:
     """Return the slots that are measured: the first two of the CPU, and the first of every other type."""
-    first = {device_type_of(slot.name): slot for slot in reversed(slots)}
-    cpus = [slot for slot in slots if device_type_of(slot.name) == "cpu"][:2]
-    measured = [*cpus, *(slot for device_type, slot in first.items() if device_type != "cpu")]
+    by_type = defaultdict(list)
+    for slot in slots:
+        by_type[device_type_of(slot.name)].append(slot)
+    measured = [*by_type.pop("cpu", [])[:2], *(first for first, *_ in by_type.values())]
     if len(measured) < 2:
         raise InputError(f"contention needs two slots; there is {choices(slot.name for slot in slots) or 'none'}")
     return measured

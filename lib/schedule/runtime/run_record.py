@@ -49,7 +49,7 @@ class _Content(Strict):
     facts: _Facts
 
 
-_ENDS = tuple(_End.model_fields)
+_ENDS = list(_End.model_fields)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def write(record: RunRecord, folder: Path) -> None:
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):
         store.write(table[columns("schedule")], folder / f"{name}.csv", "schedule", derived=True)
     files.replace(folder / "trace.json", trace.encoded(record.schedule, record.facts["policy"]))
-    content = {"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
+    content = {"ends": record.ends[_ENDS].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
     store.write_json(content, folder / FILE)
 
 
@@ -113,7 +113,7 @@ def read(folder: Path) -> RunRecord:
     """Read a record; InputError if there is none, or it is damaged."""
     content = ends(folder / FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
-                     pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds,
+                     pd.DataFrame([dict(end) for end in content.ends], columns=_ENDS), content.kinds,
                      dict(content.facts))
 
 

@@ -7,8 +7,6 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine, Observer
@@ -88,14 +86,6 @@ class Service(Engine):
             if is_new := write(*words):
                 self.post(change)
         return is_new
-
-    def attempts(self) -> pd.DataFrame:
-        """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        return self.journal.attempts()
-
-    def ends(self) -> pd.DataFrame:
-        """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
-        return self.journal.results()
 
     def _take(self, entry: Entry) -> None:
         arguments = entry.spec.arguments

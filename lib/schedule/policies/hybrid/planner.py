@@ -39,7 +39,6 @@ class Planner(Queues):
         order = np.argsort(-seconds, kind="stable")
         for job, device in zip(jobs[order].tolist(), assigned[order].tolist(), strict=True):
             self.jobs[device].append(job)
-        self.load_s = np.bincount(assigned, seconds, minlength=len(self.jobs)).tolist()
         self.end_s, self.new, self.ended = end_s.tolist(), 0, 0
         self.rebuild()
 
@@ -77,7 +76,7 @@ class Planner(Queues):
                 budget.left = 0.0  # these cores are kept for this job
                 continue
             left -= 1
-            actions.append(Start(self.pop(device, 0.0), device))
+            actions.append(Start(queue.popleft(), device))
         return actions
 
     def _steal(self, state: State, estimator: Estimator, device: int, device_type: int) -> bool:
