@@ -76,10 +76,11 @@ def out_of_memory(problem: Problem) -> np.ndarray:
         return np.where(np.isfinite(room) & (sigma > 0), special.ndtr(-room / sigma), 0.0)
 
 
-def _elsewhere_s(problem: Problem) -> np.ndarray:
-    """Return the least seconds of each job on any other type than each (jobs, types), inf where there is none."""
+def _elsewhere(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probability of each job to need another type than each (jobs, types), and its least seconds there; else 0."""
     times = bounds.able_times(problem)
-    return np.column_stack([np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])])
+    least_s = np.column_stack([np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])])
+    return np.where(np.isfinite(least_s), (out_of_memory(problem), least_s), 0.0)
 
 
 def _alike(problem: Problem) -> np.ndarray:
@@ -99,20 +100,20 @@ def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float
 
     fleet, draw, shape, alike = problem.fleet, np.random.default_rng(seed), (DRAWS, len(problem.jobs)), _alike(problem)
     shared, rest = draw.normal(size=(DRAWS, len(fleet.types))), draw.normal(size=(DRAWS, alike.max() + 1))
-    chance, lost, elsewhere_s = draw.random(shape), out_of_memory(problem), _elsewhere_s(problem)
+    chance, (lost, elsewhere_s) = draw.random(shape), _elsewhere(problem)
     ends, planned_s, drawn_s = np.full(shape, np.nan), np.full(len(fleet), -np.inf), np.full((DRAWS, len(fleet)), -np.inf)
     for job, part in plan.sort_values("start_s", kind="stable").groupby("job", sort=False):
         devices, (start_s, end_s) = part["device_index"].to_numpy(), part[["start_s", "end_s"]].iloc[0].to_numpy(float)
         device_type, runs = fleet.type_of[devices[0]], start_s < now_s
-        scale, setup_s = sigma[job, device_type], fleet.setup_s[device_type]
-        work_s = end_s - start_s - setup_s
-        error = common**0.5 * shared[:, device_type] + (1 - common)**0.5 * rest[:, alike[job, device_type]]
+        cell, setup_s = (job, device_type), fleet.setup_s[device_type]
+        scale, work_s = sigma[cell], end_s - start_s - setup_s
+        error = common**0.5 * shared[:, device_type] + (1 - common)**0.5 * rest[:, alike[cell]]
         if runs and scale > 0:
             least = special.ndtr(np.log(max(now_s - start_s - setup_s, 1e-12) / work_s) / scale)
             error = np.minimum(special.ndtri(least + (1 - least) * special.ndtr(error)), _MOST)
         took_s = setup_s + work_s * np.exp(scale * error)
-        if not runs and np.isfinite(elsewhere_s[job, device_type]):
-            took_s = took_s + (chance[:, job] < lost[job, device_type]) * elsewhere_s[job, device_type]
+        if not runs:
+            took_s = took_s + (chance[:, job] < lost[cell]) * elsewhere_s[cell]
         arrival_s = min(float(problem.jobs.arrival_s[job]), start_s)
         idle_s = start_s - max(planned_s[devices].max(), arrival_s)  # what a plan leaves idle stays idle
         begin_s = start_s if runs else np.maximum(drawn_s[:, devices].max(axis=1), arrival_s) + idle_s
@@ -164,11 +165,9 @@ def place(problem: Problem, policy: Policy, objective: str, sigma: np.ndarray) -
     price and fair shares rest on the predictions. The problem's actual times are not looked at.
     """
     problem = replace(problem, actual_s=problem.predicted_s)
-    elsewhere_s, plans = _elsewhere_s(problem), {}
-    lost = np.where(np.isfinite(elsewhere_s), out_of_memory(problem), 0.0)
-    again_s = lost * np.where(lost > 0, elsewhere_s, 0.0)
+    (lost, elsewhere_s), plans = _elsewhere(problem), {}
     for name in _TAKEN if objective in _AVERAGED and (sigma.any() or lost.any()) else [PREDICTED]:
-        taken_s = problem.predicted_s * np.exp(_TAKEN[name](sigma)) + again_s * (name != PREDICTED)
+        taken_s = problem.predicted_s * np.exp(_TAKEN[name](sigma)) + lost * elsewhere_s * (name != PREDICTED)
         outcome = simulate(problem.with_predictions(taken_s, problem.sigma), policy)
         plans[name] = outcome, _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
     usual = plans[PREDICTED][1]

@@ -8,7 +8,7 @@ from typing import Any
 
 LONGEST = 8192  # characters of a line; a longer one comes in pieces
 _OUTCOMES = ("done", "failed", "stopped", "refused", "died")
-_MOST = 2**20  # bytes that are taken at once
+_MOST = 2**20  # bytes that are taken at once: more than a pipe holds
 
 
 def redirect(output: Connection) -> None:
@@ -52,14 +52,10 @@ class Output:
         return ready
 
     def _read(self) -> bytes:
-        text, part = b"", b"."
-        while part and len(text) < _MOST:
-            try:
-                part = os.read(self.pipe.fileno(), 2**16)
-            except BlockingIOError:
-                break
-            text += part
-        return text
+        try:
+            return os.read(self.pipe.fileno(), _MOST)
+        except BlockingIOError:
+            return b""
 
     def _lines(self, last: bool = False) -> list[tuple[Any, ...]]:
         """Return the lines that have ended, or also the ``last``, each without what a carriage return overwrote."""

@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -28,20 +28,23 @@ _WARM_STEPS = 2
 _KEEP_S, _KEEP_SHARE = 10.0, 20.0  # least time between checkpoints, in s and in multiples of the time to write one
 
 
+@dataclass
 class _Steps:
     """A number of batches; before each the job may stop, and ``between`` is called with the number of steps done."""
 
-    def __init__(self, job: Job, batches: Iterator[Any], steps: int, between: Callable[[int], None] = lambda done: None):
-        self._job, self._batches, self._steps, self._between = job, batches, steps, between
+    job: Job
+    batches: Iterator[Any]
+    steps: int
+    between: Callable[[int], None] = lambda done: None
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        for done in range(self._steps):
-            self._between(done)
-            self._job.check()
-            yield next(self._batches)
+        for done in range(self.steps):
+            self.between(done)
+            self.job.check()
+            yield next(self.batches)
 
 
 def _device(job: Job) -> str:

@@ -7,9 +7,9 @@ runs the task; ``("stop", token)``, ``("end",)``. From it:
 """
 
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import queue
 import sys
 import threading
@@ -27,9 +27,8 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 def function(text: str) -> Callable[..., Any]:
     """Return the function that ``module:name`` names; InputError says what is wrong with the text."""
-    module, _, name = text.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"no function {text!r} ({error}); a task calls module:function") from None
 

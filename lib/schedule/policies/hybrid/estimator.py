@@ -131,8 +131,8 @@ class Estimator:
         ``overdue`` are jobs that have run for so long, and will take more. ``moved`` grows by how far the estimate of a class
         changed, ``drift`` by the sum of such changes.
         """
-        for ended, (job, device_type, seconds) in [*((True, row) for row in finished), *((False, row) for row in overdue)]:
-            cell, key = (self._class.item(job), device_type), (job, device_type)
+        for number, (job, device_type, seconds) in enumerate([*finished, *overdue]):
+            ended, cell, key = number < len(finished), (self._class.item(job), device_type), (job, device_type)
             took = portable.log_one(max((seconds - self._setup_s[device_type] * ended) / self._unit_s, 1e-12))
             predicted, before = self._logs.item(job, device_type), self._shift.item(cell)
             if key in self._overdue:

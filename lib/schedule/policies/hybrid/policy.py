@@ -37,7 +37,6 @@ class HybridMemory:
     estimator: Estimator
     batch: bool  # whether all jobs are there from the start
     rough: bool = False  # once predictions were wrong, jobs are always bound late
-    planner: Planner | None = None
     lists: TypeLists | None = None
     stragglers: Stragglers | None = None
 
@@ -163,9 +162,8 @@ def _plan_again(state: State, estimator: Estimator, planner: Planner, weights: d
 
 def _planned(state: State, memory: HybridMemory, weights: dict[str, float], steps: int) -> list[Action]:
     """Start jobs from the queues of a plan, made again as jobs come and end otherwise than estimated."""
-    first, estimator = memory.planner is None, memory.estimator
-    planner = memory.planner = memory.planner or Planner(state)
-    new, waiting = list(state.waiting) if first else state.arrived, len(state.waiting)
+    first, estimator, waiting = Planner not in state.memory, memory.estimator, len(state.waiting)
+    planner, new = state.recall(Planner, lambda: Planner(state))
     planner.new += len(new)
     planner.ended += len(state.finished)
     grown = planner.new >= max(1, _GROWN * waiting)
@@ -175,13 +173,11 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
             later = max(_LEAST_STEPS, int(steps * _AGAIN_SHARE))
             _plan_again(state, estimator, planner, weights, steps if first else later)
     appended = [] if again else [planner.append(state, estimator, job) for job in new]
-    blocked, planner.blocked = planner.blocked, set()
-    types = range(len(state.counts))
-    if again or blocked:
-        devices = [device for device_type in types for device in state.idle(device_type)]
-    else:
-        idle = [device for device_type in types for device in state.idle(device_type, 1)] if new else []
-        devices = [device for device in dict.fromkeys([*appended, *state.freed, *idle])
+    every, planner.blocked = again or bool(planner.blocked), set()
+    most = None if every else min(1, len(new))
+    devices = [device for device_type in range(len(state.counts)) for device in state.idle(device_type, most)]
+    if not every:
+        devices = [device for device in dict.fromkeys([*appended, *state.freed, *devices])
                    if device in state.free[state.type_of[device]]]
     devices = colocation.gpus_first(state, devices, state.type_of.__getitem__)
     return planner.starts(state, estimator, devices, set(weights) == {"makespan"})

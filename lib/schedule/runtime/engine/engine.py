@@ -49,32 +49,6 @@ class Observer:
         """Hear what a task reports while it runs."""
 
 
-class Changes:
-    """Changes that any thread posts and the engine's thread makes; ``bell`` is readable when there are new ones."""
-
-    def __init__(self):
-        self._posted, (self.bell, self._ring) = deque(), Pipe(duplex=False)
-
-    def post(self, change: Callable[[], None]) -> None:
-        """Add a change, from any thread."""
-        self._posted.append(change)
-        if not self.bell.poll():
-            self._ring.send_bytes(b".")
-
-    def make(self) -> bool:
-        """Make all changes, in one thread at a time; return whether there were any. A change that raises stays the next."""
-        made = False
-        while self._posted:
-            change = self._posted.popleft()
-            try:
-                change()
-            except Exception:
-                self._posted.appendleft(change)  # such as a full disk: the next run makes it
-                raise
-            made = True
-        return made
-
-
 class Engine:
     """Leads workers through jobs as a policy says, in one thread; others ``post`` changes, or read holding ``lock``.
 
@@ -88,8 +62,7 @@ class Engine:
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
         self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
         self._prioritised_policy = ranked(policy, lambda job: self.view.entries[job].priority)
-        self.lock, self._changes = threading.RLock(), Changes()
-        self.post = self._changes.post
+        self.lock, self._posted, (self._bell, self._ring) = threading.RLock(), deque(), Pipe(duplex=False)
         self._thread: threading.Thread | None = None
         self._tried, self._began, self._offset_s = Counter(journal.tried()), time.monotonic(), journal.last_s()
         self.waiting: dict[str, Entry] = {}
@@ -114,6 +87,12 @@ class Engine:
     def _attempts(self) -> list[Attempt]:
         """Return what runs."""
         return list(dict.fromkeys(slot.attempt for slot in self.slots if slot.attempt))
+
+    def post(self, change: Callable[[], None]) -> None:
+        """Let the engine's thread make a change soon; call it from any thread."""
+        self._posted.append(change)
+        if not self._bell.poll():
+            self._ring.send_bytes(b".")
 
     def add_slot(self, slot: Slot) -> None:
         """Add a slot, in the place of one of that name."""
@@ -193,7 +172,14 @@ class Engine:
             self.settle()
 
     def _make_changes(self) -> None:
-        self._changed = self._changes.make() or self._changed
+        while self._posted:
+            change = self._posted.popleft()
+            try:
+                change()
+            except Exception:
+                self._posted.appendleft(change)  # such as a full disk: the next run makes it
+                raise
+            self._changed = True
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -238,9 +224,9 @@ class Engine:
         """Wait a moment for messages, changes, arrivals and timeouts."""
         pipes, next_s = self.slots.pipes(), self.upcoming[0].arrival_s if self.upcoming else np.inf
         tick_s = self.tick_s if pipes or not len(self.slots) else min(self.tick_s, _WITHOUT_PIPE_S)
-        bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
-        if bell in wait([*pipes, bell], max(0.0, pause_s)):
-            bell.recv_bytes()
+        pause_s = min(tick_s, next_s - self.now(), self.wake_s - self.now())
+        if self._bell in wait([*pipes, self._bell], max(0.0, pause_s)):
+            self._bell.recv_bytes()
 
     def _listen(self) -> bool:
         """Take in messages, arrivals and timeouts; return whether any are news to the policy."""
