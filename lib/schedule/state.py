@@ -8,9 +8,8 @@ cannot run.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -80,46 +79,27 @@ class Predict:
         return self._rows[job][device_type]
 
 
-@dataclass
 class State:
-    """The jobs and devices at one moment. Policies only write to ``memory``.
+    """The jobs and devices at one moment, at first before any job arrived. Policies only write to ``memory``.
 
-    ``free`` holds the free devices of each type. ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the
-    changes since the last call; a failed job that may be tried again arrives again. ``type_of`` (devices), ``setup_s`` and
-    ``counts`` (types) are columns of the fleet as lists.
+    ``waiting`` has the jobs, ``free`` the free devices of each type, as keys in their order; ``running`` is by device.
+    ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the changes since the last call; a failed job that may
+    be tried again arrives again. ``expected`` jobs are still to arrive (0 if unknown). ``contention`` is None, or as far as it
+    is known; ``joules`` is the energy of each job on each type (jobs, types), NaN if unknown (None: use watts). ``memory`` has
+    a policy's objects by their class. ``refined_s`` is the time spent in ``refining`` since the engine last reset it.
+    ``type_of`` (devices), ``setup_s`` and ``counts`` (types) are columns of the fleet as lists.
     """
 
-    jobs: Jobs
-    fleet: Fleet
-    now_s: float = 0.0
-    waiting: dict[int, None] = field(default_factory=dict)
-    running: dict[int, Running] = field(default_factory=dict)  # by device
-    free: list[dict[int, None]] = field(default_factory=list)
-    free_cores: float = np.inf
-    arrived: list[int] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
-    freed: list[int] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    expected: int = 0  # jobs still to arrive, 0 if unknown
-    contention: Contention | None = None  # as far as it is known
-    joules: np.ndarray | None = None  # energy of each job on each type (jobs, types), NaN if unknown; None: use watts
-    memory: dict[type, Any] = field(default_factory=dict)  # a policy's objects, by their class
-    refined_s: float = 0.0  # seconds spent in ``refining`` since the engine last reset it
-
-    def __post_init__(self):
-        fleet = self.fleet
-        self.type_of = fleet.type_of.tolist()
-        self.setup_s = fleet.setup_s.tolist()
-        self.counts = fleet.counts.tolist()
-        self._cores = cores_taken(self.jobs, fleet)
-
-    @classmethod
-    def at_start(cls, jobs: Jobs, fleet: Fleet) -> "State":
-        """Return the state before any job arrived: every device is free."""
-        free = [{} for _ in fleet.types]
-        for device, device_type in reversed(list(enumerate(fleet.type_of.tolist()))):
-            free[device_type][device] = None
-        return cls(jobs, fleet, free=free, free_cores=fleet.host_cores)
+    def __init__(self, jobs: Jobs, fleet: Fleet):
+        self.jobs, self.fleet, self.now_s, self.expected, self.refined_s = jobs, fleet, 0.0, 0, 0.0
+        self.type_of, self.setup_s, self.counts = fleet.type_of.tolist(), fleet.setup_s.tolist(), fleet.counts.tolist()
+        self.waiting, self.running, self.free, self.memory = {}, {}, [{} for _ in fleet.types], {}
+        for device, device_type in reversed(list(enumerate(self.type_of))):
+            self.free[device_type][device] = None
+        self.free_cores, self._cores = fleet.host_cores, cores_taken(jobs, fleet)
+        self.arrived, self.started, self.freed, self.finished = [], [], [], []
+        self.contention: Contention | None = None
+        self.joules: np.ndarray | None = None
 
     def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
         """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""

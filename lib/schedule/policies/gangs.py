@@ -7,7 +7,6 @@ starve a gang, and gangs never wait for one another in a circle.
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -23,19 +22,17 @@ class Gangs(set[int]):
     """The free devices that the policy of other jobs saw at the last call."""
 
 
-@dataclass
 class _Plan:
-    """Gangs that start, and devices that are kept until ``shadow_s`` (by type) for one that cannot start yet."""
+    """Gangs that start, and devices that are reserved until ``shadow_s`` (by type) for one that cannot start yet."""
 
-    starts: list[Start] = field(default_factory=list)
-    kept: dict[int, list[int]] = field(default_factory=dict)
-    shadow_s: dict[int, float] = field(default_factory=dict)
+    def __init__(self):
+        self.starts, self.reserved, self.shadow_s = [], {}, {}
 
     @property
     def hidden(self) -> set[int]:
         """Return the devices that other jobs do not see."""
         taken = (place for start in self.starts for place in (start.device, *start.others))
-        return {*taken, *(place for places in self.kept.values() for place in places)}
+        return {*taken, *(place for places in self.reserved.values() for place in places)}
 
 
 def bears_gangs(policy: Policy) -> bool:
@@ -89,7 +86,7 @@ def _place(job: int, plan: _Plan, state: State, predict: Predict, budget: CoreBu
         budget.left -= cores
     elif device_type not in plan.shadow_s:
         spare = len(idle[device_type]) + sum(end <= ready_s for end in ends_s[device_type]) - gang
-        plan.kept[device_type] = idle[device_type][max(0, spare):]
+        plan.reserved[device_type] = idle[device_type][max(0, spare):]
         plan.shadow_s[device_type] = ready_s
 
 
@@ -107,7 +104,7 @@ def _without_gangs(state: State, plan: _Plan, budget: CoreBudget) -> State:
 
 def _fillers(plan: _Plan, state: State, predict: Predict, budget: CoreBudget, started: set[int]) -> Iterator[Start]:
     """Yield other jobs that end before a reservation on the devices that are kept for it, the longest that fit first."""
-    for device_type, places in plan.kept.items():
+    for device_type, places in plan.reserved.items():
         left_s = plan.shadow_s[device_type] - state.now_s - state.setup_s[device_type]
         jobs = np.array([job for job in state.waiting if state.jobs.gang[job] == 1 and job not in started], int)
         times = predict.table[jobs]

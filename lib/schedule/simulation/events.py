@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -35,8 +35,8 @@ class Outcome:
 
     schedule: pd.DataFrame
     problem: Problem
-    decide_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    decide_s: Sequence[float] = ()
+    refine_s: Sequence[float] = ()
 
     @property
     def attempts_done(self) -> pd.DataFrame:
@@ -64,7 +64,7 @@ class Simulation:
                  known_contention: Contention | None, state: State | None):
         jobs, devices = problem.jobs, len(problem.fleet)
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
-        self.state = state = state or State.at_start(jobs, problem.fleet)
+        self.state = state = state or State(jobs, problem.fleet)
         present = {*state.waiting, *(ran.job for ran in state.running.values())}
         state.expected, state.contention = len(jobs) - len(present), known_contention
         state.joules = problem.energy and problem.energy.joules

@@ -203,7 +203,7 @@ class Engine:
             self._stopped(attempt, "lost", "the run was ended")
         if attempt in self._attempts:
             self._release(attempt)
-            self.waiting[entry.job_id] = entry
+            self._arrive(entry)
             if attempt.cancelled:
                 self.post(partial(self._cancel, entry.job_id))
 
@@ -233,9 +233,7 @@ class Engine:
         now = self.now()
         news = now >= self.wake_s
         while self.upcoming and self.upcoming[0].arrival_s <= now:
-            entry = self.upcoming.pop(0)
-            self.waiting[entry.job_id] = entry
-            if self._arrive(entry):
+            if self._arrive(self.upcoming.pop(0)):
                 self.view.state.expected -= 1
             news = True
         for event, slot, content in self.slots.events():
@@ -248,7 +246,8 @@ class Engine:
         return news
 
     def _arrive(self, entry: Entry) -> bool:
-        """Let the policy know that a job waits; return whether the view has the job."""
+        """Let a job wait, and the policy know; return whether the view has the job."""
+        self.waiting[entry.job_id] = entry
         if shown := self.view is not None and entry.job_id in self.view.numbers:
             self.view.state.arrive(self.view.numbers[entry.job_id])
         return shown
@@ -334,9 +333,9 @@ class Engine:
         self._release(attempt)
         if status == "retried":
             self._tried[entry.job_id] += 1
-        self.waiting[entry.job_id] = entry
+        shown = self._arrive(entry)
         self.observer.stopped(entry.job_id, entry.attempt, status, reason, at_s)
-        if self._arrive(entry) and target and self.slots.by_name.get(target.name) is target:
+        if shown and target and self.slots.by_name.get(target.name) is target:
             state, number = self.view.state, self.view.numbers[entry.job_id]
             if not state.obstacle(number, [target.device], self.view.predict):
                 state.arrived.remove(number)  # no news to the policy, which moved it

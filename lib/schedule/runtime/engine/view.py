@@ -46,7 +46,7 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
     shown = np.flatnonzero(running | ~nowhere)
     waits = np.flatnonzero((shown >= len(runs)) & (shown < len(entries) - len(upcoming))).tolist()
     seen = [entries[place] for place in shown]
-    numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State.at_start(_jobs_of(seen), fleet)
+    numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State(_jobs_of(seen), fleet)
     state.now_s, state.contention, state.waiting = now_s, contention, dict.fromkeys(waits)
     state.expected = len(shown) - len(waits) - len(runs)
     for device, slot in enumerate(slots):
