@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,8 +115,7 @@ def device_names(groups: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     return tuple(f"{name}[{number}]" if count > 1 else name for name, count in groups for number in range(count))
 
 
-@dataclass(frozen=True)
-class JobEnergy:
+class JobEnergy(NamedTuple):
     """Energy of each job on a device of each type: ``joules`` (jobs, types), without set-up; NaN if unknown.
 
     ``sources`` (jobs): measured, modelled or assumed.

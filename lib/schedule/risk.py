@@ -136,13 +136,13 @@ def assess(outcome: Outcome, sigma: np.ndarray, limit_risk: float = 0.05, common
     if not 0 < limit_risk < 1:
         raise InputError(f"a risk of {limit_risk:g} is none to set a limit by: it lies between 0 and 1, such as 0.05")
     problem, planned = outcome.problem, outcome.done.sort_values("job")
-    ends, due = ends_s(problem, outcome.attempts_done, sigma, common=common, seed=1), np.isfinite(problem.jobs.deadline_s)
+    ends = ends_s(problem, outcome.attempts_done, sigma, common=common, seed=1)
     where = planned["job"].to_numpy(int), problem.fleet.type_of[planned["device_index"]]
     setup_s = problem.fleet.setup_s[where[1]]
     work_s = (planned["end_s"] - planned["start_s"]).to_numpy() - setup_s
     limit_s = setup_s + work_s * np.exp(_QUANTILE(1 - limit_risk) * sigma[where])
     makespan_s = np.quantile(ends.max(axis=1), (0.05, 0.95))
-    return Risk(kept(problem, ends), float((ends <= problem.jobs.deadline_s)[:, due].all(axis=1).mean()),
+    return Risk(kept(problem, ends), float((ends <= problem.jobs.deadline_s).all(axis=1).mean()),
                 out_of_memory(problem)[where], tuple(makespan_s.tolist()), limit_s, limit_risk)
 
 

@@ -43,21 +43,17 @@ def short_and_apt(jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
 affinity = Greedy(key=short_and_apt)
 
 
-@dataclass
 class _SizeSplit:
-    """The longest times of the jobs so far, in order; the types, the slowest first; their cumulative shares of devices."""
+    """The longest times of the jobs so far, in order; the types, the slowest first; their cumulative shares of devices.
 
-    sizes: list[float]
-    order: np.ndarray
-    shares: np.ndarray
+    The slowest type is that with the longest median time of the jobs that wait at first.
+    """
 
-    @classmethod
-    def at_start(cls, state: State, predict: Predict) -> "_SizeSplit":
-        """Return the split of no jobs yet, with the types in the order of the median times of waiting jobs."""
-        rows = predict.table[list(state.waiting)]
-        finite = [column[np.isfinite(column)] for column in rows.T]
-        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable")
-        return cls([], order, np.cumsum(state.fleet.counts[order]) / len(state.fleet))
+    def __init__(self, state: State, predict: Predict):
+        finite = [column[np.isfinite(column)] for column in predict.table[list(state.waiting)].T]
+        self.sizes = []
+        self.order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable")
+        self.shares = np.cumsum(state.fleet.counts[self.order]) / len(state.fleet)
 
     def allowed(self, fleet: Fleet, times: np.ndarray) -> np.ndarray:
         """Return the type for jobs of these times, or the fastest on which they can run."""
@@ -77,7 +73,7 @@ def by_size(state: State, predict: Predict) -> list[Action]:
 
     The size of a job is its longest time.
     """
-    split, new = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
+    split, new = state.recall(_SizeSplit, lambda: _SizeSplit(state, predict))
     for size in _longest(predict.table[new]).tolist():
         insort(split.sizes, size)
     return Greedy(allowed=split.allowed)(state, predict)

@@ -81,7 +81,7 @@ def _order(samples: int, batch_size: int, first: int, processes: Processes = ALO
     batches = samples // batch_size
     for epoch in count(first // batches):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
-        for batch in range(first - epoch * batches if epoch == first // batches else 0, batches):
+        for batch in range(max(0, first - epoch * batches), batches):
             yield order[batch * batch_size:(batch + 1) * batch_size][processes.rank::processes.count].tolist()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -134,8 +134,7 @@ def logged(slot: Slot, limits: Limits) -> ProcessWorker:
     return ProcessWorker(slot, limits, Output())
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(NamedTuple):
     """What a slot offers to a job: its share of the host's cores and memory, in 10^6 bytes (inf: unknown)."""
 
     device_type: str

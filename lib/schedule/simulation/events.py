@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,8 +18,7 @@ _ARRIVE, _END, _WAKE = 0, 1, 2
 ATTEMPTS = 3
 
 
-@dataclass(frozen=True)
-class Faults:
+class Faults(NamedTuple):
     """The chance that an attempt fails somewhere on its way, and how often a job is tried."""
 
     chance: float = 0.0

@@ -1,6 +1,5 @@
 """The hybrid policy: plan what is known, bind late, learn from finished jobs, restart stragglers when that pays."""
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -30,22 +29,16 @@ _AGING = 2.0
 _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
 
 
-@dataclass
 class HybridMemory:
     """What ``hybrid`` remembers between calls; None where it was not needed yet."""
 
-    estimator: Estimator
-    batch: bool  # whether all jobs are there from the start
-    rough: bool = False  # once predictions were wrong, jobs are always bound late
-    lists: TypeLists | None = None
-    stragglers: Stragglers | None = None
-
-    @classmethod
-    def at_start(cls, state: State, predict: Predict) -> "HybridMemory":
-        """Return the memory of the first call."""
+    def __init__(self, state: State, predict: Predict):
         with refining(state):
-            estimator = Estimator(state.jobs, colocation.contended(state, predict), state.setup_s)
-        return cls(estimator, batch=not state.jobs.arrival_s.any())
+            self.estimator = Estimator(state.jobs, colocation.contended(state, predict), state.setup_s)
+        self.batch = not state.jobs.arrival_s.any()  # whether all jobs are there from the start
+        self.rough = False  # once predictions were wrong, jobs are always bound late
+        self.lists: TypeLists | None = None
+        self.stragglers: Stragglers | None = None
 
 
 def check_objective(objective: str) -> None:
@@ -62,7 +55,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     relative to its value in the first plan. Raises InputError for an unknown objective and for missing watts or prices.
     """
     check_objective(objective)
-    memory, _ = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
+    memory, _ = state.recall(HybridMemory, lambda: HybridMemory(state, predict))
     overdue = memory.stragglers.overdue(state) if memory.stragglers else []
     sigma = memory.estimator.learn(state.finished, overdue)
     if sigma is not None:
@@ -77,14 +70,14 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     return actions if objective in ("energy", "price", "fair") else _restarted(state, memory, actions)
 
 
-def _restarted(state: State, memory: HybridMemory, actions: list[Action]) -> list[Action]:
-    """Return the actions with restarts of stragglers or, while jobs wait, the time at which to look for stragglers."""
+def _restarted(state: State, memory: HybridMemory, starts: list[Start]) -> list[Action]:
+    """Return the starts with restarts of stragglers or, while jobs wait, the time at which to look for stragglers."""
     if memory.stragglers is None:
         with refining(state):
             memory.stragglers = Stragglers(state, memory.estimator)
     memory.stragglers.update(state, memory.estimator)
     if state.waiting:
-        return [*actions, *memory.stragglers.look_again(state, memory.estimator, actions)]
+        return [*starts, *memory.stragglers.look_again(state, memory.estimator, starts)]
     return memory.stragglers.restarts(state, memory.estimator)
 
 

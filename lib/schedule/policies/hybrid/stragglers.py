@@ -121,9 +121,8 @@ class Stragglers:
         until_s = max(state.now_s + wait_s, nextafter(state.now_s, inf))  # the wait may be less than a bit of the clock
         return actions, until_s if estimator.sigma > 0 else inf
 
-    def look_again(self, state: State, estimator: Estimator, actions: list[Action]) -> list[Action]:
+    def look_again(self, state: State, estimator: Estimator, starts: list[Start]) -> list[Action]:
         """Wait until the first job should have ended, if devices are left to move one to, or to give one that waits."""
-        starts = [action for action in actions if isinstance(action, Start)]
         if estimator.sigma <= 0 or len(starts) >= sum(map(len, state.free)):
             return []
         if len(starts) < len(state.waiting):

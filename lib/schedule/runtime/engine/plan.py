@@ -90,8 +90,9 @@ def _in_time(view: View, outcome: Outcome, now_s: float, spread: Callable[[Spec,
     if not np.isfinite(problem.jobs.deadline_s).any():
         return np.full(len(problem.jobs), np.nan)
     sigma = np.zeros(problem.predicted_s.shape)
-    for job, device_type in {(row.job, problem.fleet.type_of[row.device_index]) for row in plan.itertuples()}:
-        sigma[job, device_type] = spread(view.entries[job].spec, problem.fleet.types[device_type])
+    for row in plan.itertuples():
+        device_type = problem.fleet.type_of[row.device_index]
+        sigma[row.job, device_type] = spread(view.entries[row.job].spec, problem.fleet.types[device_type])
     return risk.kept(problem, risk.ends_s(problem, plan, sigma, now_s))
 
 

@@ -1,7 +1,7 @@
 """What a policy sees of an open list of jobs and of the slots that are there: jobs and slots get numbers."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from lib.schedule.runtime.journal import Entry
 from lib.schedule.state import Predict, Running, State
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A state in which a policy starts without memory, its predictions, and the entries by their numbers.
 
     ``numbers`` are by the names of jobs. ``stranded`` are entries that no slot can run now; the policy does not see them.
