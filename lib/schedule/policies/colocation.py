@@ -50,7 +50,7 @@ class Colocation:
     """Chooses, if contention is known (``active``), which job suits best what runs now."""
 
     def __init__(self, state: State):
-        self._contention, self.active = state.contention, state.contention is not None
+        self.active = state.contention is not None
         self._classes = state.jobs.job_class.tolist()
         self._typical = {}  # by job class and type: the mean of ``mutual`` over the mix
         self._mix = [(job_class, device_type) for job_class in sorted(set(self._classes))
@@ -68,8 +68,8 @@ class Colocation:
                 continue
             seen.add(occupant)
             if occupant not in self._typical:
-                self._typical[occupant] = self._contention.mutual(occupant, self._mix) / len(self._mix)
-            cost = self._contention.mutual(occupant, neighbours) / len(neighbours) - self._typical[occupant]
+                self._typical[occupant] = state.contention.mutual(occupant, self._mix) / len(self._mix)
+            cost = state.contention.mutual(occupant, neighbours) / len(neighbours) - self._typical[occupant]
             if cost < least - 1e-9:
                 best, least = number, cost
         return best

@@ -102,11 +102,11 @@ class ProcessWorker:
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
-        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {}),
-                       **({worker.GPUS: slot.gpus} if slot.gpus else {})}
+        variables = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), locks.MASK: card, worker.GPUS: slot.gpus}
         self.process = worker.Worker(
             worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
-            output and output.theirs, name=f"slot {slot.name}", environment=environment)
+            output and output.theirs, name=f"slot {slot.name}",
+            environment={name: value for name, value in variables.items() if value})
         self.pipe, self._output = self.process.pipe, output
         self.log = output and output.started()
 

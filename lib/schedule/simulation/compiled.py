@@ -3,8 +3,8 @@
 Every choice and every tie falls as there. It knows neither contention nor limits of the host's cores.
 """
 
+from collections import namedtuple
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,26 +22,14 @@ _STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = 0.0, 1.0, 2.0
 
 
-class _Run(NamedTuple):
-    """A problem and the state of its run, changed in place; times in s, (jobs, types)."""
-
-    type_of: np.ndarray  # (devices)
-    work_s: np.ndarray  # of an attempt with set-up
-    predicted_s: np.ndarray  # bound: with set-up; inf where the policy puts no job
-    key: np.ndarray  # the smallest starts first; empty: as they arrive
-    turn: np.ndarray  # (jobs) bound: the smallest of an instant first; empty: as they arrive
-    chance: float  # that an attempt fails
-    draw: np.random.Generator
-    came: np.ndarray  # (1) how many jobs came to wait
-    started: np.ndarray  # (1) how many attempts started
-    waits: np.ndarray  # (jobs) since how many came, 0: does not wait
-    tried: np.ndarray  # (jobs) attempts
-    runs: np.ndarray  # (devices) the job, -1: none
-    since_s: np.ndarray  # (devices)
-    fails: np.ndarray  # (devices)
-    taken: np.ndarray  # (devices) bound: how many jobs of the queue started
-    load_s: np.ndarray  # (devices) bound: expected seconds of the queue
-    end_s: np.ndarray  # (devices) bound: when the queue is expected to end
+# A problem and the state of its run, changed in place. (jobs, types): work_s of an attempt with set-up; predicted_s (bound: with
+# set-up), inf where the policy puts no job; key, of which the smallest starts first (empty: as they arrive). (jobs): turn (bound:
+# the smallest of an instant first; empty: as they arrive); waits, since how many jobs came (0: does not wait); attempts tried.
+# chance that an attempt fails, with its draw. (1): how many jobs came to wait, how many attempts started. (devices): type_of; the
+# job that runs (-1: none), since_s when, whether it fails. (devices) where jobs are bound: how many of the queue were taken, its
+# expected load_s, and when it is expected to end_s.
+_Run = namedtuple("_Run", "type_of work_s predicted_s key turn chance draw came started waits tried runs since_s fails taken "
+                  "load_s end_s")
 
 
 def covers(problem: Problem, name: str) -> bool:

@@ -42,10 +42,9 @@ class TypeLists:
         self.ended, self._count = 0, len(jobs)
         relaxed = self._relaxed(state, times, ready_s)
         self.end_s = state.now_s + relaxed.makespan_s
-        chosen = relaxed.share.argmax(axis=1)
-        entries = list(zip((-times[np.arange(len(jobs)), chosen]).tolist(), jobs.tolist(), strict=True))
-        self._lists = [LazyHeap(entries[number] for number in np.flatnonzero(chosen == device_type))
-                       for device_type in range(len(state.counts))]
+        self._lists = [LazyHeap() for _ in state.counts]
+        for job, device_type in zip(self.rows, relaxed.share.argmax(axis=1).tolist(), strict=True):
+            self.put_back(job, device_type)
         self._elsewhere = [None] * len(self._lists)  # heaps of (time here / elsewhere, order, time here, job)
 
     def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
@@ -99,7 +98,5 @@ class TypeLists:
         rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, device_type]
         ratio = here / np.where(np.arange(rows.shape[1]) == device_type, inf, rows).min(axis=1)
-        order = np.argsort(ratio, kind="stable")
-        order = order[np.isfinite(here[order])]
-        return LazyHeap(zip(ratio[order].tolist(), order.tolist(), here[order].tolist(), np.array(jobs, int)[order].tolist(),
-                            strict=True))
+        entries = zip(ratio.tolist(), range(len(jobs)), here.tolist(), jobs, strict=True)
+        return LazyHeap(entry for entry in entries if entry[2] < inf)
