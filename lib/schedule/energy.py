@@ -8,16 +8,15 @@ from lib.schedule.problem import Fleet, Problem
 SOURCES = ("measured", "modelled", "assumed")  # the most reliable first; watts of a devices table are assumed
 
 
-def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarray, busy_w: np.ndarray,
-                 setup_s: np.ndarray) -> np.ndarray:
+def above_idle_j(times: np.ndarray, joules: np.ndarray | None, fleet: Fleet) -> np.ndarray:
     """Return the joules of running jobs above idling (jobs, types), by their ``times`` with set-up; NaN if unknown.
 
     ``joules`` (jobs, types) come from a table, without set-up, during which a device idles; NaN: use watts.
     """
-    by_watts = times * (busy_w - idle_w)
+    by_watts = times * (fleet.busy_w - fleet.idle_w)
     if joules is None:
         return by_watts
-    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(idle_w) * (times - setup_s))
+    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(fleet.idle_w) * (times - fleet.setup_s))
 
 
 def busy_s(fleet: Fleet, schedule: pd.DataFrame) -> np.ndarray:

@@ -53,7 +53,7 @@ def log(values: np.ndarray | float) -> np.ndarray:
     low = mantissa < _SQRT_HALF
     mantissa = np.where(low, 2.0 * mantissa, mantissa)
     result = log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), (exponent - low).astype(float))
-    return np.where(inside, result, np.where(values == 0, -inf, np.where(values == inf, inf, np.nan)))
+    return np.select([inside, values == 0, values == inf], [result, -inf, inf], np.nan)
 
 
 def exp(values: np.ndarray | float) -> np.ndarray:
@@ -63,7 +63,7 @@ def exp(values: np.ndarray | float) -> np.ndarray:
     bounded = np.where(inside, values, 0.0)
     twos = np.floor(bounded * _PER_LN2 + 0.5)
     result = np.ldexp(_exp_of_rest((bounded - twos * _LN2_HIGH) - twos * _LN2_LOW), twos.astype(int))
-    return np.where(inside, result, np.where(values <= _LEAST, 0.0, np.where(values >= _MOST, inf, np.nan)))
+    return np.select([inside, values <= _LEAST, values >= _MOST], [result, 0.0, inf], np.nan)
 
 
 def log_one(value: float) -> float:

@@ -6,17 +6,9 @@ from math import inf
 import numpy as np
 
 from lib.schedule import bounds
-from lib.schedule.state import Predict, State
+from lib.schedule.state import State
 
 CANDIDATES = 8  # jobs at the head of a queue among which the best neighbour is chosen
-
-
-def contended(state: State, predict: Predict) -> Predict:
-    """Return predictions that include the slowdown expected when every other device runs jobs of the same mix."""
-    if state.contention is None:
-        return predict
-    factor = state.contention.expected(state.jobs.job_class, state.fleet.type_of)
-    return Predict(predict.table * factor, predict.sigma)
 
 
 def gpus_first(state: State, items: Iterable[int], type_of: Callable[[int], int]) -> Iterable[int]:

@@ -27,7 +27,17 @@ def fair(state: State, predict: Predict) -> list[Action]:
     """Start jobs of the users who had least; of a user's jobs, those that are short and apt for a type go first."""
     users, weights = state.jobs.users, state.jobs.user_weights
     shares, new = state.recall(FairShares, lambda: FairShares(np.zeros(len(weights)), {}))
-    _arrive(new, state, predict, shares)
+    active = {users.item(job) for job in (*(set(state.waiting) - set(new)), *(ran.job for ran in state.running.values()))}
+    level_s = min((shares.had_s.item(user) for user in active), default=0.0)
+    keys = short_and_apt(np.array(new, int), predict.table[new]) if new else []
+    for job, row in zip(new, keys, strict=True):
+        user = users.item(job)
+        if user not in active:
+            shares.had_s[user] = max(shares.had_s.item(user), level_s)
+        heaps = shares.waiting.setdefault(user, [LazyHeap() for _ in state.counts])
+        for heap, key, seconds in zip(heaps, row.tolist(), predict.table[job].tolist(), strict=True):
+            if seconds < inf:
+                heap.push((key, job))
     started, actions, budget = set(), [], CoreBudget(state)
 
     def waits(entry: Entry) -> bool:
@@ -42,21 +52,6 @@ def fair(state: State, predict: Predict) -> list[Action]:
         shares.had_s[user] += predict.table[job].min() / weights.item(user)
         actions.append(Start(job, idle[device_type].pop()))
     return actions
-
-
-def _arrive(new: list[int], state: State, predict: Predict, shares: FairShares) -> None:
-    users = state.jobs.users
-    active = {users.item(job) for job in (*(set(state.waiting) - set(new)), *(ran.job for ran in state.running.values()))}
-    level_s = min((shares.had_s.item(user) for user in active), default=0.0)
-    keys = short_and_apt(np.array(new, int), predict.table[new]) if new else []
-    for job, row in zip(new, keys, strict=True):
-        user = users.item(job)
-        if user not in active:
-            shares.had_s[user] = max(shares.had_s.item(user), level_s)
-        heaps = shares.waiting.setdefault(user, [LazyHeap() for _ in state.counts])
-        for heap, key, seconds in zip(heaps, row.tolist(), predict.table[job].tolist(), strict=True):
-            if seconds < inf:
-                heap.push((key, job))
 
 
 def _next(shares: FairShares, idle: dict[int, list[int]], waits, budget: CoreBudget) -> tuple[int, int] | None:

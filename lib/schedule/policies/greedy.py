@@ -53,24 +53,20 @@ class Greedy:
         key = self.key and np.broadcast_to(self.key(jobs, times), times.shape)
         return key, times if self.allowed is None else np.where(self.allowed(fleet, times), times, inf)
 
-    def _add(self, ready: _Ready, state: State, predict: Predict, jobs: list[int]) -> None:
-        if not jobs:
-            return
-        key, times = self.tables(state.fleet, np.array(jobs), predict.table[jobs])
-        ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[jobs].min())
-        for number, (job, row) in enumerate(zip(jobs, times.tolist(), strict=True)):
-            ready.count += 1
-            ready.turn[job] = ready.count
-            keys = [ready.count] * len(row) if key is None else key[number].tolist()
-            for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
-                if seconds < inf:
-                    heap.push((first, seconds, job))
-
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
         waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
         ready, new = state.recall(_Ready, lambda: _Ready(state))
-        self._add(ready, state, predict, new)
+        if new:
+            key, times = self.tables(state.fleet, np.array(new), predict.table[new])
+            ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[new].min())
+            for number, (job, row) in enumerate(zip(new, times.tolist(), strict=True)):
+                ready.count += 1
+                ready.turn[job] = ready.count
+                keys = [ready.count] * len(row) if key is None else key[number].tolist()
+                for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
+                    if seconds < inf:
+                        heap.push((first, seconds, job))
 
         def valid(entry: Entry) -> bool:
             key, _, job = entry

@@ -122,9 +122,7 @@ def _summary(visits: pd.DataFrame) -> pd.DataFrame:
     table = joined.groupby([*_KEY, *_BESIDE], sort=True).agg(
         step_ms=("step_s", "median"), slowdown=("slowdown", "median"), slowdown_low=("slowdown", "min"),
         slowdown_high=("slowdown", "max"), n=("step_s", "size")).reset_index()
-    ids = machine.ids()
-    return table.assign(step_ms=1e3 * table["step_ms"], hardware_id=ids["hardware_id"],
-                        software_id=ids["software_id"])[columns("contention")]
+    return table.assign(step_ms=1e3 * table["step_ms"], **machine.ids())[columns("contention")]
 
 
 def text(table: pd.DataFrame) -> str:

@@ -162,38 +162,28 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     specs, jobs = read(path, out)
     policy = registry.aimed(name, objective, jobs.has_gangs or jobs.most_devices is not None)
     site = site_of(jobs, count)
-    _check_gangs(jobs, site)
-    numbers = _numbers(jobs, site)
+    fleet = fleet_of(site.slots)
+    for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):
+        there = choices(f"{count} of {name}" for name, count in zip(fleet.types, fleet.counts, strict=True))
+        raise InputError(f"job {jobs.ids[job]!r} needs {jobs.gang[job]} devices of one type at once; there are {there}")
+    most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet.counts.max())
+    # of devices on which each job may run (jobs, numbers), the last repeated where another job has more
+    numbers = np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
     workloads = [(spec.arguments["workload_id"], devices) for column in numbers.T
                  for spec, devices in zip(specs, column.tolist(), strict=True) if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
     tables, notes = zip(*(_predicted(_on(specs, column), probes, site) for column in numbers.T), strict=True)
     predicted_s = tables[0]
     if len(tables) > 1:
-        problem = Problem(jobs, fleet_of(site.slots), predicted_s, predicted_s,
-                          offers=Offers.of(numbers, np.stack(tables, axis=1)))
+        problem = Problem(jobs, fleet, predicted_s, predicted_s, offers=Offers.of(numbers, np.stack(tables, axis=1)))
         chosen = moldable.place(problem, policy, objective).problem
         jobs, predicted_s = replace(chosen.jobs, most_devices=None), chosen.predicted_s
     return PreparedJobs(_on(specs, jobs.gang), jobs, site.slots, predicted_s, policy, name, site.spawn, contention,
                         tuple(dict.fromkeys(note for part in notes for note in part)))
 
 
-def _numbers(jobs: Jobs, site: Site) -> np.ndarray:
-    """Return the numbers of devices on which each job may run (jobs, numbers), the last repeated where another job has more."""
-    most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet_of(site.slots).counts.max())
-    return np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
-
-
 def _on(specs: Sequence[Spec], devices: np.ndarray) -> tuple[Spec, ...]:
     return tuple(replace(spec, devices=count) for spec, count in zip(specs, devices.tolist(), strict=True))
-
-
-def _check_gangs(jobs: Jobs, site: Site) -> None:
-    """Refuse a job that needs more devices at once than there are of any type that can run it."""
-    fleet = fleet_of(site.slots)
-    for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):
-        there = choices(f"{count} of {name}" for name, count in zip(fleet.types, fleet.counts, strict=True))
-        raise InputError(f"job {jobs.ids[job]!r} needs {jobs.gang[job]} devices of one type at once; there are {there}")
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -> Path:

@@ -72,7 +72,7 @@ def _start(run, ends, at_s, job, device):
     run.waits[job] = 0
     run.tried[job] += 1
     run.runs[device], run.since_s[device] = job, at_s
-    run.fails[device] = run.chance > 0 and run.draw.random() < run.chance
+    run.fails[device] = run.draw.random() < run.chance
     if run.fails[device]:
         work_s *= run.draw.random()
     run.started[0] += 1

@@ -126,19 +126,16 @@ class Simulation:
         state.refined_s = 0.0
         state.clear_news()
         for action in actions:
-            self._apply(action)
+            if not isinstance(action, Wait):
+                if isinstance(action, Restart):
+                    self._stop(action.job)
+                self._start(*action)
+            elif action.until_s <= state.now_s:
+                raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
+            elif action.until_s < np.inf:
+                self._push(action.until_s, _WAKE, 0)
         if self.contention:
             self._reschedule()
-
-    def _apply(self, action) -> None:
-        if not isinstance(action, Wait):
-            if isinstance(action, Restart):
-                self._stop(action.job)
-            self._start(*action)
-        elif action.until_s <= self.state.now_s:
-            raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
-        elif action.until_s < np.inf:
-            self._push(action.until_s, _WAKE, 0)
 
     def _push(self, at_s: float, event: int, device: int) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), event, device, self._version[device]))
@@ -157,7 +154,7 @@ class Simulation:
         self.state.start(job, devices, self._attempts[job])
         self._others[device] = others
         self._version[device] += 1
-        fails = self._fails[device] = self.faults.chance > 0 and self._draw.random() < self.faults.chance
+        fails = self._fails[device] = self._draw.random() < self.faults.chance
         self._work(device, self._work_s[job][self.state.type_of[device]] * (self._draw.random() if fails else 1.0))
 
     def _stop(self, job: int) -> None:

@@ -40,22 +40,18 @@ class TypeLists:
         self.rows = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         self._colocation = Colocation(state)
         self.ended, self._count = 0, len(jobs)
-        relaxed = self._relaxed(state, times, ready_s)
+        counts, busy = state.fleet.counts, state.fleet.by_type(ready_s)
+        clear = _distinct(times) if len(times) > bounds.WHOLE else times
+        relaxed = bounds.relaxation(clear, counts, busy)
+        # a job that may take longer somewhere than all jobs together does not go there
+        short = np.where((times * self.margin <= relaxed.makespan_s) | (times == times.min(axis=1, keepdims=True)), times, inf)
+        if (short != times).any():
+            relaxed = bounds.relaxation(np.where(np.isfinite(short), clear, inf), counts, busy)
         self.end_s = state.now_s + relaxed.makespan_s
         self._lists = [LazyHeap() for _ in state.counts]
         for job, device_type in zip(self.rows, relaxed.share.argmax(axis=1).tolist(), strict=True):
             self.put_back(job, device_type)
         self._elsewhere = [None] * len(self._lists)  # heaps of (time here / elsewhere, order, time here, job)
-
-    def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
-        """Return the LP relaxation; a job that may take longer somewhere than all jobs together does not go there."""
-        counts, busy = state.fleet.counts, state.fleet.by_type(ready_s)
-        clear = _distinct(times) if len(times) > bounds.WHOLE else times
-        relaxed = bounds.relaxation(clear, counts, busy)
-        short = np.where((times * self.margin <= relaxed.makespan_s) | (times == times.min(axis=1, keepdims=True)), times, inf)
-        if (short != times).any():
-            relaxed = bounds.relaxation(np.where(np.isfinite(short), clear, inf), counts, busy)
-        return relaxed
 
     def add(self, job: int, times: list[float]) -> None:
         """Put a late job on the list of its fastest type."""

@@ -82,7 +82,11 @@ class Planner(Queues):
     def _steal(self, state: State, estimator: Estimator, device: int, device_type: int) -> bool:
         """Take a job from a queue that is expected to end last, if it ends earlier here; return whether there was one."""
         ready_s = state.now_s + state.setup_s[device_type]
-        for victim in self._ending_last():
+        victims = {}
+        while len(victims) < _VICTIMS and (entry := self._latest.first(self._is_victim)):
+            victims[entry[1]] = self._latest.take()
+        self._latest.push(*victims.values())
+        for victim in victims:
             best, least = -1, self.end_s[victim] - ready_s
             for job in islice(reversed(self.jobs[victim]), _CANDIDATES):
                 here = estimator.seconds(job, device_type)
@@ -95,13 +99,6 @@ class Planner(Queues):
                 self.put(best, device, least, ready_s + least)
                 return True
         return False
-
-    def _ending_last(self) -> list[int]:
-        victims = {}
-        while len(victims) < _VICTIMS and (entry := self._latest.first(self._is_victim)):
-            victims[entry[1]] = self._latest.take()
-        self._latest.push(*victims.values())
-        return list(victims)
 
     def _is_victim(self, entry: Entry) -> bool:
         return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]

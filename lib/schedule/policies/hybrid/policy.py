@@ -34,7 +34,10 @@ class HybridMemory:
 
     def __init__(self, state: State, predict: Predict):
         with refining(state):
-            self.estimator = Estimator(state.jobs, colocation.contended(state, predict), state.setup_s)
+            if state.contention is not None:
+                factor = state.contention.expected(state.jobs.job_class, state.fleet.type_of)
+                predict = Predict(predict.table * factor, predict.sigma)
+            self.estimator = Estimator(state.jobs, predict, state.setup_s)
         self.batch = not state.jobs.arrival_s.any()  # whether all jobs are there from the start
         self.rough = False  # once predictions were wrong, jobs are always bound late
         self.lists: TypeLists | None = None
@@ -132,7 +135,7 @@ def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple
         cost, idle, needed = times * fleet.price_per_hour, np.zeros(len(fleet.types)), ("price_per_hour", "")
     else:
         joules = None if state.joules is None else state.joules[jobs]
-        cost = energy.above_idle_j(times, joules, fleet.idle_w, fleet.busy_w, fleet.setup_s)
+        cost = energy.above_idle_j(times, joules, fleet)
         idle = fleet.idle_w if joules is None else np.nan_to_num(fleet.idle_w)
         needed = "idle_w and busy_w", ", or a table of energy with every job"
     if np.isnan(cost[able]).any() or np.isnan(idle).any():
