@@ -118,7 +118,8 @@ def read_fleet(path: Path) -> Fleet:
     if times > 1:
         raise InputError(f"{path}: two devices would be called {name!r}; give the groups other names")
     type_of, types = pd.factorize(table["type"])
-    fleet = Fleet(names, np.repeat(type_of, table["count"]), tuple(types), **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
+    fleet = Fleet(names, np.repeat(type_of, table["count"]), tuple(types),
+                  **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
     cpu_cores = (fleet.counts * fleet.cpu_cores)[fleet.cpu]
     return replace(fleet, host_cores=float(cpu_cores.sum())) if len(cpu_cores) and np.isfinite(cpu_cores).all() else fleet
 

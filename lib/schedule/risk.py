@@ -79,7 +79,8 @@ def out_of_memory(problem: Problem) -> np.ndarray:
 def _elsewhere(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Return the probability of each job to need another type than each (jobs, types), and its least seconds there; else 0."""
     times = bounds.able_times(problem)
-    least_s = np.column_stack([np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])])
+    others_s = [np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])]
+    least_s = np.column_stack(others_s)
     return np.where(np.isfinite(least_s), (out_of_memory(problem), least_s), 0.0)
 
 

@@ -61,9 +61,6 @@ class Queues:
         for entry in zip(self.end_s, range(len(self.end_s)), strict=True):
             self._ends[self._type_of[entry[1]]].push(entry)
 
-    def _is_current(self, entry: Entry) -> bool:
-        return entry[0] == self.end_s[entry[1]]
-
     def expect(self, device: int, end_s: float) -> None:
         """Note when a device is expected to finish."""
         if self.end_s[device] != end_s:
@@ -86,7 +83,7 @@ class Queues:
         """Return when, on which type and on which device a job ends first; it takes ``seconds`` (types), inf: cannot run."""
         best = inf, -1, -1
         for device_type, time in enumerate(seconds):
-            if time < inf and (first := self._ends[device_type].first(self._is_current)):
+            if time < inf and (first := self._ends[device_type].first(lambda entry: entry[0] == self.end_s[entry[1]])):
                 end = max(first[0], state.now_s) + time
                 if end < best[0]:
                     best = end, device_type, first[1]

@@ -22,14 +22,17 @@ _STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = 0.0, 1.0, 2.0
 
 
-# A problem and the state of its run, changed in place. (jobs, types): work_s of an attempt with set-up; predicted_s (bound: with
-# set-up), inf where the policy puts no job; key, of which the smallest starts first (empty: as they arrive). (jobs): turn (bound:
-# the smallest of an instant first; empty: as they arrive); waits, since how many jobs came (0: does not wait); attempts tried.
-# chance that an attempt fails, with its draw. (1): how many jobs came to wait, how many attempts started. (devices): type_of; the
-# job that runs (-1: none), since_s when, whether it fails. (devices) where jobs are bound: how many of the queue were taken, its
-# expected load_s, and when it is expected to end_s.
-_Run = namedtuple("_Run", "type_of work_s predicted_s key turn chance draw came started waits tried runs since_s fails taken "
-                  "load_s end_s")
+# A problem and the state of its run, changed in place, times in s. *Bound*: of policies that bind jobs to devices.
+_Run = namedtuple("_Run", [
+    "type_of",  # (devices)
+    "work_s", "predicted_s",  # (jobs, types) with set-up; predicted: with it if bound, inf where the policy puts no job
+    "key",  # (jobs, types) the smallest starts first; empty: as they arrive
+    "turn",  # (jobs) bound: the smallest of an instant first; empty: as they arrive
+    "chance", "draw",  # that an attempt fails
+    "came", "started",  # (1) how many jobs came to wait, how many attempts started
+    "waits", "tried",  # (jobs) since how many came, 0: does not wait; attempts
+    "runs", "since_s", "fails",  # (devices) the job, -1: none; since when, and whether the attempt fails
+    "taken", "load_s", "end_s"])  # (devices) bound: jobs of the queue that started, its expected seconds, its expected end
 
 
 def covers(problem: Problem, name: str) -> bool:

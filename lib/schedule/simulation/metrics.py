@@ -15,9 +15,9 @@ _SHARES = (50, 95, 99)  # percentiles of completion times
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
     """Return the figures of one run, from time 0; unknown ones (energy without watts, untimed decisions) are None.
 
-    A completion time (``jct``) counts from the arrival; the slowdown is its ratio to the time on the fastest device that can run
-    the job. ``decide_s`` is all time in the policy, ``refine_s`` its part for planning again; ``decide_..._us`` are of single
-    calls without that part.
+    A completion time (``jct``) counts from the arrival; the slowdown is its ratio to the time on the fastest device that can
+    run the job. ``decide_s`` is all time in the policy, ``refine_s`` its part for planning again; ``decide_..._us`` are of
+    single calls without that part.
     """
     problem, done, rows = outcome.problem, outcome.done, outcome.schedule
     attempts, fleet, jobs = rows.drop_duplicates(["job", "attempt"]), problem.fleet, done["job"].to_numpy(int)

@@ -7,7 +7,7 @@ import numpy as np
 
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
-from lib.schedule.policies.queues import Entry, LazyHeap, Queues
+from lib.schedule.policies.queues import LazyHeap, Queues
 from lib.schedule.state import Action, CoreBudget, Start, State
 
 _VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
@@ -83,7 +83,8 @@ class Planner(Queues):
         """Take a job from a queue that is expected to end last, if it ends earlier here; return whether there was one."""
         ready_s = state.now_s + state.setup_s[device_type]
         victims = {}
-        while len(victims) < _VICTIMS and (entry := self._latest.first(self._is_victim)):
+        while len(victims) < _VICTIMS and (entry := self._latest.first(
+                lambda last: self.jobs[last[1]] and last[0] == -self.end_s[last[1]])):
             victims[entry[1]] = self._latest.take()
         self._latest.push(*victims.values())
         for victim in victims:
@@ -99,6 +100,3 @@ class Planner(Queues):
                 self.put(best, device, least, ready_s + least)
                 return True
         return False
-
-    def _is_victim(self, entry: Entry) -> bool:
-        return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]

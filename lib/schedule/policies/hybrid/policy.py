@@ -59,29 +59,27 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     """
     check_objective(objective)
     memory, _ = state.recall(HybridMemory, lambda: HybridMemory(state, predict))
-    overdue = memory.stragglers.overdue(state) if memory.stragglers else []
-    sigma = memory.estimator.learn(state.finished, overdue)
+    estimator, stragglers = memory.estimator, memory.stragglers
+    overdue = stragglers.overdue(state) if stragglers else []
+    sigma = estimator.learn(state.finished, overdue)
     if sigma is not None:
         with refining(state):
-            memory.estimator.renew(sigma)
+            estimator.renew(sigma)
     if objective in _WEIGHED:
         weights = weights or {objective: 1.0}
-        memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and memory.estimator.sigma > _ROUGH)
+        memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and estimator.sigma > _ROUGH)
         actions = _late(state, memory, len(overdue)) if memory.rough else _planned(state, memory, weights, steps)
     else:
         actions = _ordered(state, predict, memory, objective)
-    return actions if objective in ("energy", "price", "fair") else _restarted(state, memory, actions)
-
-
-def _restarted(state: State, memory: HybridMemory, starts: list[Start]) -> list[Action]:
-    """Return the starts with restarts of stragglers or, while jobs wait, the time at which to look for stragglers."""
-    if memory.stragglers is None:
+    if objective in ("energy", "price", "fair"):
+        return actions
+    if stragglers is None:
         with refining(state):
-            memory.stragglers = Stragglers(state, memory.estimator)
-    memory.stragglers.update(state, memory.estimator)
+            stragglers = memory.stragglers = Stragglers(state, estimator)
+    stragglers.update(state, estimator)
     if state.waiting:
-        return [*starts, *memory.stragglers.look_again(state, memory.estimator, starts)]
-    return memory.stragglers.restarts(state, memory.estimator)
+        return [*actions, *stragglers.look_again(state, estimator, actions)]
+    return stragglers.restarts(state, estimator)
 
 
 # ------------------------------------------------------------------------------------------ by a plan
@@ -143,19 +141,6 @@ def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple
     return np.where(able, cost, inf), idle
 
 
-def _plan_again(state: State, estimator: Estimator, planner: Planner, weights: dict[str, float], steps: int) -> None:
-    from lib.schedule.policies.hybrid import local_search  # numba takes a second to import
-
-    jobs, times, ready_s, running_s = _outlook(state, estimator)
-    type_of, assigned = state.fleet.type_of, {job: device for device, queue in enumerate(planner.jobs) for job in queue}
-    start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int)
-    weight, extra = _weighted(state, jobs, times, ready_s, weights)
-    plan = local_search.plan(times, type_of, ready_s, steps, extra=extra, start=start if (start >= 0).all() else None,
-                             weight=weight, sigma=estimator.sigma, running_s=running_s)
-    seconds = times[np.arange(len(jobs)), type_of[plan]]
-    planner.fill(jobs, seconds, plan, state.now_s + local_search.loads(times, type_of, ready_s, plan))
-
-
 def _planned(state: State, memory: HybridMemory, weights: dict[str, float], steps: int) -> list[Action]:
     """Start jobs from the queues of a plan, made again as jobs come and end otherwise than estimated."""
     first, estimator, waiting = Planner not in state.memory, memory.estimator, len(state.waiting)
@@ -166,8 +151,17 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
     again = bool(new and grown or waiting and planner.ended >= max(_LEAST_ENDED, _ENDED * waiting) and estimator.misled())
     if again:
         with refining(state):
-            later = max(_LEAST_STEPS, int(steps * _AGAIN_SHARE))
-            _plan_again(state, estimator, planner, weights, steps if first else later)
+            from lib.schedule.policies.hybrid import local_search  # numba takes a second to import
+
+            jobs, times, ready_s, running_s = _outlook(state, estimator)
+            type_of, assigned = state.fleet.type_of, {job: device for device, queue in enumerate(planner.jobs) for job in queue}
+            start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int)
+            weight, extra = _weighted(state, jobs, times, ready_s, weights)
+            plan = local_search.plan(
+                times, type_of, ready_s, steps if first else max(_LEAST_STEPS, int(steps * _AGAIN_SHARE)), extra=extra,
+                start=start if (start >= 0).all() else None, weight=weight, sigma=estimator.sigma, running_s=running_s)
+            seconds = times[np.arange(len(jobs)), type_of[plan]]
+            planner.fill(jobs, seconds, plan, state.now_s + local_search.loads(times, type_of, ready_s, plan))
     appended = [] if again else [planner.append(state, estimator, job) for job in new]
     every, planner.blocked = again or bool(planner.blocked), set()
     most = None if every else min(1, len(new))

@@ -409,7 +409,10 @@ class Engine:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
             elif isinstance(action, Restart):
-                self._move(view.entries[action.job], slots[action.device])
+                attempt = next(attempt for attempt in self._attempts if attempt.entry is view.entries[action.job])
+                if not (attempt.moving_to or attempt.cancelled):
+                    attempt.moving_to = slots[action.device]
+                    attempt.stop(self.now() + self.limits.grace_s)
             else:
                 self._start(view.entries[action.job], *(slots[device] for device in (action.device, *action.others)))
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
@@ -435,9 +438,3 @@ class Engine:
         attempt.start(str(self._meeting(attempt)))
         del self.waiting[entry.job_id]
         view.state.start(number, devices, begun)
-
-    def _move(self, entry: Entry, target: SlotState) -> None:
-        attempt = next(attempt for attempt in self._attempts if attempt.entry is entry)
-        if not (attempt.moving_to or attempt.cancelled):
-            attempt.moving_to = target
-            attempt.stop(self.now() + self.limits.grace_s)
