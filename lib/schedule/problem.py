@@ -227,8 +227,8 @@ def _check(problem: Problem) -> None:
             raise InputError(f"the {name} time of job {jobs.ids[job]!r} on {fleet.types[device_type]!r} is "
                              f"{table[job, device_type]}: it is a positive number of seconds, or empty where it cannot run")
     for job in np.flatnonzero(~feasible(problem).any(axis=1)):
-        timed = [name for name, time in zip(fleet.types, problem.actual_s[job], strict=True) if np.isfinite(time)]
-        raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {choices(timed) or 'none'} and needs "
+        timed = choices(np.array(fleet.types)[np.isfinite(problem.actual_s[job])])
+        raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {timed or 'none'} and needs "
                          f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores"
                          + f" on {jobs.gang[job]} devices at once" * int(jobs.gang[job] > 1))
     for job in np.flatnonzero(~(jobs.gang >= 1)):

@@ -108,13 +108,12 @@ def _fillers(plan: _Plan, state: State, predict: Predict, budget: CoreBudget, st
         left_s = plan.shadow_s[device_type] - state.now_s - state.setup_s[device_type]
         jobs = np.array([job for job in state.waiting if state.jobs.gang[job] == 1 and job not in started], int)
         times = predict.table[jobs]
-        here = times[:, device_type] if len(jobs) else np.zeros(0)
+        here = times[:, device_type]
         fits = (here <= left_s) & (here <= _SLOWER * times.min(axis=1, initial=inf))
         order = jobs[fits][np.argsort(-here[fits], kind="stable")].tolist()
         for place in places:
-            job = next((job for job in order if job not in started and budget.has(job, device_type)), None)
+            job = next((job for job in order if job not in started and budget.take(job, device_type)), None)
             if job is None:
                 break
-            budget.take(job, device_type)
             started.add(job)
             yield Start(job, place)

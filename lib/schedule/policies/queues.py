@@ -58,8 +58,8 @@ class Queues:
     def rebuild(self) -> None:
         """Build the heaps from ``end_s``."""
         self._ends = [LazyHeap() for _ in self._types]
-        for entry in zip(self.end_s, range(len(self.end_s)), strict=True):
-            self._ends[self._type_of[entry[1]]].push(entry)
+        for device, device_type in enumerate(self._type_of):
+            self._ends[device_type].push((self.end_s[device], device))
 
     def expect(self, device: int, end_s: float) -> None:
         """Note when a device is expected to finish."""

@@ -21,9 +21,8 @@ def policy(name: str, **options: object) -> Policy:
 
 def lacks(name: str, fleet: Fleet) -> str:
     """Return which device a policy needs and a fleet has none of; empty if it can run there."""
-    cpu = fleet.cpu
-    wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(name)
-    return wanted[1] if wanted and not wanted[0].any() else ""
+    return {"cpu-only": "a CPU: a CPU's type begins with cpu" * (not fleet.cpu.any()),
+            "gpu-only": "anything but a CPU" * bool(fleet.cpu.all())}.get(name, "")
 
 
 def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:

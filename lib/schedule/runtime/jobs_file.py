@@ -169,10 +169,11 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet.counts.max())
     # of devices on which each job may run (jobs, numbers), the last repeated where another job has more
     numbers = np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
-    workloads = [(spec.arguments["workload_id"], devices) for column in numbers.T
-                 for spec, devices in zip(specs, column.tolist(), strict=True) if "workload_id" in spec.arguments]
+    variants = [_on(specs, column) for column in numbers.T]
+    workloads = [(spec.arguments["workload_id"], spec.devices) for variant in variants for spec in variant
+                 if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
-    tables, notes = zip(*(_predicted(_on(specs, column), probes, site) for column in numbers.T), strict=True)
+    tables, notes = zip(*(_predicted(variant, probes, site) for variant in variants), strict=True)
     predicted_s = tables[0]
     if len(tables) > 1:
         problem = Problem(jobs, fleet, predicted_s, predicted_s, offers=Offers.of(numbers, np.stack(tables, axis=1)))

@@ -57,6 +57,9 @@ class Spec:
         return json.dumps({"call": self.call, "arguments": self.arguments, **gang}, sort_keys=True)
 
 
+ByDeviceType = Callable[[Spec, str], float]  # a figure of a job on a device type, such as its seconds
+
+
 @dataclass(eq=False)
 class Entry:
     """A job of the list that has not ended; ``seconds`` are its predicted times by device type, as far as they were needed.

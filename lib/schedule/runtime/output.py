@@ -6,6 +6,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+Message = tuple[Any, ...]  # of a worker, or to it: see ``worker_process``
 LONGEST = 8192  # characters of a line; a longer one comes in pieces
 _OUTCOMES = ("done", "failed", "stopped", "refused", "died")
 _MOST = 2**20  # bytes that are taken at once: more than a pipe holds
@@ -41,7 +42,7 @@ class Output:
         self._lines(last=True)
         self._token, self._number = token, 0
 
-    def merged(self, messages: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def merged(self, messages: list[Message]) -> list[Message]:
         """Return a worker's messages with the lines that it printed; those of an attempt are before its outcome."""
         ready = self._lines()
         for message in messages:
@@ -57,7 +58,7 @@ class Output:
         except BlockingIOError:
             return b""
 
-    def _lines(self, last: bool = False) -> list[tuple[Any, ...]]:
+    def _lines(self, last: bool = False) -> list[Message]:
         """Return the lines that have ended, or also the ``last``, each without what a carriage return overwrote."""
         *whole, self._rest = (self._rest + self._read()).split(b"\n")
         if self._rest and (last or len(self._rest) > 4 * LONGEST):

@@ -21,6 +21,7 @@ from lib import files, paths
 from lib.errors import InputError
 from lib.measure.worker import own_cores
 from lib.schedule.problem import Jobs
+from lib.schedule.runtime.output import Message
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
 from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, default_slots
 
@@ -87,7 +88,7 @@ class RayWorker:
         except OSError:  # it was shut down meanwhile
             return
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; an actor that does not answer is shut down."""
         while self.pipe.poll():  # first: the bell may ring a moment after the reply is there
             self.pipe.recv_bytes()

@@ -11,7 +11,7 @@ from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.executor import JOURNAL
-from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry, Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Spawn
 from lib.schedule.state import Policy
 
@@ -27,7 +27,7 @@ class Service(Engine):
     called again: jobs that had not ended are tried again.
     """
 
-    def __init__(self, folder: Path, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None = None,
+    def __init__(self, folder: Path, policy: Policy, predicted_s: ByDeviceType, limits: Limits | None = None,
                  spawn: Spawn = ProcessWorker, observer: Observer | None = None):
         """Open the queue. ``predicted_s`` gives the seconds of a job on a device type, inf where it cannot run, quickly.
 

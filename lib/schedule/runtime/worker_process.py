@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure.worker import pin
-from lib.schedule.runtime.output import redirect
+from lib.schedule.runtime.output import Message, redirect
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -144,7 +144,7 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
     over.set()
 
 
-def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tuple[Any, ...]:
+def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> Message:
     try:
         result = function(call)(job, **arguments)
         try:
@@ -182,11 +182,11 @@ class ActorWorker:
         except Exception as error:  # a process would end; an actor must report it
             self.send(("died", f"the worker ended: {one_line(error)}"))
 
-    def put(self, message: tuple[Any, ...]) -> None:
+    def put(self, message: Message) -> None:
         """Take a message."""
         self._received.put(message)
 
-    def take(self) -> list[tuple[Any, ...]]:
+    def take(self) -> list[Message]:
         """Wait for a message; return all that there are."""
         messages = [self._sent.get()]
         while not self._sent.empty():

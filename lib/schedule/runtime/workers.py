@@ -11,7 +11,7 @@ from lib.errors import InputError, choices
 from lib.measure import worker
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
-from lib.schedule.runtime.output import Output
+from lib.schedule.runtime.output import Message, Output
 
 _MOST_SLOTS = 16  # of a host's CPU by default: each is a process with torch, and jobs share memory and its bandwidth
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
@@ -87,7 +87,7 @@ class Worker(Protocol):
     If it has a ``pipe``, a Connection, that becomes readable when there are messages.
     """
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; ``("died", reason)`` when it died."""
 
     def send(self, *message: Any) -> None:
@@ -110,7 +110,7 @@ class ProcessWorker:
         self.pipe, self._output = self.process.pipe, output
         self.log = output and output.started()
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; a closed pipe is its death."""
         received, death = self.process.messages()
         received += [("died", death)] if death else []

@@ -98,8 +98,7 @@ class Simulation:
             pass
         if state.waiting:
             raise state.for_ever()
-        columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        return Outcome(table(self.problem, *columns), self.problem, np.array(self.decide_s), np.array(self.refine_s))
+        return Outcome(table(self.problem, *map(list, zip(*self.rows, strict=True))), self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
     def step(self) -> bool:
         """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""

@@ -50,7 +50,7 @@ class Estimator:
         excess = float(np.nanmean(rest[classified] ** 2)) - _USUAL_REST**2
         return (excess / (1 - 1 / rest.shape[1]))**0.5 if excess > 0 else 0.0
 
-    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _parts(self) -> tuple[np.ndarray, ...]:
         """Return the predicted log times (jobs, types), what size and preference say, and the rest; NaN where none is."""
         predicted = portable.log(self._predict.table / self._unit_s)
         values = np.where(np.isfinite(predicted), predicted, np.nan)
@@ -74,9 +74,10 @@ class Estimator:
         self._shift = self._sum / (self._count + 1 / _PRIOR_VARIANCE)
         self._factor = portable.exp(self._shift)
 
-    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        jobs, types, took = zip(*self._finished, *((*key, took) for key, took in self._overdue.items()), strict=True)
-        return np.array(jobs), np.array(types), np.array(took)
+    def _columns(self) -> list[np.ndarray]:
+        """Return the jobs that finished or are overdue, their types and their log times."""
+        rows = *self._finished, *((*key, took) for key, took in self._overdue.items())
+        return [np.array(column) for column in zip(*rows, strict=True)]
 
     def _shrunk(self) -> np.ndarray:
         """Return the estimated log times (jobs, types) before corrections."""
@@ -148,8 +149,8 @@ class Estimator:
             self._count[cell] += 1
             after = self._shift[cell] = self._sum.item(cell) / (self._count.item(cell) + 1 / _PRIOR_VARIANCE)
             self._factor[cell] = portable.exp_one(after)
-            self.moved = max(self.moved, abs(after - before))
-            self.drift += abs(after - before)
+            change = abs(after - before)
+            self.moved, self.drift = max(self.moved, change), self.drift + change
         if (finished or overdue) and len(self._errors) >= _LEAST:
             observed = 1.4826 * median(self._errors)
             if abs(observed - self.sigma) > 0.25 * max(self.sigma, 0.2):

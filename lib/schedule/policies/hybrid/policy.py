@@ -85,7 +85,7 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
 # ------------------------------------------------------------------------------------------ by a plan
 
 
-def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, ...]:
     """Return the waiting jobs, their times with set-up (jobs, types), and two columns of devices.
 
     The columns are the seconds until a device is expected to be free, blocked time included, and how long what runs there takes

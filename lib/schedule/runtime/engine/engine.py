@@ -22,7 +22,7 @@ from lib.schedule.problem import Fleet
 from lib.schedule.runtime.engine.plan import plan, ranked
 from lib.schedule.runtime.engine.slots import Attempt, Slots, SlotState
 from lib.schedule.runtime.engine.view import View, view_of
-from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry, Journal
 from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, Slot, Spawn
 from lib.schedule.state import Policy, Restart, Wait
@@ -56,7 +56,7 @@ class Engine:
     waits for workers that are still starting, so that the policy sees the devices that its plan has.
     """
 
-    def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None,
+    def __init__(self, journal: Journal, policy: Policy, predicted_s: ByDeviceType, limits: Limits | None,
                  spawn: Spawn, observer: Observer | None = None,
                  contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None, gather_s: float = 0.0):
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
@@ -106,7 +106,7 @@ class Engine:
         """Predict the times of the jobs that wait again, as when more is known of devices."""
         self.post(self._forget_times)
 
-    def plan(self, spread: Callable[[Spec, str], float] = lambda spec, device_type: 0.0) -> pd.DataFrame:
+    def plan(self, spread: ByDeviceType = lambda spec, device_type: 0.0) -> pd.DataFrame:
         """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``).
 
         ``spread`` gives the standard deviation of the log time of a job on a device type (default: predictions are exact).

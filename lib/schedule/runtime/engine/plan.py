@@ -11,7 +11,7 @@ from lib.errors import choices
 from lib.schedule import risk
 from lib.schedule.problem import Problem
 from lib.schedule.runtime.engine.view import View
-from lib.schedule.runtime.journal import Entry, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
@@ -62,7 +62,7 @@ def _part(state: State, table: np.ndarray, jobs: np.ndarray, rank: np.ndarray) -
     return part, table
 
 
-def plan(view: View, policy: Policy, spread: Callable[[Spec, str], float]) -> pd.DataFrame:
+def plan(view: View, policy: Policy, spread: ByDeviceType) -> pd.DataFrame:
     """Return the table ``schedule`` with ``reason`` and ``in_time``: what runs, what is planned, what no slot can run.
 
     ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
@@ -85,7 +85,7 @@ def plan(view: View, policy: Policy, spread: Callable[[Spec, str], float]) -> pd
     return pd.DataFrame(rows, columns=[*columns("schedule"), "reason", "in_time"])
 
 
-def _in_time(view: View, outcome: Outcome, now_s: float, spread: Callable[[Spec, str], float]) -> np.ndarray:
+def _in_time(view: View, outcome: Outcome, now_s: float, spread: ByDeviceType) -> np.ndarray:
     problem, plan = outcome.problem, outcome.attempts_done
     if not np.isfinite(problem.jobs.deadline_s).any():
         return np.full(len(problem.jobs), np.nan)
