@@ -189,10 +189,10 @@ class State:
 
 
 class CoreBudget:
-    """The host cores that are left while a policy collects its actions."""
+    """The host cores that are left while a policy collects its ``actions``, and the jobs that ``started``."""
 
     def __init__(self, state: State):
-        self._state, self.left = state, state.free_cores
+        self._state, self.left, self.actions, self.started = state, state.free_cores, [], set()
 
     def fits(self, cores: float) -> bool:
         """Return whether so many cores are left."""
@@ -204,9 +204,21 @@ class CoreBudget:
 
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""
-        if enough := self.has(job, device_type):
-            self.left -= self._state.cores(job, device_type)
+        cores = self._state.cores(job, device_type)
+        if enough := self.fits(cores):
+            self.left -= cores
         return enough
+
+    def start(self, job: int, device: int) -> bool:
+        """Collect the start of a job on a device; False if too few cores are left."""
+        if enough := self.take(job, self._state.type_of[device]):
+            self.started.add(job)
+            self.actions.append(Start(job, device))
+        return enough
+
+    def waits(self, entry: Sequence) -> bool:
+        """Return whether the job of an entry, its last element, still waits."""
+        return entry[-1] in self._state.waiting and entry[-1] not in self.started
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from lib.schedule import bounds
 from lib.schedule.policies.greedy import Greedy, Key
 from lib.schedule.policies.queues import Queues
 from lib.schedule.problem import Fleet
-from lib.schedule.state import Action, CoreBudget, Policy, Predict, Start, State, refining
+from lib.schedule.state import Action, CoreBudget, Policy, Predict, State, refining
 
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
 
@@ -110,16 +110,16 @@ class Bind:
             queues.put(job, device, row[device_type], end_s)
             devices.add(device)
         queues.blocked = set()
-        actions, budget = [], CoreBudget(state)
+        budget = CoreBudget(state)
         for device in sorted(devices):
             device_type, job = state.type_of[device], queues.jobs[device][0]
             if device not in state.free[device_type]:
                 continue
-            if budget.take(job, device_type):
-                actions.append(Start(queues.pop(device, predict(job, device_type) + state.setup_s[device_type]), device))
+            if budget.start(job, device):
+                queues.pop(device, predict(job, device_type) + state.setup_s[device_type])
             else:
                 queues.blocked.add(device)
-        return actions
+        return budget.actions
 
 
 # ------------------------------------------------------------------------------------------ a matching
@@ -137,13 +137,13 @@ def matching(state: State, predict: Predict) -> list[Action]:
     plan = state.memory.get(MatchingPlan)
     if not plan or state.arrived or state.waiting and not any(plan):  # empty: it had no room for those that wait
         plan = state.memory[MatchingPlan] = _solved(state, predict)
-    actions, budget = [], CoreBudget(state)
+    budget = CoreBudget(state)
     for device_type, queue in enumerate(plan):
         for device in state.idle(device_type, len(queue)):
-            if not budget.take(queue[0], device_type):
+            if not budget.start(queue[0], device):
                 break
-            actions.append(Start(queue.popleft(), device))
-    return actions
+            queue.popleft()
+    return budget.actions
 
 
 def _solved(state: State, predict: Predict) -> MatchingPlan:

@@ -5,7 +5,6 @@ then other jobs run there only if they are expected to end before (EASY backfill
 starve a gang, and gangs never wait for one another in a circle.
 """
 
-from collections.abc import Iterator
 from copy import copy
 from math import inf
 
@@ -54,7 +53,9 @@ def with_gangs(state: State, predict: Predict, policy: Policy) -> list[Action]:
     for action in actions:
         if isinstance(action, Start | Restart):
             budget.take(action.job, state.type_of[action.device])
-    return [*plan.starts, *actions, *_fillers(plan, state, predict, budget, {getattr(action, "job", -1) for action in actions})]
+            budget.started.add(action.job)
+    _fill_in(plan, state, predict, budget)
+    return [*plan.starts, *actions, *budget.actions]
 
 
 def _ends(state: State, predict: Predict) -> list[list[float]]:
@@ -102,18 +103,15 @@ def _without_gangs(state: State, plan: _Plan, budget: CoreBudget) -> State:
     return rest
 
 
-def _fillers(plan: _Plan, state: State, predict: Predict, budget: CoreBudget, started: set[int]) -> Iterator[Start]:
-    """Yield other jobs that end before a reservation on the devices that are kept for it, the longest that fit first."""
+def _fill_in(plan: _Plan, state: State, predict: Predict, budget: CoreBudget) -> None:
+    """Start other jobs that end before a reservation on the devices that are reserved, the longest that fit first."""
     for device_type, places in plan.reserved.items():
         left_s = plan.shadow_s[device_type] - state.now_s - state.setup_s[device_type]
-        jobs = np.array([job for job in state.waiting if state.jobs.gang[job] == 1 and job not in started], int)
+        jobs = np.array([job for job in state.waiting if state.jobs.gang[job] == 1], int)
         times = predict.table[jobs]
         here = times[:, device_type]
         fits = (here <= left_s) & (here <= _SLOWER * times.min(axis=1, initial=inf))
         order = jobs[fits][np.argsort(-here[fits], kind="stable")].tolist()
         for place in places:
-            job = next((job for job in order if job not in started and budget.take(job, device_type)), None)
-            if job is None:
+            if not any(job not in budget.started and budget.start(job, place) for job in order):
                 break
-            started.add(job)
-            yield Start(job, place)

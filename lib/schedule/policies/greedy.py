@@ -8,7 +8,7 @@ import numpy as np
 
 from lib.schedule.policies.queues import Entry, LazyHeap
 from lib.schedule.problem import Fleet
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State
+from lib.schedule.state import Action, CoreBudget, Predict, State
 
 Key = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers of jobs, their times (jobs, types) -> keys (jobs, types)
 Allowed = Callable[[Fleet, np.ndarray], np.ndarray]  # fleet, times (jobs, types) -> the types that each job may take
@@ -55,7 +55,7 @@ class Greedy:
 
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
-        waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
+        waiting, aside, budget = state.waiting, [], CoreBudget(state)
         ready, new = state.recall(_Ready, lambda: _Ready(state))
         if new:
             key, times = self.tables(state.fleet, np.array(new), predict.table[new])
@@ -70,15 +70,13 @@ class Greedy:
 
         def valid(entry: Entry) -> bool:
             key, _, job = entry
-            return job in waiting and job not in started and (self.key is not None or key == ready.turn[job])
+            return job in waiting and job not in budget.started and (self.key is not None or key == ready.turn[job])
 
         idle = {device_type: state.idle(device_type, len(waiting))[::-1] for device_type, free in enumerate(state.free) if free}
         while firsts := [(*entry, device_type) for device_type, devices in idle.items()
                          if devices and (entry := ready.first(state, device_type, budget, valid, aside))]:
             _, _, job, device_type = min(firsts)
-            budget.take(job, device_type)
-            started.add(job)
-            actions.append(Start(job, idle[device_type].pop()))
+            budget.start(job, idle[device_type].pop())
         for device_type, entry in aside:
             ready.heaps[device_type].push(entry)
-        return actions
+        return budget.actions

@@ -73,11 +73,10 @@ class Queues:
         self.load_s[device] += seconds
         self.expect(device, end_s)
 
-    def pop(self, device: int, seconds: float) -> int:
+    def pop(self, device: int, seconds: float) -> None:
         """Take the first job, which takes ``seconds``, off a queue."""
-        job = self.jobs[device].popleft()
+        self.jobs[device].popleft()
         self.load_s[device] = self.load_s[device] - seconds if self.jobs[device] else 0.0  # no rounding error outlives a queue
-        return job
 
     def earliest(self, state: State, seconds: list[float]) -> tuple[float, int, int]:
         """Return when, on which type and on which device a job ends first; it takes ``seconds`` (types), inf: cannot run."""

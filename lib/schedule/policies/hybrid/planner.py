@@ -8,7 +8,7 @@ import numpy as np
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.queues import LazyHeap, Queues
-from lib.schedule.state import Action, CoreBudget, Start, State
+from lib.schedule.state import Action, CoreBudget, State
 
 _VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
 
@@ -57,10 +57,10 @@ class Planner(Queues):
 
         Where one device of a type finds nothing to take, the others are not tried. Jobs that lack host cores are blocked.
         """
-        actions, budget, left, in_vain = [], CoreBudget(state), len(state.waiting), set()
+        budget, in_vain = CoreBudget(state), set()
         for device in devices:
             device_type, queue = state.type_of[device], self.jobs[device]
-            if not queue and left and steal and device_type not in in_vain and \
+            if not queue and len(budget.started) < len(state.waiting) and steal and device_type not in in_vain and \
                     not self._steal(state, estimator, device, device_type):
                 in_vain.add(device_type)
             if not queue:
@@ -71,13 +71,12 @@ class Planner(Queues):
                 job = queue[number]
                 del queue[number]
                 queue.appendleft(job)
-            if not budget.take(queue[0], device_type):
+            if not budget.start(queue[0], device):
                 self.blocked.add(device)
                 budget.left = 0.0  # these cores are kept for this job
                 continue
-            left -= 1
-            actions.append(Start(queue.popleft(), device))
-        return actions
+            queue.popleft()
+        return budget.actions
 
     def _steal(self, state: State, estimator: Estimator, device: int, device_type: int) -> bool:
         """Take a job from a queue that is expected to end last, if it ends earlier here; return whether there was one."""

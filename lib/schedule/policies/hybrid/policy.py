@@ -14,8 +14,7 @@ from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.hybrid.late_binding import TypeLists
 from lib.schedule.policies.hybrid.planner import Planner
 from lib.schedule.policies.hybrid.stragglers import Stragglers
-from lib.schedule.policies.queues import Entry
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State, refining
+from lib.schedule.state import Action, CoreBudget, Predict, State, refining
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price", "fair")
 _WEIGHED = ("makespan", "energy", "price")  # objectives of a plan; the others start jobs in an order
@@ -185,23 +184,17 @@ def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
         with refining(state):
             jobs, times, ready_s, _ = _outlook(state, memory.estimator)
             lists = memory.lists = TypeLists(state, memory.estimator.sigma, jobs, times, ready_s)
-    actions, started, budget = [], set(), CoreBudget(state)
-
-    def waits(entry: Entry) -> bool:
-        return entry[-1] in waiting and entry[-1] not in started
-
+    budget = CoreBudget(state)
     for device_type in colocation.gpus_first(state, range(len(state.counts)), int) if waiting else ():
-        for device in state.idle(device_type, len(waiting) - len(started)):
-            job = lists.take(state, device_type, waits)
+        for device in state.idle(device_type, len(waiting) - len(budget.started)):
+            job = lists.take(state, device_type, budget.waits)
             if job is None:
                 break
-            if not budget.take(job, device_type):
+            if not budget.start(job, device):
                 lists.put_back(job, device_type)
                 budget.left = 0.0  # these cores are kept for this job
                 break
-            started.add(job)
-            actions.append(Start(job, device))
-    return actions
+    return budget.actions
 
 
 # ------------------------------------------------------------------------------------------ by an order
