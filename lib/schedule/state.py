@@ -108,11 +108,10 @@ class State:
             self.memory[kind] = create()
         return self.memory[kind], new
 
-    def idle(self, device_type: int, most: int | None = None) -> list[int]:
+    def idle(self, device_type: int, most: float = np.inf) -> list[int]:
         """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
         free = self.free[device_type]
-        count = len(free) if most is None else min(most, len(free))
-        return list(islice(reversed(free), count))  # going on past the last would visit every removed key
+        return list(islice(reversed(free), min(most, len(free))))  # going on past the last would visit every removed key
 
     def cores(self, job: int, device_type: int) -> float:
         """Return the host cores that a job takes on a device type (``problem.cores_taken``)."""

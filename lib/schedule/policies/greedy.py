@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from lib.schedule.policies.queues import Entry, LazyHeap
+from lib.schedule.policies.queues import Entry, LazyHeap, Valid
 from lib.schedule.problem import Fleet
 from lib.schedule.state import Action, CoreBudget, Predict, State
 
@@ -24,7 +24,7 @@ class _Ready:
         self.count, self.turn, self.least_cores = 0, {}, inf
         self.heaps = [LazyHeap() for _ in state.counts]
 
-    def first(self, state: State, device_type: int, budget: CoreBudget, valid: Callable[[Entry], bool],
+    def first(self, state: State, device_type: int, budget: CoreBudget, valid: Valid,
               aside: list[tuple[int, Entry]]) -> Entry | None:
         """Return the first job for a type that fits the cores that are left; wider jobs are put ``aside``."""
         heap, cpu = self.heaps[device_type], state.fleet.cpu[device_type]

@@ -9,6 +9,7 @@ from typing import Any
 from lib.schedule.state import State
 
 Entry = tuple[Any, ...]  # the smallest first
+Valid = Callable[[Entry], bool]
 
 
 class LazyHeap(list[Entry]):
@@ -27,13 +28,13 @@ class LazyHeap(list[Entry]):
         """Remove and return the smallest entry."""
         return heapq.heappop(self)
 
-    def first(self, valid: Callable[[Entry], bool]) -> Entry | None:
+    def first(self, valid: Valid) -> Entry | None:
         """Return the smallest valid entry, without removing it."""
         while self and not valid(self[0]):
             self.take()
         return self[0] if self else None
 
-    def smallest(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
+    def smallest(self, count: int, valid: Valid) -> list[Entry]:
         """Remove and return the smallest valid entries."""
         taken = []
         while len(taken) < count and self.first(valid):

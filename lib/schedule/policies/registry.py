@@ -31,9 +31,9 @@ def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy
     Raises InputError for one that is not there, a policy that takes no objective, and one that places no gangs.
     """
     check_objective(objective)
-    if name in POLICIES and name != "hybrid" and objective != "makespan":
-        raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
     chosen = policy(name, objective=objective) if name == "hybrid" else policy(name)
+    if name != "hybrid" and objective != "makespan":
+        raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
     by_watts = objective in _WITHOUT_GANGS
     if bears_gangs(chosen) and not by_watts:
         return partial(with_gangs, policy=chosen)

@@ -81,7 +81,7 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
         engine = Engine(journal, prepared.policy, lambda spec, device_type: seconds.at[spec.job_id, device_type], limits,
                         prepared.spawn, _Progress(len(todo)), prepared.contention_of, _GATHER_S)
         for job in todo:
-            engine.add(Entry(prepared.specs[job], *(float(getattr(jobs, name)[job]) for name in PER_JOB),
+            engine.add(Entry(prepared.specs[job], *(getattr(jobs, name).item(job) for name in PER_JOB),
                              job_class=int(jobs.job_class[job]), user=int(jobs.users[job]),
                              weight=float(jobs.user_weights[jobs.users[job]])))
         for slot in prepared.slots:

@@ -1,7 +1,6 @@
 """The slots of this machine, and slots as a fleet."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 
@@ -60,12 +59,9 @@ def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
     """
     names = [device_type_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(names))
-    unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
+    unknown, cores = np.full(len(types), np.nan), [len(slot.cores) for slot in slots if slot.cores and len(types) > 1]
     memory_mb = [np.fmin.reduce([slot.memory_mb for slot, name in zip(slots, names, strict=True) if name == device_type])
                  for device_type in types]
-    fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
-                  np.array(memory_mb), unknown, unknown, unknown, np.zeros(len(types)), unknown)
-    if not cores or len(types) == 1:
-        return fleet
-    return replace(fleet, cpu_cores=np.where(np.array(types) == "cpu", len(cores[0]), np.nan),
-                   host_cores=float(sum(map(len, cores))))
+    cpu_cores = np.where(np.array(types) == "cpu", cores[0], np.nan) if cores else unknown
+    return Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
+                 np.array(memory_mb), cpu_cores, unknown, unknown, np.zeros(len(types)), unknown, float(sum(cores) or np.inf))

@@ -65,8 +65,8 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
         taken=np.zeros(devices, np.int64), load_s=np.zeros(devices), end_s=np.full(devices, arrival_s.min()))
     order = np.argsort(arrival_s, kind="stable")
     job, device, start_s, end_s, attempt, status = run_events(run, isinstance(policy, Bind), order, arrival_s, faults.attempts)
-    return Outcome(table(problem, job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
-                         pd.array(_STATUS, dtype="str").take(status.astype(int))), problem)
+    return Outcome(table(problem, (job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
+                                   pd.array(_STATUS, dtype="str").take(status.astype(int)))), problem)
 
 
 @njit

@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from lib.schedule.problem import Problem
 from lib.schedule.state import Policy, PolicyError, Predict, Restart, State, Wait
 
 _ARRIVE, _END, _WAKE = 0, 1, 2
+_ATTEMPT = ("job", "device_index", "start_s", "end_s", "attempt", "status")
 ATTEMPTS = 3
 
 
@@ -49,12 +50,11 @@ class Outcome:
         return self.attempts_done.drop_duplicates("job")
 
 
-def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
-          attempt: Sequence[int], status: Sequence[str]) -> pd.DataFrame:
-    """Return attempts as the schedule of an Outcome, with jobs and devices by number and by name."""
+def table(problem: Problem, columns: Iterable[Sequence]) -> pd.DataFrame:
+    """Return attempts, given by the columns _ATTEMPT, as the schedule of an Outcome: jobs and devices by number and by name."""
+    attempts = pd.DataFrame(dict(zip(_ATTEMPT, columns, strict=True)))
     ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
-    return pd.DataFrame({"job_id": ids.take(job), "device": names.take(device), "start_s": start_s, "end_s": end_s,
-                         "attempt": attempt, "status": status, "job": job, "device_index": device})
+    return attempts.assign(job_id=ids.take(attempts["job"]), device=names.take(attempts["device_index"]))
 
 
 class Simulation:
@@ -69,7 +69,7 @@ class Simulation:
         state.expected, state.contention = len(jobs) - len(present), known_contention
         state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
-        self.rows = []  # of job, device, start, end, attempt, status
+        self.rows = []  # of _ATTEMPT
         self.decide_s, self.refine_s = [], []
         self._attempts, self._failures = [0] * len(jobs), [0] * len(jobs)
         self._work_s = (problem.fleet.setup_s + problem.actual_s).tolist()
@@ -98,7 +98,7 @@ class Simulation:
             pass
         if state.waiting:
             raise state.for_ever()
-        return Outcome(table(self.problem, *map(list, zip(*self.rows, strict=True))), self.problem, np.array(self.decide_s), np.array(self.refine_s))
+        return Outcome(table(self.problem, map(list, zip(*self.rows, strict=True))), self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
     def step(self) -> bool:
         """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""

@@ -3,14 +3,13 @@
 Which type a job is for comes from the LP relaxation over the jobs left, solved again as jobs end.
 """
 
-from collections.abc import Callable
 from math import inf
 
 import numpy as np
 
 from lib.schedule import bounds, portable
 from lib.schedule.policies.colocation import CANDIDATES, Colocation
-from lib.schedule.policies.queues import Entry, LazyHeap
+from lib.schedule.policies.queues import LazyHeap, Valid
 from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
@@ -68,7 +67,7 @@ class TypeLists:
         """Put a job on the list of a type."""
         self._lists[device_type].push((-self.rows[job][device_type], job))
 
-    def take(self, state: State, device_type: int, waits: Callable[[Entry], bool]) -> int | None:
+    def take(self, state: State, device_type: int, waits: Valid) -> int | None:
         """Return the next job for a free device of a type, or None: the longest of its list, else one that ends earlier here.
 
         ``waits`` says whether the job of an entry, its last element, still waits.

@@ -163,7 +163,7 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
             planner.fill(jobs, seconds, plan, state.now_s + local_search.loads(times, type_of, ready_s, plan))
     appended = [] if again else [planner.append(state, estimator, job) for job in new]
     every, planner.blocked = again or bool(planner.blocked), set()
-    most = None if every else min(1, len(new))
+    most = inf if every else min(1, len(new))
     devices = [device for device_type in range(len(state.counts)) for device in state.idle(device_type, most)]
     if not every:
         devices = [device for device in dict.fromkeys([*appended, *state.freed, *devices])

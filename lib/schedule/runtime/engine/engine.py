@@ -148,9 +148,12 @@ class Engine:
 
     def _leave(self, name: str) -> None:
         self.view, slot = None, self.slots.by_name.get(name)
-        if slot and slot.attempt:
-            self._ended(slot, "lost", "its slot was removed")
-        self.slots.remove(name)
+        if slot:
+            if slot.attempt:
+                self._ended(slot, "lost", "its slot was removed")
+            del self.slots.by_name[name]
+            if slot.worker:
+                slot.worker.shut_down()
 
     def _forget_times(self) -> None:
         for entry in (*self.waiting.values(), *self.upcoming):

@@ -116,12 +116,6 @@ class Slots:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def remove(self, name: str) -> None:
-        """Remove a slot, if it is there, and end its worker."""
-        slot = self.by_name.pop(name, None)
-        if slot and slot.worker:
-            slot.worker.shut_down()
-
     def pipes(self) -> list[Any]:
         """Return what becomes readable when workers have something to say."""
         pipes = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
