@@ -394,7 +394,7 @@ def test_any_text_is_lines_however_it_comes(body, cuts):
         ready += output.merged([])
     os.close(writes)
     ready += output.merged([("done", "t#1", None)])
-    output.close()
+    output.pipe.close()
     lines = body.removesuffix("\n").split("\n") if body else []
     assert ready == [*(("report", "t#1", {"log": [n, line]}) for n, line in enumerate(lines, 1)), ("done", "t#1", None)]
 

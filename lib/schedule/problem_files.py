@@ -114,8 +114,7 @@ def read_fleet(path: Path) -> Fleet:
         if (values > 1).any():
             raise InputError(f"{path}: devices of type {values.idxmax()!r} differ in {name}; what differs is another type")
     names = device_names(zip(table["device"], table["count"], strict=True))
-    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
-    if times > 1:
+    for name in [name for name, times in Counter(names).items() if times > 1]:
         raise InputError(f"{path}: two devices would be called {name!r}; give the groups other names")
     type_of, types = pd.factorize(table["type"])
     fleet = Fleet(names, np.repeat(type_of, table["count"]), tuple(types),

@@ -84,12 +84,6 @@ def _elsewhere(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return np.where(np.isfinite(least_s), (out_of_memory(problem), least_s), 0.0)
 
 
-def _alike(problem: Problem) -> np.ndarray:
-    """Return the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type."""
-    classes, (count, types) = problem.jobs.job_class[:, None], problem.predicted_s.shape
-    return np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
-
-
 def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float = -np.inf, common: float = COMMON,
            seed: int = 0) -> np.ndarray:
     """Return drawn ends (DRAWS, jobs) of the jobs of a plan, in s; NaN for a job that is not in it.
@@ -99,8 +93,10 @@ def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float
     """
     from scipy import special
 
-    fleet, draw, shape, alike = problem.fleet, np.random.default_rng(seed), (DRAWS, len(problem.jobs)), _alike(problem)
-    shared, rest = draw.normal(size=(DRAWS, len(fleet.types))), draw.normal(size=(DRAWS, alike.max() + 1))
+    fleet, classes, (count, types), draw = problem.fleet, problem.jobs.job_class[:, None], sigma.shape, np.random.default_rng(seed)
+    # the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type
+    alike = np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
+    shared, rest, shape = draw.normal(size=(DRAWS, types)), draw.normal(size=(DRAWS, alike.max() + 1)), (DRAWS, count)
     chance, (lost, elsewhere_s) = draw.random(shape), _elsewhere(problem)
     ends, planned_s, drawn_s = np.full(shape, np.nan), np.full(len(fleet), -np.inf), np.full((DRAWS, len(fleet)), -np.inf)
     for job, part in plan.sort_values("start_s", kind="stable").groupby("job", sort=False):

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from lib.errors import InputError, choices
-from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet, Jobs, cores_taken
 
 Memory = TypeVar("Memory")
@@ -98,8 +97,7 @@ class State:
             self.free[device_type][device] = None
         self.free_cores, self._cores = fleet.host_cores, cores_taken(jobs, fleet)
         self.arrived, self.started, self.freed, self.finished = [], [], [], []
-        self.contention: Contention | None = None
-        self.joules: np.ndarray | None = None
+        self.contention, self.joules = None, None
 
     def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
         """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""

@@ -53,12 +53,12 @@ class Queues:
         self.jobs = [deque() for _ in state.type_of]
         self.end_s, self.load_s = [state.now_s] * len(state.type_of), [0.0] * len(state.type_of)
         self.blocked = set()
-        self._type_of, self._types = state.type_of, range(len(state.counts))
+        self._type_of, self._counts = state.type_of, state.counts
         self.rebuild()
 
     def rebuild(self) -> None:
         """Build the heaps from ``end_s``."""
-        self._ends = [LazyHeap() for _ in self._types]
+        self._ends = [LazyHeap() for _ in self._counts]
         for device, device_type in enumerate(self._type_of):
             self._ends[device_type].push((self.end_s[device], device))
 

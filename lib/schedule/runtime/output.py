@@ -73,7 +73,3 @@ class Output:
         first = self._number + 1
         self._number += len(pieces)
         return [("report", self._token, {"log": [number, piece]}) for number, piece in enumerate(pieces, first)]
-
-    def close(self) -> None:
-        """Close this end of the pipe."""
-        self.pipe.close()

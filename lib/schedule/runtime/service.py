@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from lib.schedule.state import Policy
 _MOST_PRIORITY = 10**6
 
 
-class Service(Engine):
+class Service(Engine, AbstractContextManager):
     """A queue of jobs, led by a policy, with its journal in a folder. Methods are thread-safe; ``run`` is for one thread.
 
     A call that submits, cancels or reorders is in the journal when it returns: a service that is killed and opened on the same
@@ -45,9 +45,6 @@ class Service(Engine):
             for job_id in journal.cancelled():
                 self.post(partial(self._cancel, job_id))
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> "Service":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

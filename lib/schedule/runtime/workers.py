@@ -126,7 +126,7 @@ class ProcessWorker:
         """End the worker at once."""
         self.process.shut_down()
         if self._output:
-            self._output.close()
+            self._output.pipe.close()
 
 
 def logged(slot: Slot, limits: Limits) -> ProcessWorker:

@@ -98,7 +98,8 @@ class Simulation:
             pass
         if state.waiting:
             raise state.for_ever()
-        return Outcome(table(self.problem, map(list, zip(*self.rows, strict=True))), self.problem, np.array(self.decide_s), np.array(self.refine_s))
+        schedule = table(self.problem, map(list, zip(*self.rows, strict=True)))
+        return Outcome(schedule, self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
     def step(self) -> bool:
         """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""

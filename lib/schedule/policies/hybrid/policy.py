@@ -39,8 +39,7 @@ class HybridMemory:
             self.estimator = Estimator(state.jobs, predict, state.setup_s)
         self.batch = not state.jobs.arrival_s.any()  # whether all jobs are there from the start
         self.rough = False  # once predictions were wrong, jobs are always bound late
-        self.lists: TypeLists | None = None
-        self.stragglers: Stragglers | None = None
+        self.lists, self.stragglers = None, None
 
 
 def check_objective(objective: str) -> None:
@@ -129,14 +128,15 @@ def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple
     fleet, able = state.fleet, np.isfinite(times)
     times = np.where(able, times, 0.0)
     if name == "price":
-        cost, idle, needed = times * fleet.price_per_hour, np.zeros(len(fleet.types)), ("price_per_hour", "")
+        cost, idle = times * fleet.price_per_hour, np.zeros(len(fleet.types))
+        needed = "price_per_hour of every device type in the devices file"
     else:
         joules = None if state.joules is None else state.joules[jobs]
         cost = energy.above_idle_j(times, joules, fleet)
         idle = fleet.idle_w if joules is None else np.nan_to_num(fleet.idle_w)
-        needed = "idle_w and busy_w", ", or a table of energy with every job"
+        needed = "idle_w and busy_w of every device type in the devices file, or a table of energy with every job"
     if np.isnan(cost[able]).any() or np.isnan(idle).any():
-        raise InputError(f"the objective {name} needs {needed[0]} of every device type in the devices file{needed[1]}")
+        raise InputError(f"the objective {name} needs {needed}")
     return np.where(able, cost, inf), idle
 
 
@@ -146,8 +146,8 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
     planner, new = state.recall(Planner, lambda: Planner(state))
     planner.new += len(new)
     planner.ended += len(state.finished)
-    grown = planner.new >= max(1, _GROWN * waiting)
-    again = bool(new and grown or waiting and planner.ended >= max(_LEAST_ENDED, _ENDED * waiting) and estimator.misled())
+    again = bool(new and planner.new >= max(1, _GROWN * waiting)
+                 or waiting and planner.ended >= max(_LEAST_ENDED, _ENDED * waiting) and estimator.misled())
     if again:
         with refining(state):
             from lib.schedule.policies.hybrid import local_search  # numba takes a second to import

@@ -28,8 +28,7 @@ class Stragglers:
     """
 
     def __init__(self, state: State, estimator: Estimator):
-        self._last: tuple | None = None
-        self._next_s = 0.0
+        self._last, self._next_s = None, 0.0
         self._left_types = {}  # by job: a stopped job does not go back
         self._order(state, estimator)
 

@@ -63,10 +63,9 @@ class Engine:
         self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
         self._prioritised_policy = ranked(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._posted, (self._bell, self._ring) = threading.RLock(), deque(), Pipe(duplex=False)
-        self._thread: threading.Thread | None = None
+        self._thread = None  # that runs
         self._tried, self._began, self._offset_s = Counter(journal.tried()), time.monotonic(), journal.last_s()
-        self.waiting: dict[str, Entry] = {}
-        self.upcoming = []
+        self.waiting, self.upcoming = {}, []  # entries by name; those that arrive later, in order
         self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
         self.stranded = []  # jobs that no slot can run now

@@ -107,7 +107,7 @@ class Slots:
 
     def __init__(self, limits: Limits, spawn: Spawn, now: Callable[[], float]):
         self.limits, self._spawn, self._now = limits, spawn, now
-        self.by_name: dict[str, SlotState] = {}
+        self.by_name = {}
         self.notes = deque(maxlen=_NOTES)
 
     def __iter__(self) -> Iterator[SlotState]:
