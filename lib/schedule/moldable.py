@@ -4,6 +4,8 @@ The numbers are chosen before jobs are placed: for each job the one of least wor
 no longer than a limit (two phases; Turek, Wolf and Yu, SPAA 1992). Limits are tried, and that whose schedule is best is kept.
 """
 
+from operator import itemgetter
+
 import numpy as np
 
 from lib.schedule import bounds
@@ -31,11 +33,6 @@ def candidates(problem: Problem) -> list[np.ndarray]:
 
 def place(problem: Problem, policy: Policy, objective: str = "makespan") -> Outcome:
     """Return the best simulated schedule of moldable jobs over the candidates; its problem has the offers chosen."""
-    figure = _FIGURES.get(objective, "makespan_s")
+    cost = itemgetter(_FIGURES.get(objective, "makespan_s"), "makespan_s")
     outcomes = [simulate(problem.with_offers(chosen), policy) for chosen in candidates(problem)]
-
-    def cost(outcome: Outcome) -> tuple[float, float]:
-        figures = metrics.metrics(outcome)
-        return figures[figure], figures["makespan_s"]
-
-    return min(outcomes, key=cost)
+    return min(outcomes, key=lambda outcome: cost(metrics.metrics(outcome)))

@@ -93,7 +93,8 @@ def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float
     """
     from scipy import special
 
-    fleet, classes, (count, types), draw = problem.fleet, problem.jobs.job_class[:, None], sigma.shape, np.random.default_rng(seed)
+    fleet, draw = problem.fleet, np.random.default_rng(seed)
+    classes, (count, types) = problem.jobs.job_class[:, None], sigma.shape
     # the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type
     alike = np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
     shared, rest, shape = draw.normal(size=(DRAWS, types)), draw.normal(size=(DRAWS, alike.max() + 1)), (DRAWS, count)

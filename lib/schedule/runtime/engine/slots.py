@@ -118,8 +118,8 @@ class Slots:
 
     def pipes(self) -> list[Any]:
         """Return what becomes readable when workers have something to say."""
-        pipes = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
-        return [pipe for pipe in pipes if isinstance(pipe, Connection)]
+        return [pipe for slot in self for name in ("pipe", "log")
+                if isinstance(pipe := getattr(slot.worker, name, None), Connection)]
 
     def events(self) -> Iterator[Event]:
         """Yield what happened, and spawn missing workers: ``(event, slot, content)``.
