@@ -56,6 +56,7 @@ class Greedy:
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
         waiting, aside, budget = state.waiting, [], CoreBudget(state)
+        started = budget.started
         ready, new = state.recall(_Ready, lambda: _Ready(state))
         if new:
             key, times = self.tables(state.fleet, np.array(new), predict.table[new])
@@ -70,7 +71,7 @@ class Greedy:
 
         def valid(entry: Entry) -> bool:
             key, _, job = entry
-            return job in waiting and job not in budget.started and (self.key is not None or key == ready.turn[job])
+            return job in waiting and job not in started and (self.key is not None or key == ready.turn[job])
 
         idle = {device_type: state.idle(device_type, len(waiting))[::-1] for device_type, free in enumerate(state.free) if free}
         while firsts := [(*entry, device_type) for device_type, devices in idle.items()

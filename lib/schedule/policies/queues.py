@@ -19,10 +19,9 @@ class LazyHeap(list[Entry]):
         super().__init__(entries)
         heapq.heapify(self)
 
-    def push(self, *entries: Entry) -> None:
-        """Add entries."""
-        for entry in entries:
-            heapq.heappush(self, entry)
+    def push(self, entry: Entry) -> None:
+        """Add an entry."""
+        heapq.heappush(self, entry)
 
     def take(self) -> Entry:
         """Remove and return the smallest entry."""

@@ -78,7 +78,8 @@ class TypeLists:
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
         if entries := jobs.smallest(CANDIDATES if self._colocation.active else 1, waits):
             chosen = entries.pop(self._colocation.pick(state, [job for _, job in entries], device_type))
-            jobs.push(*entries)
+            for entry in entries:
+                jobs.push(entry)
             return chosen[1]
         if elsewhere is None:
             with refining(state):

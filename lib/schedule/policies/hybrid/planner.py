@@ -85,7 +85,8 @@ class Planner(Queues):
         while len(victims) < _VICTIMS and (entry := self._latest.first(
                 lambda last: self.jobs[last[1]] and last[0] == -self.end_s[last[1]])):
             victims[entry[1]] = self._latest.take()
-        self._latest.push(*victims.values())
+        for entry in victims.values():
+            self._latest.push(entry)
         for victim in victims:
             best, least = -1, self.end_s[victim] - ready_s
             for job in islice(reversed(self.jobs[victim]), _CANDIDATES):

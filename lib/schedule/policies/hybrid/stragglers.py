@@ -79,9 +79,9 @@ class Stragglers:
 
         devices = set()
         for order in (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,):
-            entries = order.smallest(_CANDIDATES, partial(_runs, state))
-            order.push(*entries)
-            devices.update(entry[1] for entry in entries)
+            for entry in order.smallest(_CANDIDATES, partial(_runs, state)):
+                order.push(entry)
+                devices.add(entry[1])
         last = self._last
         if last and last[0] == (devices, idle) and estimator.drift - last[1] <= _DRIFT and state.now_s < last[2]:
             return last[3]
