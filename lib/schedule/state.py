@@ -137,7 +137,7 @@ class State:
             names = choices(self.fleet.names[device] for device in devices)
             raise PolicyError(f"the policy started job {self.jobs.ids[job]} on {names}: {obstacle}")
 
-    def for_ever(self) -> PolicyError:
+    def abandoned(self) -> PolicyError:
         """Return the error of a policy that leaves jobs waiting though nothing more will happen."""
         names = choices(self.jobs.ids[job] for job in list(self.waiting)[:3])
         return PolicyError(f"the policy left {len(self.waiting)} jobs waiting for ever, such as {names}")

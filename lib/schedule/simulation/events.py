@@ -97,7 +97,7 @@ class Simulation:
         while self._events and self.step():
             pass
         if state.waiting:
-            raise state.for_ever()
+            raise state.abandoned()
         schedule = table(self.problem, map(list, zip(*self.rows, strict=True)))
         return Outcome(schedule, self.problem, np.array(self.decide_s), np.array(self.refine_s))
 

@@ -419,7 +419,7 @@ class Engine:
                 self._start(view.entries[action.job], *(slots[device] for device in (action.device, *action.others)))
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
-            raise state.for_ever()
+            raise state.abandoned()
 
     def _start(self, entry: Entry, *slots: SlotState) -> None:
         """Start a job, unless it was cancelled a moment ago: that change is still to come."""
