@@ -74,7 +74,7 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
     with locks.writer(path), closing(Journal(path, prepared.specs, again)) as journal:
         ended, order = journal.ended(), np.argsort(jobs.arrival_s, kind="stable").tolist()
         todo = [job for job in order if prepared.specs[job].job_id not in ended]
-        engine = Engine(journal, prepared.policy, lambda spec, device_type: seconds.at[spec.job_id, device_type], limits,
+        engine = Engine(journal, prepared.policy, lambda spec, device_type: seconds.loc[spec.job_id, device_type], limits,
                         prepared.spawn, _Progress(len(todo)), lambda types: contention and contention.subset(
                             [problem.fleet.types.index(name) for name in types]), _GATHER_S)
         for job in todo:
