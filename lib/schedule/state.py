@@ -202,7 +202,7 @@ class CoreBudget:
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""
         cores = self._state.cores(job, device_type)
-        if enough := self.fits(cores):
+        if enough := cores <= self.left + _SLACK:
             self.left -= cores
         return enough
 

@@ -30,7 +30,7 @@ class LazyHeap(list[Entry]):
     def first(self, valid: Valid) -> Entry | None:
         """Return the smallest valid entry, without removing it."""
         while self and not valid(self[0]):
-            self.take()
+            heapq.heappop(self)
         return self[0] if self else None
 
     def smallest(self, count: int, valid: Valid) -> list[Entry]:
