@@ -36,7 +36,7 @@ class Inline:
         from lib.schedule.runtime.worker_process import Job, _outcome
 
         if message[0] == "run":
-            self.outbox.append(_outcome(*message[1:], Job("cpu[0-1]", (0, 1), 1)))
+            self.outbox.append(_outcome(*message[1:], Job("cpu[0-1]", 1)))
 
     def messages(self):
         messages, self.outbox = self.outbox, []

@@ -62,7 +62,7 @@ def run(folder, specs, policy, later=(), spawn=ProcessWorker):
             return not (todo or service.left)
 
         service.run(until)
-        attempts, ends = service.attempts(), service.ends()
+        attempts, ends = service.journal.attempts(), service.journal.results()
     assert set(ends["status"]) == {"done"} and len(ends) == len(specs) + len(later)
     first = attempts["start_s"].min()
     return Placed(plans[-1]["end_s"].max() - min(first, plans[-1]["start_s"].min()), ends["end_s"].max() - first)

@@ -70,10 +70,10 @@ def trial(home, moment_s=None, statement=None, seed=0):
     unwanted = random.Random(seed).sample(NAMES, 3)
     submitted, cancelled = ({name for call, name in returned if call == wanted} for wanted in ("submit", "cancel"))
     with service_of(home) as service:
-        before, effects = service.ends().set_index("job_id"), _effects(home, NAMES)
-        tries = Counter(service.attempts()["job_id"])
+        before, effects = service.journal.results().set_index("job_id"), _effects(home, NAMES)
+        tries = Counter(service.journal.attempts()["job_id"])
         service.run(lambda: not service.left)
-        ends, attempts = service.ends().set_index("job_id"), Counter(service.attempts()["job_id"])
+        ends, attempts = service.journal.results().set_index("job_id"), Counter(service.journal.attempts()["job_id"])
     now = _effects(home, NAMES)
     if not submitted <= set(ends.index) or ends.index.duplicated().any():
         wrong.append(f"submitted {sorted(submitted)}, ended {sorted(ends.index)}")

@@ -597,7 +597,7 @@ def test_journal_and_database_are_brought_together_at_each_start(tmp_path):
     with served.opened(tmp_path / "queue", slots=("lab/cpu[0]",), limits=LIMITS) as service:
         for number in (0, 1):
             service.submit(Spec(ids[number], *calls[number]))
-        service.run(lambda: len(service.ends()) == 2)
+        service.run(lambda: len(service.journal.results()) == 2)
         for run_id in (lost, cancelled):
             service.submit(Spec(run_id, *SLEEP))
     with database.writing() as session:

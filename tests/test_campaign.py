@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lib import store
-from lib.measure import load, machine
+from lib.measure import load, machine, worker
 from lib.schedule import durations
 from lib.schedule.problem import Jobs
-from lib.schedule.runtime import jobs_file, local_site, run_record, tasks, workers
+from lib.schedule.runtime import jobs_file, local_site, run_record, tasks
 from lib.schedule.runtime.worker_process import Job, Stopped
 from lib.schedule.runtime.workers import WARM_UP, ProcessWorker, Site, Slot
 from lib.work import weights
@@ -54,7 +54,7 @@ def test_bad_files_of_jobs_are_refused(tmp_path, text, word):
         read(tmp_path, text)
 
 
-@pytest.mark.skipif(len(workers.cores_here()) < 2, reason="a gang needs two slots")
+@pytest.mark.skipif(len(worker.own_cores()) < 2, reason="a gang needs two slots")
 def test_a_gang_trains_as_one_device_does(home, tmp_path):
     """The batch is shared, so weights are those of one device; a number of devices that is left open is chosen."""
     text = "job_id,workload_id,steps,devices,most_devices\ntwo,W1,5,2,2\none,W1,5,1,1\nopen,W1,5,1,2\n"
@@ -193,7 +193,7 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 
 def test_what_runs_at_once_fits_together(with_card, monkeypatch):
     """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
-    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(local_site, "own_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "memory_mb", {"cpu": 8000.0, "cuda:0": 16000.0}.__getitem__)
     jobs = replace(Jobs.plain(4), memory_mb=np.array([2000.0, 2001.0, 16000.0, 0.0]), cpu_cores=np.array([1.0, 0.0, 4.0, 2.0]))
     assert local_site.local_site(jobs).able.tolist() == [[True, True], [False, True], [False, True], [False, True]]
@@ -211,7 +211,7 @@ def test_what_runs_at_once_fits_together(with_card, monkeypatch):
 @pytest.mark.parametrize("cores, count, slots, width", [
     (16, 0, 16, 1), (20, 0, 10, 2), (128, 128, 128, 1)])
 def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
-    monkeypatch.setattr(local_site, "cores_here", lambda: list(range(cores)))
+    monkeypatch.setattr(local_site, "own_cores", lambda: list(range(cores)))
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
     monkeypatch.setattr(load, "free_cores", lambda: cores)
     assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots
@@ -258,7 +258,7 @@ class Cut(Job):
     """A job that is told to stop before its batch of that number."""
 
     def __init__(self, batch):
-        super().__init__("cpu[0]", (), 1)
+        super().__init__("cpu[0]", 1)
         self._left = batch
 
     def check(self):
@@ -273,7 +273,7 @@ def test_a_training_job_that_was_cut_short_goes_on_and_ends_with_the_same_weight
     monkeypatch.setattr(tasks, "_KEEP_SHARE", 0.0)
 
     def trained(name, job=None):
-        return tasks.workload(job or Job("cpu[0]", (), 1), "W6", 5, str(tmp_path / name))
+        return tasks.workload(job or Job("cpu[0]", 1), "W6", 5, str(tmp_path / name))
 
     whole = trained("whole")
     for batch in (3, 1):

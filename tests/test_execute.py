@@ -170,14 +170,14 @@ def test_a_slot_of_a_gang_that_is_removed_ends_the_attempt_while_others_are_plac
             queue.submit(spec)
 
         def over():
-            running = queue.attempts().query("job_id == 'gang' and status == 'running'")
+            running = queue.journal.attempts().query("job_id == 'gang' and status == 'running'")
             if not removed and (tmp_path / "gang.hang").exists() and len(running) == 2:
                 removed.append(running["device"].iloc[0])
                 queue.remove_slot(removed[0])
             return queue.left == 0
 
         queue.run(over)
-        attempts, ends = queue.attempts(), queue.ends()
+        attempts, ends = queue.journal.attempts(), queue.journal.results()
     assert removed and set(ends["status"]) == {"done"} and sorted(ends["job_id"]) == sorted(spec.job_id for spec in specs)
     assert attempts.query("job_id == 'gang'")["status"].tolist() == ["lost", "lost", "done", "done"]
 

@@ -34,7 +34,7 @@ def printed(path):
 @pytest.mark.slow
 def test_a_job_executes_a_notebook_as_the_report_does(written, tmp_path):
     out = tmp_path / "a {folder}/a.ipynb"
-    job, path = Job("cpu", (), 1), str(written("import os; print('before', steps + 1, os.getcwd())"))
+    job, path = Job("cpu", 1), str(written("import os; print('before', steps + 1, os.getcwd())"))
     assert tasks.notebook(job, path, {"steps": 41}, str(out)) == {"notebook": str(out)}
     assert printed(out) == f"before 42 {out.parent}\n"
     with refused(r"source.ipynb has no parameter epochs; there are: steps"):

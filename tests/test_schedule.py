@@ -68,7 +68,7 @@ def test_a_move_is_no_failure():
             return [Start(0, 0), Wait("a moment", state.now_s + 1e-6)]
         if 0 not in state.running or Restart in state.memory:
             return []
-        return [state.recall(Restart, lambda: Restart(0, 1))]
+        return [state.recall(Restart, lambda: Restart(0, 1))[0]]
 
     problem = Problem(Jobs.plain(1), Fleet.from_counts({"cpu": 2}), np.array([[100.0]]), np.array([[100.0]]))
     table = simulate(problem, mover, Faults(1.0, attempts=3)).schedule

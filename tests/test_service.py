@@ -74,7 +74,7 @@ def running(service):
 
 
 def ends_of(service):
-    return service.ends().set_index("job_id")["status"].to_dict()
+    return service.journal.results().set_index("job_id")["status"].to_dict()
 
 
 def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_path):
@@ -85,7 +85,7 @@ def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_pat
         until(lambda: not service.left)
         assert service.submit(light("long", 60)) and service.submit(light("never"))
         until(lambda: ("started", "long", 1, "cpu[0]") in watched.seen)
-        plan, start_s = service.plan().set_index("job_id"), service.attempts()["start_s"].iloc[-1]
+        plan, start_s = service.plan().set_index("job_id"), service.journal.attempts()["start_s"].iloc[-1]
         assert plan["status"].to_dict() == {"long": "running", "never": "planned"} and set(plan["attempt"]) == {1}
         assert plan["start_s"].tolist() == pytest.approx([start_s, start_s + 60])
         assert plan["end_s"]["long"] == pytest.approx(start_s + 60)
@@ -93,7 +93,7 @@ def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_pat
         until(lambda: not service.left)
         assert not service.reorder("long", 1)
         assert ends_of(service) == {"a": "done", "reports": "done", "long": "cancelled", "never": "cancelled"}
-        assert service.attempts()["job_id"].tolist() == ["a", "reports", "long"]
+        assert service.journal.attempts()["job_id"].tolist() == ["a", "reports", "long"]
     assert watched.reports == [("reports", 1, {"metrics": {"text": "xxx"}})]
     assert watched.seen[-2:] == [("ended", "never", 0, "cancelled"), ("ended", "long", 1, "cancelled")]
 
@@ -162,7 +162,7 @@ def test_every_job_ends_once_and_none_starts_after_its_cancel(tmp_path_factory, 
                 return not last or not service.left
 
             service.run(over)
-            ends, attempts = service.ends(), service.attempts()
+            ends, attempts = service.journal.results(), service.journal.attempts()
     assert sorted(ends["job_id"]) == sorted(submitted)
     check_stories(watched.seen, submitted)
     assert not (attempts["status"] == "running").any()
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_refused_in_one_line_and_harms_nothing(tmp_path):
         service.submit(light("huge"), memory_mb=1e9)
         service.add_slot(Slot("cpu[0]", memory_mb=1000.0))
         service.run(lambda: service.left == 1)
-        ends = service.ends().set_index("job_id")
+        ends = service.journal.results().set_index("job_id")
         assert set(ends.index) == {"known", "bad unknown", "bad nan"}  # the huge one waits for a slot that can run it
         assert ends.loc["bad unknown", "reason"] == "no such model" and "is nan: it is above 0" in ends.loc["bad nan", "reason"]
         assert service.plan()["reason"].tolist() == ["no slot that is there can run it: it needs 1,000,000,000 MB"]
@@ -344,7 +344,7 @@ def test_a_run_that_was_refused_to_write_goes_on_when_it_is_run_again(tmp_path, 
                 run(service)
         run(service)
         assert ends_of(service) == dict.fromkeys(THREE, "done")
-        assert "running" not in set(service.attempts()["status"])
+        assert "running" not in set(service.journal.attempts()["status"])
     assert sorted(call.args[0] for call in watched.ended.call_args_list) == THREE
 
 
@@ -353,7 +353,7 @@ def test_a_job_that_failed_on_a_full_disk_has_ended_for_good(tmp_path):
         service.submit(light("a"))
         service.settle()
         with service.lock:
-            service._end(service.waiting["a"], 0, "failed", "No space left on device")
+            service._end(service.waiting["a"], "failed", "No space left on device")
     with opened(tmp_path) as service:
         assert service.left == 0 and ends_of(service) == {"a": "failed"}
 
@@ -370,7 +370,7 @@ def test_any_text_is_lines_however_it_comes(body, cuts):
         ready += output.merged([])
     os.close(writes)
     ready += output.merged([("done", "t#1", None)])
-    output.close()
+    output.pipe.close()
     lines = body.removesuffix("\n").split("\n") if body else []
     assert ready == [*(("report", "t#1", {"log": [n, line]}) for n, line in enumerate(lines, 1)), ("done", "t#1", None)]
 
@@ -383,9 +383,9 @@ def test_a_worker_sees_its_card_alone_and_what_it_prints_are_numbered_lines(tmp_
         for name, arguments in (("card", {}), ("shout", {"lines": 3000}), ("print_and_die", {})):
             service.submit(Spec(name, f"tests.light:{name}", arguments))
         run(service)
-        ends = service.ends().set_index("job_id")
+        ends = service.journal.results().set_index("job_id")
         assert ends.loc["card", "result"] == {"card": "GPU-b", "device": "cuda:0", "torch": False}
-        assert service.attempts()["device"].unique().tolist() == ["cuda:1"]
+        assert service.journal.attempts()["device"].unique().tolist() == ["cuda:1"]
     lines = [(*report[:2], *report[2]["log"]) for report in watched.reports]
     said = [*(f"line {number}" for number in range(3000)), "100 %", "from below", "x" * 8192, "x" * 8, "no newline"]
     assert [line for line in lines if line[0] == "shout"] == [("shout", 1, n, line) for n, line in enumerate(said, 1)]

@@ -306,7 +306,7 @@ def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, fr
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(local_site, "cores_here", lambda: [0, 1])
+    monkeypatch.setattr(local_site, "own_cores", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("cpu: the time is that of an idle machine with 2 threads")
     assert local_site.slots_here(1)[0].threads == 2

@@ -109,7 +109,7 @@ class Dispatcher:
 
     def has_ended(self, run_id: str) -> bool:
         """Return whether a run has ended by the journal, which knows a moment before the database."""
-        return run_id in set(self._service.ends()["job_id"])
+        return run_id in set(self._service.journal.results()["job_id"])
 
     def reorder(self, run_id: str, priority: int) -> bool:
         """Give a run another priority; False where it is unknown or has ended."""
@@ -129,7 +129,7 @@ class Dispatcher:
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""
-        table = self._from_now(self._service.attempts())
+        table = self._from_now(self._service.journal.attempts())
         return table[table["end_s"] > -past_s]
 
     def _from_now(self, table: pd.DataFrame) -> pd.DataFrame:
@@ -150,11 +150,11 @@ class Dispatcher:
 
     def _reconcile(self) -> None:
         """Make journal and database agree after the last server has ended."""
-        ends = self._service.ends().set_index("job_id").to_dict("index")
+        ends = self._service.journal.results().set_index("job_id").to_dict("index")
         with self._database.reading() as session:
             runs = session.scalars(_QUEUE.where(db.Run.state.in_((db.QUEUED, db.RUNNING))).order_by(db.Run.created_at)).all()
             expected = session.scalars(select(db.Agent.name).where(db.Agent.connected)).all()
-            self._predictions.recall(session, self._service.attempts())
+            self._predictions.recall(session, self._service.journal.attempts())
         self._fleet.expect(expected, self._limits.silent_s)
         with self._database.writing() as session:
             for run in runs:

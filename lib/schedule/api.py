@@ -42,7 +42,7 @@ class Answer:
         problem = self.outcome.problem
         measured = metrics.metrics(self.outcome, max(bounds.makespan_bound(problem), bounds.whole_jobs_bound(problem)))
         facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
-        return {name: {**measured, **facts}[name] for name in FIGURES}
+        return {name: (measured | facts)[name] for name in FIGURES}
 
     @property
     def risks(self) -> dict[str, Any]:
@@ -135,12 +135,11 @@ def _risky(answer: Answer) -> list[str]:
 
 def _placed(answer: Answer) -> list[str]:
     """Return a line a device with its first jobs, those of the first devices."""
-    by_device = dict(list(answer.schedule.groupby("device", sort=False)))
-    names = list(answer.outcome.problem.fleet.names)
+    schedule, names = answer.schedule, answer.outcome.problem.fleet.names
     width = max(map(len, names[:_DEVICES]))
     lines = []
     for name in names[:_DEVICES]:
-        rows = by_device.get(name, answer.schedule.head(0))
+        rows = schedule[schedule["device"] == name]
         jobs = [f"{row.job_id} {row.start_s:,.4g} to {row.end_s:,.4g}" for row in rows.head(_JOBS).itertuples()]
         more = [f"{len(rows) - _JOBS} more"] * (len(rows) > _JOBS)
         lines.append(f"  {name:<{width}}  {'; '.join(jobs + more) or 'nothing'}")

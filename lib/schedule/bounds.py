@@ -1,7 +1,6 @@
 """Lower bounds of any schedule: the makespan by an LP relaxation, the mean completion time by a matching."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ def able_times(problem: Problem) -> np.ndarray:
     return np.where(feasible(problem), problem.actual_s + problem.fleet.setup_s, np.inf)
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(NamedTuple):
     """Host cores that all devices share: those that a running job takes on each type (jobs, types), and their number."""
 
     taken: np.ndarray
@@ -33,8 +31,7 @@ def host_of(jobs: Jobs, fleet: Fleet, chosen: np.ndarray | slice = slice(None)) 
     return None if np.isinf(fleet.host_cores) else Host(cores_taken(jobs, fleet)[chosen], fleet.host_cores)
 
 
-@dataclass(frozen=True)
-class Relaxation:
+class Relaxation(NamedTuple):
     """The optimum of the LP relaxation, in which jobs may be cut: the makespan in s, and each job's shares (jobs, types).
 
     ``price`` (types) is the growth of the makespan with a second of work on a type.
@@ -45,7 +42,7 @@ class Relaxation:
     price: np.ndarray
 
 
-def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None = None, host: Host | None = None,
+def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float = 0.0, host: Host | None = None,
                work_s: np.ndarray | None = None) -> Relaxation:
     """Return the least makespan of jobs that may be cut into pieces over equal devices of each type (HiGHS).
 
@@ -58,7 +55,6 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None 
     """
     if not np.isfinite(times).any(axis=1).all():
         raise InputError("a job has no device that can run it")
-    busy_s = np.zeros(times.shape[1]) if busy_s is None else busy_s
     longest_s = float(times.min(axis=1).max())
     times = times if work_s is None else work_s
     if len(times) <= WHOLE or host is not None:
@@ -82,7 +78,7 @@ def relaxation(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | None 
         unclear |= wrong
 
 
-def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray) -> np.ndarray:
+def _prices(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float) -> np.ndarray:
     """Return prices (types) near the optimum's, at which the least cost of all work is greatest (cutting planes; Kelley, 1960).
 
     At any prices, the work that each type gets bounds that cost from above; the next prices maximise these bounds.
@@ -112,7 +108,7 @@ def _cost(times: np.ndarray, price: np.ndarray) -> np.ndarray:
     return np.multiply(times, price, out=np.full(times.shape, np.inf), where=np.isfinite(times))
 
 
-def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, least_s: float, host: Host | None = None,
+def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float, least_s: float, host: Host | None = None,
                **options: Any) -> tuple[Any, np.ndarray, np.ndarray]:
     """Solve for the least makespan, in ``least_s`` and at least one (HiGHS); return it with the cells (jobs, types) of jobs.
 
@@ -123,7 +119,7 @@ def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, leas
 
     jobs, types = np.nonzero(np.isfinite(seconds))
     cells, (count, width) = np.arange(len(jobs)), seconds.shape
-    busy, relative = busy_s / least_s, seconds[jobs, types] / least_s  # the solver's tolerances are absolute
+    busy, relative = np.zeros(width) + busy_s / least_s, seconds[jobs, types] / least_s  # the solver's tolerances are absolute
     whole = csr_matrix((np.ones(len(jobs)), (jobs, cells)), shape=(count, len(jobs) + 1))
     load = csr_matrix((np.append(relative, -counts.astype(float)),
                        (np.append(types, np.arange(width)), np.append(cells, np.full(width, len(jobs))))),
@@ -135,7 +131,7 @@ def _programme(seconds: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, leas
                    bounds=[(0, None)] * len(jobs) + [(1.0, None)], method="highs", **options), jobs, types
 
 
-def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s: float,
+def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray | float, longest_s: float,
             host: Host | None = None) -> Relaxation:
     """Return the relaxation of jobs, all of which enter the programme; the makespan is at least ``longest_s``."""
     solved, jobs, types = _programme(times, counts, busy_s, longest_s, host)
@@ -146,27 +142,23 @@ def _solved(times: np.ndarray, counts: np.ndarray, busy_s: np.ndarray, longest_s
     return Relaxation(float(solved.x[-1]) * longest_s, share, np.maximum(-solved.ineqlin.marginals[:times.shape[1]], 0.0))
 
 
-def _times_and_work(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Return the least seconds and device-seconds (jobs, types) of jobs, over what moldable ones offer."""
-    times, offers = able_times(problem), problem.offers
-    if offers is None:
-        return times, times * problem.jobs.gang[:, None]
-    there = offers.counts[:, :, None] <= problem.fleet.counts
-    each = np.where(there, offers.seconds + problem.fleet.setup_s, np.inf)
-    return each.min(axis=1), (each * offers.counts[:, :, None]).min(axis=1)
-
-
 def makespan_bound(problem: Problem) -> float:
     """Return a lower bound of the makespan in s: the latest end of a single job, and cut jobs after some arrivals.
 
     It holds for every choice of the offers of moldable jobs.
     """
-    (times, work_s), arrival, fleet = _times_and_work(problem), problem.jobs.arrival_s, problem.fleet
+    arrival, fleet = problem.jobs.arrival_s, problem.fleet
+    if problem.offers is None:
+        times = able_times(problem)
+        work_s = times * problem.jobs.gang[:, None]
+    else:
+        each = problem.offered_s + fleet.setup_s
+        times, work_s = each.min(axis=1), (each * problem.offers.counts[:, :, None]).min(axis=1)
     bound = float((arrival + times.min(axis=1)).max())
     starts = np.unique(arrival)
     for start in starts[:: max(1, len(starts) // 8)]:  # any start gives a bound; a few starts give a good bound
         later = arrival >= start
-        relaxed = relaxation(times[later], fleet.counts, None, host_of(problem.jobs, fleet, later), work_s[later])
+        relaxed = relaxation(times[later], fleet.counts, 0.0, host_of(problem.jobs, fleet, later), work_s[later])
         bound = max(bound, float(start) + relaxed.makespan_s)
     return bound
 
@@ -183,8 +175,7 @@ def whole_jobs_bound(problem: Problem, seconds: float = 1.0) -> float:
     longest_s, places = float(times.min(axis=1).max()), int(np.isfinite(times).sum())
     if places > _MOST_PLACED:
         return 0.0
-    devices = np.ones(times.shape[1])
-    solved, _, _ = _programme(times, devices, 0 * devices, longest_s, integrality=np.append(np.ones(places), 0),
+    solved, _, _ = _programme(times, np.ones(times.shape[1]), 0.0, longest_s, integrality=np.append(np.ones(places), 0),
                               options={"time_limit": seconds, "mip_rel_gap": 0.0})
     return max(0.0, getattr(solved, "mip_dual_bound", None) or 0.0) * longest_s * (1 - _TOLERANCE)
 

@@ -8,22 +8,25 @@ from lib.schedule.problem import Fleet, Problem
 SOURCES = ("measured", "modelled", "assumed")  # the most reliable first; watts of a devices table are assumed
 
 
-def above_idle_j(times: np.ndarray, joules: np.ndarray | None, idle_w: np.ndarray, busy_w: np.ndarray,
-                 setup_s: np.ndarray) -> np.ndarray:
+def above_idle_j(times: np.ndarray, joules: np.ndarray | None, fleet: Fleet) -> np.ndarray:
     """Return the joules of running jobs above idling (jobs, types), by their ``times`` with set-up; NaN if unknown.
 
     ``joules`` (jobs, types) come from a table, without set-up, during which a device idles; NaN: use watts.
     """
-    by_watts = times * (busy_w - idle_w)
+    by_watts = times * (fleet.busy_w - fleet.idle_w)
     if joules is None:
         return by_watts
-    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(idle_w) * (times - setup_s))
+    return np.where(np.isnan(joules), by_watts, joules - np.nan_to_num(fleet.idle_w) * (times - fleet.setup_s))
+
+
+def _attempts(fleet: Fleet, schedule: pd.DataFrame) -> tuple[np.ndarray, ...]:
+    """Return the device type and the seconds of each attempt."""
+    return fleet.type_of[schedule["device_index"].to_numpy(int)], (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
 
 
 def busy_s(fleet: Fleet, schedule: pd.DataFrame) -> np.ndarray:
     """Return the seconds for which the devices of each type were in use, lost attempts included."""
-    seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
-    return np.bincount(fleet.type_of[schedule["device_index"].to_numpy(int)], seconds, minlength=len(fleet.types))
+    return np.bincount(*_attempts(fleet, schedule), minlength=len(fleet.types))
 
 
 def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tuple[float | None, str | None]:
@@ -37,9 +40,7 @@ def of_schedule(problem: Problem, schedule: pd.DataFrame, span_s: float) -> tupl
         used_s = busy_s(fleet, schedule)
         joules = float((used_s * fleet.busy_w + (fleet.counts * span_s - used_s) * fleet.idle_w).sum())
         return (None, None) if np.isnan(joules) else (joules, "assumed")
-    of_type = fleet.type_of[schedule["device_index"].to_numpy(int)]
-    seconds = (schedule["end_s"] - schedule["start_s"]).to_numpy(float)
-    job = schedule["job"].to_numpy(int)
+    (of_type, seconds), job = _attempts(fleet, schedule), schedule["job"].to_numpy(int)
     table = problem.energy.joules[job, of_type]
     stated = ~np.isnan(table)
     setup_s = np.where(stated, np.minimum(fleet.setup_s[of_type], seconds), 0.0)

@@ -52,16 +52,16 @@ def _rows(path: Path) -> list[dict[str, str | int | float]]:
     return rows
 
 
-def single(table: pd.DataFrame, types: tuple[str, ...] = TYPES) -> pd.DataFrame:
-    """Return steps/s of single-device jobs, one row per job type and one column per device type; 0: does not fit.
+def single(table: pd.DataFrame) -> pd.DataFrame:
+    """Return steps/s of single-device jobs, one row per job type and one column per type of TYPES; 0: does not fit.
 
     Raises InputError for a device type that is not in the table.
     """
     present = set(table["device"])
-    if not present >= set(types):
-        raise InputError(f"no throughputs of {choices(sorted(set(types) - present))}; there are: {choices(sorted(present))}")
-    alone = table[(table["devices"] == 1) & table["device"].isin(types)]
-    return alone.pivot_table(index="job_type", columns="device", values="steps_per_s")[list(types)].sort_index()
+    if missing := sorted(set(TYPES) - present):
+        raise InputError(f"no throughputs of {choices(missing)}; there are: {choices(sorted(present))}")
+    alone = table[(table["devices"] == 1) & table["device"].isin(TYPES)]
+    return alone.pivot_table(index="job_type", columns="device", values="steps_per_s")[list(TYPES)].sort_index()
 
 
 def mix(rates: pd.DataFrame, count: int, devices: int, seed: int, load: float = 0.0) -> Problem:

@@ -4,6 +4,8 @@ The numbers are chosen before jobs are placed: for each job the one of least wor
 no longer than a limit (two phases; Turek, Wolf and Yu, SPAA 1992). Limits are tried, and that whose schedule is best is kept.
 """
 
+from operator import itemgetter
+
 import numpy as np
 
 from lib.schedule import bounds
@@ -19,9 +21,8 @@ _FIGURES = {"mean_jct": "mean_jct_s", "p99_jct": "p99_jct_s", "deadline": "late"
 
 def candidates(problem: Problem) -> list[np.ndarray]:
     """Return choices of offers (jobs), one for each of some limits of the time of a job, without repeats."""
-    offers = problem.offers
-    there = np.where(offers.counts[:, :, None] <= problem.fleet.counts, offers.seconds, np.inf).min(axis=2)  # jobs, offers
-    work_s, chosen = there * offers.counts, {}
+    there = problem.offered_s.min(axis=2)  # jobs, offers
+    work_s, chosen = there * problem.offers.counts, {}
     bound_s, usual_s = bounds.makespan_bound(problem), there[np.isfinite(there)]
     for limit_s in (*np.quantile(usual_s, _QUANTILES), *(share * bound_s for share in _SHARES)):
         within = np.where(there <= limit_s, work_s, np.inf)
@@ -32,11 +33,6 @@ def candidates(problem: Problem) -> list[np.ndarray]:
 
 def place(problem: Problem, policy: Policy, objective: str = "makespan") -> Outcome:
     """Return the best simulated schedule of moldable jobs over the candidates; its problem has the offers chosen."""
-    figure = _FIGURES.get(objective, "makespan_s")
+    cost = itemgetter(_FIGURES.get(objective, "makespan_s"), "makespan_s")
     outcomes = [simulate(problem.with_offers(chosen), policy) for chosen in candidates(problem)]
-
-    def cost(outcome: Outcome) -> tuple[float, float]:
-        figures = metrics.metrics(outcome)
-        return figures[figure], figures["makespan_s"]
-
-    return min(outcomes, key=cost)
+    return min(outcomes, key=lambda outcome: cost(metrics.metrics(outcome)))

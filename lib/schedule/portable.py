@@ -6,7 +6,7 @@ last bit. Results are within 2 ulp of the true value.
 """
 
 from collections.abc import Callable
-from math import floor, frexp, inf, ldexp
+from math import factorial, floor, frexp, inf, ldexp
 
 import numpy as np
 
@@ -14,6 +14,7 @@ _SQRT_HALF = 0.7071067811865476
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # whole multiples of the first are exact
 _PER_LN2 = 1.4426950408889634
 _LEAST, _MOST = -745.0, 709.78  # beyond: 0 and infinity
+_EXP_TERMS = [1 / factorial(number) for number in range(13, -1, -1)]
 
 
 def compiled(function: Callable) -> Callable:
@@ -31,17 +32,16 @@ def log_of_ratio(ratio, exponent):
 
     Computed as a series, for floats and arrays; ``local_search`` compiles it.
     """
-    square = ratio * ratio
-    total = 1.0 / 23.0
-    for odd in (21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0):
+    square, total = ratio * ratio, 0.0
+    for odd in range(23, 1, -2):
         total = total * square + 1.0 / odd
     return exponent * _LN2_HIGH + (2.0 * ratio + (2.0 * ratio * (square * total) + exponent * _LN2_LOW))
 
 
 def _exp_of_rest(rest):
-    total = 1.0 / 6227020800.0
-    for factorial in (479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0):
-        total = total * rest + 1.0 / factorial
+    total = 0.0
+    for term in _EXP_TERMS:
+        total = total * rest + term
     return total
 
 
@@ -53,7 +53,7 @@ def log(values: np.ndarray | float) -> np.ndarray:
     low = mantissa < _SQRT_HALF
     mantissa = np.where(low, 2.0 * mantissa, mantissa)
     result = log_of_ratio((mantissa - 1.0) / (mantissa + 1.0), (exponent - low).astype(float))
-    return np.where(inside, result, np.where(values == 0, -inf, np.where(values == inf, inf, np.nan)))
+    return np.select([inside, values == 0, values == inf], [result, -inf, inf], np.nan)
 
 
 def exp(values: np.ndarray | float) -> np.ndarray:
@@ -63,7 +63,7 @@ def exp(values: np.ndarray | float) -> np.ndarray:
     bounded = np.where(inside, values, 0.0)
     twos = np.floor(bounded * _PER_LN2 + 0.5)
     result = np.ldexp(_exp_of_rest((bounded - twos * _LN2_HIGH) - twos * _LN2_LOW), twos.astype(int))
-    return np.where(inside, result, np.where(values <= _LEAST, 0.0, np.where(values >= _MOST, inf, np.nan)))
+    return np.select([inside, values <= _LEAST, values >= _MOST], [result, 0.0, inf], np.nan)
 
 
 def log_one(value: float) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,8 +115,7 @@ def device_names(groups: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     return tuple(f"{name}[{number}]" if count > 1 else name for name, count in groups for number in range(count))
 
 
-@dataclass(frozen=True)
-class JobEnergy:
+class JobEnergy(NamedTuple):
     """Energy of each job on a device of each type: ``joules`` (jobs, types), without set-up; NaN if unknown.
 
     ``sources`` (jobs): measured, modelled or assumed.
@@ -171,6 +171,11 @@ class Problem:
         """Return the predicted seconds (jobs, types), inf wherever a job cannot run: what policies see."""
         return np.where(feasible(self), self.predicted_s, np.inf)
 
+    @property
+    def offered_s(self) -> np.ndarray:
+        """Return the seconds (jobs, offers, types) that moldable jobs offer, inf where there are too few devices."""
+        return np.where(self.offers.counts[:, :, None] <= self.fleet.counts, self.offers.seconds, np.inf)
+
     def with_offers(self, chosen: np.ndarray) -> "Problem":
         """Return the problem with the chosen offer of each job (its number)."""
         jobs = np.arange(len(self.jobs))
@@ -222,8 +227,8 @@ def _check(problem: Problem) -> None:
             raise InputError(f"the {name} time of job {jobs.ids[job]!r} on {fleet.types[device_type]!r} is "
                              f"{table[job, device_type]}: it is a positive number of seconds, or empty where it cannot run")
     for job in np.flatnonzero(~feasible(problem).any(axis=1)):
-        timed = [name for name, time in zip(fleet.types, problem.actual_s[job], strict=True) if np.isfinite(time)]
-        raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {choices(timed) or 'none'} and needs "
+        timed = choices(np.array(fleet.types)[np.isfinite(problem.actual_s[job])])
+        raise InputError(f"no device can run job {jobs.ids[job]!r}: it has a time on {timed or 'none'} and needs "
                          f"{jobs.memory_mb[job]:,.0f} MB and {jobs.cpu_cores[job]:g} cores"
                          + f" on {jobs.gang[job]} devices at once" * int(jobs.gang[job] > 1))
     for job in np.flatnonzero(~(jobs.gang >= 1)):

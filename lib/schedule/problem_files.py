@@ -47,12 +47,8 @@ def read(times: Path, devices: Path, jobs: Path | None = None, actual: Path | No
         if offers is None and columns.most_devices is not None:
             raise InputError(f"{jobs} has most_devices: the times on each number of devices are rows of {times}, with a column "
                              "devices")
-    if offers is None:
-        return Problem(columns, fleet, predicted_s, actual_s, energy=joules)
-    first = np.where(np.isfinite(offers.seconds) & (offers.counts[:, :, None] <= fleet.counts), 0, 1).min(axis=2).argmin(axis=1)
-    rows = np.arange(len(ids)), first
-    return Problem(replace(columns, devices=offers.counts[rows]), fleet, offers.seconds[rows], offers.seconds[rows],
-                   offers=offers)
+    problem = Problem(columns, fleet, predicted_s, actual_s, energy=joules, offers=offers)
+    return problem if offers is None else problem.with_offers(np.isfinite(problem.offered_s).any(axis=2).argmax(axis=1))
 
 
 def read_high(path: Path, problem: Problem, source: Path) -> np.ndarray:
@@ -117,14 +113,13 @@ def read_fleet(path: Path) -> Fleet:
         values = groups[name].nunique(dropna=False)
         if (values > 1).any():
             raise InputError(f"{path}: devices of type {values.idxmax()!r} differ in {name}; what differs is another type")
-    types, counts = tuple(dict.fromkeys(table["type"])), groups["count"].sum().to_numpy()
     names = device_names(zip(table["device"], table["count"], strict=True))
-    name, times = Counter(names).most_common(1)[0] if names else ("", 0)
-    if times > 1:
+    for name in [name for name, times in Counter(names).items() if times > 1]:
         raise InputError(f"{path}: two devices would be called {name!r}; give the groups other names")
-    type_of = np.repeat([types.index(device_type) for device_type in table["type"]], table["count"])
-    fleet = Fleet(names, type_of, types, **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
-    cpu_cores = (counts * fleet.cpu_cores)[fleet.cpu]
+    type_of, types = pd.factorize(table["type"])
+    fleet = Fleet(names, np.repeat(type_of, table["count"]), tuple(types),
+                  **{name: groups[name].first().to_numpy(float) for name in PER_TYPE})
+    cpu_cores = (fleet.counts * fleet.cpu_cores)[fleet.cpu]
     return replace(fleet, host_cores=float(cpu_cores.sum())) if len(cpu_cores) and np.isfinite(cpu_cores).all() else fleet
 
 
@@ -140,13 +135,11 @@ def _read_offers(path: Path, fleet: Fleet) -> tuple[pd.DataFrame, Offers | None]
         return _read_times(path, fleet), None
     count = next(column for column in TABLES["jobs"] if column.name == "devices")
     table = _read_by_type(path, fleet.types, "seconds on so many devices of this type at once", _SHORTEST_S, count, keys=2)
-    rows = dict(list(table.groupby(level=0, sort=False)))
-    most = max(map(len, rows.values()))
-    counts, seconds = np.ones((len(rows), most), int), np.full((len(rows), most, len(fleet.types)), np.inf)
-    for number, part in enumerate(rows.values()):
-        counts[number, :len(part)] = part["devices"]
-        seconds[number, :len(part)] = part[list(fleet.types)].fillna(np.inf)
-    return pd.DataFrame(seconds.min(axis=1), list(rows), fleet.types), Offers.of(counts, seconds)
+    (job, ids), offer = pd.factorize(table.index), table.groupby(level=0).cumcount()
+    counts = np.ones((len(ids), offer.max() + 1), int)
+    seconds = np.full((*counts.shape, len(fleet.types)), np.inf)
+    counts[job, offer], seconds[job, offer] = table["devices"], table[list(fleet.types)].fillna(np.inf)
+    return pd.DataFrame(seconds.min(axis=1), ids, fleet.types), Offers.of(counts, seconds)
 
 
 def _read_by_type(path: Path, types: Sequence[str], meaning: str, least: float, *more: Column, keys: int = 1) -> pd.DataFrame:

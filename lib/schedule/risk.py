@@ -7,8 +7,9 @@ their order: what ends late delays what comes after it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,8 +35,7 @@ _MOST = 40.0  # standard deviations: beyond, nothing is drawn
 _SURE = 2.0  # standard errors by which another plan must cost less than that with the predictions
 
 
-@dataclass(frozen=True)
-class Risk:
+class Risk(NamedTuple):
     """What may become of a plan. ``in_time`` (jobs): probabilities, NaN without a deadline; ``all_in_time``: of all jobs.
 
     ``out_of_memory`` (jobs): probabilities on the planned devices. ``makespan_s``: 5 and 95 % quantiles; ``time_limit_s``
@@ -76,16 +76,12 @@ def out_of_memory(problem: Problem) -> np.ndarray:
         return np.where(np.isfinite(room) & (sigma > 0), special.ndtr(-room / sigma), 0.0)
 
 
-def _elsewhere_s(problem: Problem) -> np.ndarray:
-    """Return the least seconds of each job on any other type than each (jobs, types), inf where there is none."""
+def _elsewhere(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probability of each job to need another type than each (jobs, types), and its least seconds there; else 0."""
     times = bounds.able_times(problem)
-    return np.column_stack([np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])])
-
-
-def _alike(problem: Problem) -> np.ndarray:
-    """Return the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type."""
-    classes, (count, types) = problem.jobs.job_class[:, None], problem.predicted_s.shape
-    return np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
+    others_s = [np.delete(times, number, axis=1).min(axis=1, initial=np.inf) for number in range(times.shape[1])]
+    least_s = np.column_stack(others_s)
+    return np.where(np.isfinite(least_s), (out_of_memory(problem), least_s), 0.0)
 
 
 def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float = -np.inf, common: float = COMMON,
@@ -97,22 +93,25 @@ def ends_s(problem: Problem, plan: pd.DataFrame, sigma: np.ndarray, now_s: float
     """
     from scipy import special
 
-    fleet, draw, shape, alike = problem.fleet, np.random.default_rng(seed), (DRAWS, len(problem.jobs)), _alike(problem)
-    shared, rest = draw.normal(size=(DRAWS, len(fleet.types))), draw.normal(size=(DRAWS, alike.max() + 1))
-    chance, lost, elsewhere_s = draw.random(shape), out_of_memory(problem), _elsewhere_s(problem)
+    fleet, draw = problem.fleet, np.random.default_rng(seed)
+    classes, (count, types) = problem.jobs.job_class[:, None], sigma.shape
+    # the number of the error that a job has on a type (jobs, types), the same for jobs of one class on one type
+    alike = np.where(classes >= 0, count + classes * types + np.arange(types), np.arange(count)[:, None])
+    shared, rest, shape = draw.normal(size=(DRAWS, types)), draw.normal(size=(DRAWS, alike.max() + 1)), (DRAWS, count)
+    chance, (lost, elsewhere_s) = draw.random(shape), _elsewhere(problem)
     ends, planned_s, drawn_s = np.full(shape, np.nan), np.full(len(fleet), -np.inf), np.full((DRAWS, len(fleet)), -np.inf)
     for job, part in plan.sort_values("start_s", kind="stable").groupby("job", sort=False):
         devices, (start_s, end_s) = part["device_index"].to_numpy(), part[["start_s", "end_s"]].iloc[0].to_numpy(float)
         device_type, runs = fleet.type_of[devices[0]], start_s < now_s
-        scale, setup_s = sigma[job, device_type], fleet.setup_s[device_type]
-        work_s = end_s - start_s - setup_s
-        error = common**0.5 * shared[:, device_type] + (1 - common)**0.5 * rest[:, alike[job, device_type]]
+        cell, setup_s = (job, device_type), fleet.setup_s[device_type]
+        scale, work_s = sigma[cell], end_s - start_s - setup_s
+        error = common**0.5 * shared[:, device_type] + (1 - common)**0.5 * rest[:, alike[cell]]
         if runs and scale > 0:
             least = special.ndtr(np.log(max(now_s - start_s - setup_s, 1e-12) / work_s) / scale)
             error = np.minimum(special.ndtri(least + (1 - least) * special.ndtr(error)), _MOST)
         took_s = setup_s + work_s * np.exp(scale * error)
-        if not runs and np.isfinite(elsewhere_s[job, device_type]):
-            took_s = took_s + (chance[:, job] < lost[job, device_type]) * elsewhere_s[job, device_type]
+        if not runs:
+            took_s = took_s + (chance[:, job] < lost[cell]) * elsewhere_s[cell]
         arrival_s = min(float(problem.jobs.arrival_s[job]), start_s)
         idle_s = start_s - max(planned_s[devices].max(), arrival_s)  # what a plan leaves idle stays idle
         begin_s = start_s if runs else np.maximum(drawn_s[:, devices].max(axis=1), arrival_s) + idle_s
@@ -135,13 +134,13 @@ def assess(outcome: Outcome, sigma: np.ndarray, limit_risk: float = 0.05, common
     if not 0 < limit_risk < 1:
         raise InputError(f"a risk of {limit_risk:g} is none to set a limit by: it lies between 0 and 1, such as 0.05")
     problem, planned = outcome.problem, outcome.done.sort_values("job")
-    ends, due = ends_s(problem, outcome.attempts_done, sigma, common=common, seed=1), np.isfinite(problem.jobs.deadline_s)
+    ends = ends_s(problem, outcome.attempts_done, sigma, common=common, seed=1)
     where = planned["job"].to_numpy(int), problem.fleet.type_of[planned["device_index"]]
     setup_s = problem.fleet.setup_s[where[1]]
     work_s = (planned["end_s"] - planned["start_s"]).to_numpy() - setup_s
     limit_s = setup_s + work_s * np.exp(_QUANTILE(1 - limit_risk) * sigma[where])
     makespan_s = np.quantile(ends.max(axis=1), (0.05, 0.95))
-    return Risk(kept(problem, ends), float((ends <= problem.jobs.deadline_s)[:, due].all(axis=1).mean()),
+    return Risk(kept(problem, ends), float((ends <= problem.jobs.deadline_s).all(axis=1).mean()),
                 out_of_memory(problem)[where], tuple(makespan_s.tolist()), limit_s, limit_risk)
 
 
@@ -164,18 +163,12 @@ def place(problem: Problem, policy: Policy, objective: str, sigma: np.ndarray) -
     price and fair shares rest on the predictions. The problem's actual times are not looked at.
     """
     problem = replace(problem, actual_s=problem.predicted_s)
-    elsewhere_s, plans = _elsewhere_s(problem), {}
-    lost = np.where(np.isfinite(elsewhere_s), out_of_memory(problem), 0.0)
-    again_s = lost * np.where(lost > 0, elsewhere_s, 0.0)
-    for name, log_over in _TAKEN.items() if objective in _AVERAGED else [(PREDICTED, _TAKEN[PREDICTED])]:
-        careful = problem.predicted_s * np.exp(log_over(sigma))
-        taken_s = careful if name == PREDICTED else careful + again_s
+    (lost, elsewhere_s), plans = _elsewhere(problem), {}
+    for name in _TAKEN if objective in _AVERAGED and (sigma.any() or lost.any()) else [PREDICTED]:
+        taken_s = problem.predicted_s * np.exp(_TAKEN[name](sigma)) + lost * elsewhere_s * (name != PREDICTED)
         outcome = simulate(problem.with_predictions(taken_s, problem.sigma), policy)
-        cost = _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
-        plans[name] = outcome, cost
-        if not sigma.any() and not lost.any():
-            break
+        plans[name] = outcome, _cost(problem, ends_s(problem, outcome.attempts_done, sigma), objective)
     usual = plans[PREDICTED][1]
     gain = {name: (usual - cost).mean() - _SURE * (usual - cost).std() / DRAWS**0.5 for name, (_, cost) in plans.items()}
-    chosen = max(gain, key=gain.__getitem__)
+    chosen = max(gain, key=gain.get)
     return plans[chosen][0], chosen

@@ -6,19 +6,22 @@ cannot run.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from lib.schedule.contention import Contention
+from lib.errors import InputError, choices
 from lib.schedule.problem import Fleet, Jobs, cores_taken
 
 Memory = TypeVar("Memory")
 _SLACK = 1e-9  # cores: sums of fractions are rounded
+
+
+class PolicyError(InputError):
+    """A policy wants what cannot be done, or leaves jobs waiting for ever."""
 
 
 class Start(NamedTuple):
@@ -68,70 +71,45 @@ class Predict:
 
     def __init__(self, table: np.ndarray, sigma: float = 0.0):
         self.table, self.sigma = table, sigma
-        self._rows: list[list[float]] = table.tolist()
+        self._rows = table.tolist()
 
     def __call__(self, job: int, device_type: int) -> float:
         """Return the seconds of one job on one device type; inf where it cannot run."""
         return self._rows[job][device_type]
 
 
-@dataclass
 class State:
-    """The jobs and devices at one moment. Policies only write to ``memory``.
+    """The jobs and devices at one moment, at first before any job arrived. Policies only write to ``memory``.
 
-    ``free`` holds the free devices of each type. ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the
-    changes since the last call; a failed job that may be tried again arrives again. ``type_of`` (devices), ``setup_s`` and
-    ``counts`` (types) are columns of the fleet as lists.
+    ``waiting`` has the jobs, ``free`` the free devices of each type, as keys in their order; ``running`` is by device.
+    ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the changes since the last call; a failed job that may
+    be tried again arrives again. ``expected`` jobs are still to arrive (0 if unknown). ``contention`` is None, or as far as it
+    is known; ``joules`` is the energy of each job on each type (jobs, types), NaN if unknown (None: use watts). ``memory`` has
+    a policy's objects by their class. ``refined_s`` is the time spent in ``refining`` since the engine last reset it.
+    ``type_of`` (devices), ``setup_s`` and ``counts`` (types) are columns of the fleet as lists.
     """
 
-    jobs: Jobs
-    fleet: Fleet
-    now_s: float = 0.0
-    waiting: dict[int, None] = field(default_factory=dict)
-    running: dict[int, Running] = field(default_factory=dict)  # by device
-    free: list[dict[int, None]] = field(default_factory=list)
-    free_cores: float = np.inf
-    arrived: list[int] = field(default_factory=list)
-    started: list[int] = field(default_factory=list)
-    freed: list[int] = field(default_factory=list)
-    finished: list[Finished] = field(default_factory=list)
-    done: int = 0
-    expected: int = 0  # jobs still to arrive, 0 if unknown
-    contention: Contention | None = None  # as far as it is known
-    joules: np.ndarray | None = None  # energy of each job on each type (jobs, types), NaN if unknown; None: use watts
-    memory: dict[type, Any] = field(default_factory=dict)  # a policy's objects, by their class
-    refined_s: float = 0.0  # seconds spent in ``refining`` since the engine last reset it
+    def __init__(self, jobs: Jobs, fleet: Fleet):
+        self.jobs, self.fleet, self.now_s, self.expected, self.refined_s = jobs, fleet, 0.0, 0, 0.0
+        self.type_of, self.setup_s, self.counts = fleet.type_of.tolist(), fleet.setup_s.tolist(), fleet.counts.tolist()
+        self.waiting, self.running, self.free, self.memory = {}, {}, [{} for _ in fleet.types], {}
+        for device, device_type in reversed(list(enumerate(self.type_of))):
+            self.free[device_type][device] = None
+        self.free_cores, self._cores = fleet.host_cores, cores_taken(jobs, fleet)
+        self.arrived, self.started, self.freed, self.finished = [], [], [], []
+        self.contention, self.joules = None, None
 
-    def __post_init__(self):
-        fleet = self.fleet
-        self.type_of: list[int] = fleet.type_of.tolist()
-        self.setup_s: list[float] = fleet.setup_s.tolist()
-        self.counts: list[int] = fleet.counts.tolist()
-        self._cores = cores_taken(self.jobs, fleet)
-
-    @classmethod
-    def at_start(cls, jobs: Jobs, fleet: Fleet) -> "State":
-        """Return the state before any job arrived: every device is free."""
-        free: list[dict[int, None]] = [{} for _ in fleet.types]
-        for device, device_type in reversed(list(enumerate(fleet.type_of.tolist()))):
-            free[device_type][device] = None
-        return cls(jobs, fleet, free=free, free_cores=fleet.host_cores)
-
-    def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> Memory:
-        """Return the policy's object of a class, created at the first call."""
+    def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
+        """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""
+        new = self.arrived if kind in self.memory else list(self.waiting)
         if kind not in self.memory:
             self.memory[kind] = create()
-        return self.memory[kind]
+        return self.memory[kind], new
 
-    def new_jobs(self, kind: type) -> list[int]:
-        """Return the jobs that a policy's object of a class has not seen: those that arrived, or all if it is to be created."""
-        return self.arrived if kind in self.memory else list(self.waiting)
-
-    def idle(self, device_type: int, most: int | None = None) -> list[int]:
+    def idle(self, device_type: int, most: float = np.inf) -> list[int]:
         """Return free devices of a type, ``most`` of them or all: in the fleet's order, the one freed last first."""
         free = self.free[device_type]
-        count = len(free) if most is None else min(most, len(free))
-        return list(islice(reversed(free), count))  # going on past the last would visit every removed key
+        return list(islice(reversed(free), min(most, len(free))))  # going on past the last would visit every removed key
 
     def cores(self, job: int, device_type: int) -> float:
         """Return the host cores that a job takes on a device type (``problem.cores_taken``)."""
@@ -143,22 +121,35 @@ class State:
 
     # ------------------------------------------------------------------------------------------ for engines
 
-    def obstacle(self, job: int, device: int, predict: Predict) -> str:
-        """Return why a job cannot start on a device now; empty if it can."""
-        device_type = self.type_of[device]
-        possible = {"it is not waiting": job in self.waiting, "the device is not free": device in self.free[device_type],
+    def obstacle(self, job: int, devices: Sequence[int], predict: Predict) -> str:
+        """Return why a job cannot start on devices now; empty if it can."""
+        device_type = self.type_of[devices[0]]
+        possible = {"it is not waiting": job in self.waiting,
+                    "it needs another number of devices at once": len(set(devices)) == self.jobs.gang[job],
+                    "not all are free, and of one type": self.free[device_type].keys() >= set(devices),
                     "it cannot run there": predict(job, device_type) < np.inf,
                     "too few cores of the host are free": CoreBudget(self).has(job, device_type)}
         return next((reason for reason, holds in possible.items() if not holds), "")
 
-    def start(self, job: int, device: int, attempt: int, others: tuple[int, ...] = ()) -> None:
+    def check_start(self, job: int, devices: Sequence[int], predict: Predict) -> None:
+        """Raise PolicyError if a job cannot start on devices now."""
+        if obstacle := self.obstacle(job, devices, predict):
+            names = choices(self.fleet.names[device] for device in devices)
+            raise PolicyError(f"the policy started job {self.jobs.ids[job]} on {names}: {obstacle}")
+
+    def abandoned(self) -> PolicyError:
+        """Return the error of a policy that leaves jobs waiting though nothing more will happen."""
+        names = choices(self.jobs.ids[job] for job in list(self.waiting)[:3])
+        return PolicyError(f"the policy left {len(self.waiting)} jobs waiting for ever, such as {names}")
+
+    def start(self, job: int, devices: Sequence[int], attempt: int) -> None:
         """Move a job from waiting to running."""
-        device_type = self.type_of[device]
+        device_type = self.type_of[devices[0]]
         del self.waiting[job]
-        for place in (device, *others):
-            del self.free[device_type][place]
-            self.running[place] = Running(job, place, self.now_s, attempt)
-            self.started.append(place)
+        for device in devices:
+            del self.free[device_type][device]
+            self.running[device] = Running(job, device, self.now_s, attempt)
+            self.started.append(device)
             self.free_cores -= self.cores(job, device_type)
 
     def stop(self, device: int) -> Running:
@@ -176,7 +167,6 @@ class State:
     def finish(self, ran: Running, seconds: float) -> None:
         """Note that a job, which has been stopped, ended well."""
         self.finished.append(Finished(ran.job, self.type_of[ran.device], seconds))
-        self.done += 1
 
     def disable(self, device: int) -> None:
         """Take away a free device that cannot run anything for now."""
@@ -196,10 +186,10 @@ class State:
 
 
 class CoreBudget:
-    """The host cores that are left while a policy collects its actions."""
+    """The host cores that are left while a policy collects its ``actions``, and the jobs that ``started``."""
 
     def __init__(self, state: State):
-        self._state, self.left = state, state.free_cores
+        self._state, self.left, self.actions, self.started = state, state.free_cores, [], set()
 
     def fits(self, cores: float) -> bool:
         """Return whether so many cores are left."""
@@ -211,9 +201,21 @@ class CoreBudget:
 
     def take(self, job: int, device_type: int) -> bool:
         """Reserve the cores of a job on a device type; False if too few are left."""
-        if enough := self.has(job, device_type):
-            self.left -= self._state.cores(job, device_type)
+        cores = self._state.cores(job, device_type)
+        if enough := cores <= self.left + _SLACK:
+            self.left -= cores
         return enough
+
+    def start(self, job: int, device: int) -> bool:
+        """Collect the start of a job on a device; False if too few cores are left."""
+        if enough := self.take(job, self._state.type_of[device]):
+            self.started.add(job)
+            self.actions.append(Start(job, device))
+        return enough
+
+    def waits(self, entry: Sequence) -> bool:
+        """Return whether the job of an entry, its last element, still waits."""
+        return entry[-1] in self._state.waiting and entry[-1] not in self.started
 
 
 @contextmanager

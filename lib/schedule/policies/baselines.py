@@ -12,7 +12,7 @@ from lib.schedule import bounds
 from lib.schedule.policies.greedy import Greedy, Key
 from lib.schedule.policies.queues import Queues
 from lib.schedule.problem import Fleet
-from lib.schedule.state import Action, CoreBudget, Policy, Predict, Start, State, refining
+from lib.schedule.state import Action, CoreBudget, Policy, Predict, State, refining
 
 MATCHED = 1500  # waiting jobs that are matched at once, the shortest first
 
@@ -43,21 +43,17 @@ def short_and_apt(jobs: np.ndarray, times: np.ndarray) -> np.ndarray:
 affinity = Greedy(key=short_and_apt)
 
 
-@dataclass
 class _SizeSplit:
-    """The longest times of the jobs so far, in order; the types, the slowest first; their cumulative shares of devices."""
+    """The longest times of the jobs so far, in order; the types, the slowest first; their cumulative shares of devices.
 
-    sizes: list[float]
-    order: np.ndarray
-    shares: np.ndarray
+    The slowest type is that with the longest median time of the jobs that wait at first.
+    """
 
-    @classmethod
-    def at_start(cls, state: State, predict: Predict) -> "_SizeSplit":
-        """Return the split of no jobs yet, with the types in the order of the median times of waiting jobs."""
-        rows = predict.table[list(state.waiting)]
-        finite = [column[np.isfinite(column)] for column in rows.T]
-        order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable")
-        return cls([], order, np.cumsum(state.fleet.counts[order]) / len(state.fleet))
+    def __init__(self, state: State, predict: Predict):
+        finite = [column[np.isfinite(column)] for column in predict.table[list(state.waiting)].T]
+        self.sizes = []
+        self.order = np.argsort([-np.median(times) if len(times) else 0.0 for times in finite], kind="stable")
+        self.shares = np.cumsum(state.fleet.counts[self.order]) / len(state.fleet)
 
     def allowed(self, fleet: Fleet, times: np.ndarray) -> np.ndarray:
         """Return the type for jobs of these times, or the fastest on which they can run."""
@@ -77,8 +73,7 @@ def by_size(state: State, predict: Predict) -> list[Action]:
 
     The size of a job is its longest time.
     """
-    new = state.new_jobs(_SizeSplit)
-    split = state.recall(_SizeSplit, lambda: _SizeSplit.at_start(state, predict))
+    split, new = state.recall(_SizeSplit, lambda: _SizeSplit(state, predict))
     for size in _longest(predict.table[new]).tolist():
         insort(split.sizes, size)
     return Greedy(allowed=split.allowed)(state, predict)
@@ -102,8 +97,8 @@ class Bind:
 
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
-        freed, new = state.freed if Queues in state.memory else [], state.new_jobs(Queues)
-        queues = state.recall(Queues, lambda: Queues(state))
+        freed = state.freed if Queues in state.memory else []
+        queues, new = state.recall(Queues, lambda: Queues(state))
         for device in freed:
             queues.expect(device, state.now_s + queues.load_s[device])
         devices = {device for device in freed if queues.jobs[device]} | queues.blocked
@@ -115,26 +110,23 @@ class Bind:
             queues.put(job, device, row[device_type], end_s)
             devices.add(device)
         queues.blocked = set()
-        actions, budget = [], CoreBudget(state)
+        budget = CoreBudget(state)
         for device in sorted(devices):
             device_type, job = state.type_of[device], queues.jobs[device][0]
             if device not in state.free[device_type]:
                 continue
-            if budget.take(job, device_type):
-                actions.append(Start(queues.pop(device, predict(job, device_type) + state.setup_s[device_type]), device))
+            if budget.start(job, device):
+                queues.pop(device, predict(job, device_type) + state.setup_s[device_type])
             else:
                 queues.blocked.add(device)
-        return actions
+        return budget.actions
 
 
 # ------------------------------------------------------------------------------------------ a matching
 
 
-@dataclass
-class MatchingPlan:
+class MatchingPlan(list[deque[int]]):
     """For each device type the jobs that the matching gives it, in the order of their starts."""
-
-    queues: list[deque[int]]
 
 
 def matching(state: State, predict: Predict) -> list[Action]:
@@ -143,19 +135,19 @@ def matching(state: State, predict: Predict) -> list[Action]:
     It is solved again when jobs arrive.
     """
     plan = state.memory.get(MatchingPlan)
-    if not plan or state.arrived or state.waiting and not any(plan.queues):  # empty: it had no room for those that wait
+    if not plan or state.arrived or state.waiting and not any(plan):  # empty: it had no room for those that wait
         plan = state.memory[MatchingPlan] = _solved(state, predict)
-    actions, budget = [], CoreBudget(state)
-    for device_type, queue in enumerate(plan.queues):
+    budget = CoreBudget(state)
+    for device_type, queue in enumerate(plan):
         for device in state.idle(device_type, len(queue)):
-            if not budget.take(queue[0], device_type):
+            if not budget.start(queue[0], device):
                 break
-            actions.append(Start(queue.popleft(), device))
-    return actions
+            queue.popleft()
+    return budget.actions
 
 
 def _solved(state: State, predict: Predict) -> MatchingPlan:
-    plan = MatchingPlan([deque() for _ in state.counts])
+    plan = MatchingPlan(deque() for _ in state.counts)
     jobs = np.array(list(state.waiting), int)
     if not len(jobs):
         return plan
@@ -167,7 +159,7 @@ def _solved(state: State, predict: Predict) -> MatchingPlan:
         _, types, places = bounds.matching(times, state.fleet.counts)
         seconds = times[np.arange(len(jobs)), types]
         for number in np.lexsort((seconds, -places)):
-            plan.queues[types[number]].append(int(jobs[number]))
+            plan[types[number]].append(int(jobs[number]))
     return plan
 
 

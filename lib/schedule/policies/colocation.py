@@ -6,17 +6,9 @@ from math import inf
 import numpy as np
 
 from lib.schedule import bounds
-from lib.schedule.state import Predict, State
+from lib.schedule.state import State
 
 CANDIDATES = 8  # jobs at the head of a queue among which the best neighbour is chosen
-
-
-def contended(state: State, predict: Predict) -> Predict:
-    """Return predictions that include the slowdown expected when every other device runs jobs of the same mix."""
-    if state.contention is None:
-        return predict
-    factor = state.contention.expected(state.jobs.job_class, state.fleet.type_of)
-    return Predict(predict.table * factor, predict.sigma)
 
 
 def gpus_first(state: State, items: Iterable[int], type_of: Callable[[int], int]) -> Iterable[int]:
@@ -50,9 +42,9 @@ class Colocation:
     """Chooses, if contention is known (``active``), which job suits best what runs now."""
 
     def __init__(self, state: State):
-        self._contention, self.active = state.contention, state.contention is not None
+        self.active = state.contention is not None
         self._classes = state.jobs.job_class.tolist()
-        self._typical: dict[tuple[int, int], float] = {}
+        self._typical = {}  # by job class and type: the mean of ``mutual`` over the mix
         self._mix = [(job_class, device_type) for job_class in sorted(set(self._classes))
                      for device_type in range(len(state.counts))]
 
@@ -68,8 +60,8 @@ class Colocation:
                 continue
             seen.add(occupant)
             if occupant not in self._typical:
-                self._typical[occupant] = self._contention.mutual(occupant, self._mix) / len(self._mix)
-            cost = self._contention.mutual(occupant, neighbours) / len(neighbours) - self._typical[occupant]
+                self._typical[occupant] = state.contention.mutual(occupant, self._mix) / len(self._mix)
+            cost = state.contention.mutual(occupant, neighbours) / len(neighbours) - self._typical[occupant]
             if cost < least - 1e-9:
                 best, least = number, cost
         return best

@@ -11,8 +11,8 @@ from math import inf
 import numpy as np
 
 from lib.schedule.policies.baselines import short_and_apt
-from lib.schedule.policies.queues import Entry, LazyHeap
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State
+from lib.schedule.policies.queues import LazyHeap
+from lib.schedule.state import Action, CoreBudget, Predict, State
 
 
 @dataclass
@@ -25,27 +25,8 @@ class FairShares:
 
 def fair(state: State, predict: Predict) -> list[Action]:
     """Start jobs of the users who had least; of a user's jobs, those that are short and apt for a type go first."""
-    users, weights, new = state.jobs.users, state.jobs.user_weights, state.new_jobs(FairShares)
-    shares = state.recall(FairShares, lambda: FairShares(np.zeros(len(weights)), {}))
-    _arrive(new, state, predict, shares)
-    started, actions, budget = set(), [], CoreBudget(state)
-
-    def waits(entry: Entry) -> bool:
-        return entry[1] in state.waiting and entry[1] not in started
-
-    idle = {device_type: state.idle(device_type)[::-1] for device_type, free in enumerate(state.free) if free}
-    while choice := _next(shares, idle, waits, budget):
-        job, device_type = choice
-        user = users.item(job)
-        started.add(job)
-        budget.take(job, device_type)
-        shares.had_s[user] += predict.table[job].min() / weights.item(user)
-        actions.append(Start(job, idle[device_type].pop()))
-    return actions
-
-
-def _arrive(new: list[int], state: State, predict: Predict, shares: FairShares) -> None:
-    users = state.jobs.users
+    users, weights = state.jobs.users, state.jobs.user_weights
+    shares, new = state.recall(FairShares, lambda: FairShares(np.zeros(len(weights)), {}))
     active = {users.item(job) for job in (*(set(state.waiting) - set(new)), *(ran.job for ran in state.running.values()))}
     level_s = min((shares.had_s.item(user) for user in active), default=0.0)
     keys = short_and_apt(np.array(new, int), predict.table[new]) if new else []
@@ -57,14 +38,22 @@ def _arrive(new: list[int], state: State, predict: Predict, shares: FairShares) 
         for heap, key, seconds in zip(heaps, row.tolist(), predict.table[job].tolist(), strict=True):
             if seconds < inf:
                 heap.push((key, job))
+    budget = CoreBudget(state)
+    idle = {device_type: state.idle(device_type)[::-1] for device_type, free in enumerate(state.free) if free}
+    while choice := _next(shares, idle, budget):
+        job, device_type = choice
+        user = users.item(job)
+        shares.had_s[user] += predict.table[job].min() / weights.item(user)
+        budget.start(job, idle[device_type].pop())
+    return budget.actions
 
 
-def _next(shares: FairShares, idle: dict[int, list[int]], waits, budget: CoreBudget) -> tuple[int, int] | None:
+def _next(shares: FairShares, idle: dict[int, list[int]], budget: CoreBudget) -> tuple[int, int] | None:
     """Return the next job and its type: of the user who had least among those with a job for a device that is free."""
     for user in sorted(shares.waiting, key=shares.had_s.item):
         heaps = shares.waiting[user]
         firsts = [(*entry, device_type) for device_type, devices in idle.items()
-                  if devices and (entry := heaps[device_type].first(waits)) and budget.has(entry[1], device_type)]
+                  if devices and (entry := heaps[device_type].first(budget.waits)) and budget.has(entry[1], device_type)]
         if firsts:
             _, job, device_type = min(firsts)
             return job, device_type

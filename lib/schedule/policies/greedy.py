@@ -6,9 +6,9 @@ from math import inf
 
 import numpy as np
 
-from lib.schedule.policies.queues import Entry, LazyHeap
+from lib.schedule.policies.queues import Entry, LazyHeap, Valid
 from lib.schedule.problem import Fleet
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State
+from lib.schedule.state import Action, CoreBudget, Predict, State
 
 Key = Callable[[np.ndarray, np.ndarray], np.ndarray]  # numbers of jobs, their times (jobs, types) -> keys (jobs, types)
 Allowed = Callable[[Fleet, np.ndarray], np.ndarray]  # fleet, times (jobs, types) -> the types that each job may take
@@ -24,7 +24,7 @@ class _Ready:
         self.count, self.turn, self.least_cores = 0, {}, inf
         self.heaps = [LazyHeap() for _ in state.counts]
 
-    def first(self, state: State, device_type: int, budget: CoreBudget, valid: Callable[[Entry], bool],
+    def first(self, state: State, device_type: int, budget: CoreBudget, valid: Valid,
               aside: list[tuple[int, Entry]]) -> Entry | None:
         """Return the first job for a type that fits the cores that are left; wider jobs are put ``aside``."""
         heap, cpu = self.heaps[device_type], state.fleet.cpu[device_type]
@@ -33,7 +33,7 @@ class _Ready:
         while (entry := heap.first(valid)) and not budget.has(entry[2], device_type):
             if cpu:
                 return None  # all jobs take the cores of the slot
-            aside += [(device_type, entry) for entry in heap.take(1, valid)]
+            aside.append((device_type, heap.take()))
         return entry
 
 
@@ -53,25 +53,21 @@ class Greedy:
         key = self.key and np.broadcast_to(self.key(jobs, times), times.shape)
         return key, times if self.allowed is None else np.where(self.allowed(fleet, times), times, inf)
 
-    def _add(self, ready: _Ready, state: State, predict: Predict, jobs: list[int]) -> None:
-        if not jobs:
-            return
-        key, times = self.tables(state.fleet, np.array(jobs), predict.table[jobs])
-        ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[jobs].min())
-        for number, (job, row) in enumerate(zip(jobs, times.tolist(), strict=True)):
-            ready.count += 1
-            ready.turn[job] = ready.count
-            keys = [ready.count] * len(row) if key is None else key[number].tolist()
-            for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
-                if seconds < inf:
-                    heap.push((first, seconds, job))
-
     def __call__(self, state: State, predict: Predict) -> list[Action]:
         """Return the starts."""
-        waiting, started, actions, aside, budget = state.waiting, set(), [], [], CoreBudget(state)
-        new = state.new_jobs(_Ready)
-        ready = state.recall(_Ready, lambda: _Ready(state))
-        self._add(ready, state, predict, new)
+        waiting, aside, budget = state.waiting, [], CoreBudget(state)
+        started = budget.started
+        ready, new = state.recall(_Ready, lambda: _Ready(state))
+        if new:
+            key, times = self.tables(state.fleet, np.array(new), predict.table[new])
+            ready.least_cores = min(ready.least_cores, state.jobs.cpu_cores[new].min())
+            for number, (job, row) in enumerate(zip(new, times.tolist(), strict=True)):
+                ready.count += 1
+                ready.turn[job] = ready.count
+                keys = [ready.count] * len(row) if key is None else key[number].tolist()
+                for heap, first, seconds in zip(ready.heaps, keys, row, strict=True):
+                    if seconds < inf:
+                        heap.push((first, seconds, job))
 
         def valid(entry: Entry) -> bool:
             key, _, job = entry
@@ -81,9 +77,7 @@ class Greedy:
         while firsts := [(*entry, device_type) for device_type, devices in idle.items()
                          if devices and (entry := ready.first(state, device_type, budget, valid, aside))]:
             _, _, job, device_type = min(firsts)
-            budget.take(job, device_type)
-            started.add(job)
-            actions.append(Start(job, idle[device_type].pop()))
+            budget.start(job, idle[device_type].pop())
         for device_type, entry in aside:
             ready.heaps[device_type].push(entry)
-        return actions
+        return budget.actions

@@ -9,43 +9,35 @@ from typing import Any
 from lib.schedule.state import State
 
 Entry = tuple[Any, ...]  # the smallest first
+Valid = Callable[[Entry], bool]
 
 
-class LazyHeap:
+class LazyHeap(list[Entry]):
     """A heap whose outdated entries are dropped as they are met; the caller says which are ``valid``."""
 
     def __init__(self, entries: Iterable[Entry] = ()):
-        self._entries = list(entries)
-        heapq.heapify(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        super().__init__(entries)
+        heapq.heapify(self)
 
     def push(self, entry: Entry) -> None:
         """Add an entry."""
-        heapq.heappush(self._entries, entry)
+        heapq.heappush(self, entry)
 
-    def first(self, valid: Callable[[Entry], bool]) -> Entry | None:
+    def take(self) -> Entry:
+        """Remove and return the smallest entry."""
+        return heapq.heappop(self)
+
+    def first(self, valid: Valid) -> Entry | None:
         """Return the smallest valid entry, without removing it."""
-        entries = self._entries
-        while entries and not valid(entries[0]):
-            heapq.heappop(entries)
-        return entries[0] if entries else None
+        while self and not valid(self[0]):
+            heapq.heappop(self)
+        return self[0] if self else None
 
-    def take(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
+    def smallest(self, count: int, valid: Valid) -> list[Entry]:
         """Remove and return the smallest valid entries."""
-        taken: list[Entry] = []
-        while self._entries and len(taken) < count:
-            entry = heapq.heappop(self._entries)
-            if valid(entry):
-                taken.append(entry)
-        return taken
-
-    def smallest(self, count: int, valid: Callable[[Entry], bool]) -> list[Entry]:
-        """Return the smallest valid entries, without removing them."""
-        taken = self.take(count, valid)
-        for entry in taken:
-            self.push(entry)
+        taken = []
+        while len(taken) < count and self.first(valid):
+            taken.append(self.take())
         return taken
 
 
@@ -57,21 +49,17 @@ class Queues:
     """
 
     def __init__(self, state: State):
-        self.jobs: list[deque[int]] = [deque() for _ in state.type_of]
+        self.jobs = [deque() for _ in state.type_of]
         self.end_s, self.load_s = [state.now_s] * len(state.type_of), [0.0] * len(state.type_of)
-        self.blocked: set[int] = set()
-        self._type_of, self._types = state.type_of, len(state.counts)
+        self.blocked = set()
+        self._type_of, self._counts = state.type_of, state.counts
         self.rebuild()
 
     def rebuild(self) -> None:
         """Build the heaps from ``end_s``."""
-        ends: list[list[Entry]] = [[] for _ in range(self._types)]
+        self._ends = [LazyHeap() for _ in self._counts]
         for device, device_type in enumerate(self._type_of):
-            ends[device_type].append((self.end_s[device], device))
-        self._ends = [LazyHeap(entries) for entries in ends]
-
-    def _is_current(self, entry: Entry) -> bool:
-        return entry[0] == self.end_s[entry[1]]
+            self._ends[device_type].push((self.end_s[device], device))
 
     def expect(self, device: int, end_s: float) -> None:
         """Note when a device is expected to finish."""
@@ -85,17 +73,16 @@ class Queues:
         self.load_s[device] += seconds
         self.expect(device, end_s)
 
-    def pop(self, device: int, seconds: float) -> int:
+    def pop(self, device: int, seconds: float) -> None:
         """Take the first job, which takes ``seconds``, off a queue."""
-        job = self.jobs[device].popleft()
+        self.jobs[device].popleft()
         self.load_s[device] = self.load_s[device] - seconds if self.jobs[device] else 0.0  # no rounding error outlives a queue
-        return job
 
     def earliest(self, state: State, seconds: list[float]) -> tuple[float, int, int]:
         """Return when, on which type and on which device a job ends first; it takes ``seconds`` (types), inf: cannot run."""
         best = inf, -1, -1
         for device_type, time in enumerate(seconds):
-            if time < inf and (first := self._ends[device_type].first(self._is_current)):
+            if time < inf and (first := self._ends[device_type].first(lambda entry: entry[0] == self.end_s[entry[1]])):
                 end = max(first[0], state.now_s) + time
                 if end < best[0]:
                     best = end, device_type, first[1]

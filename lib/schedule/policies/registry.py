@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.schedule.policies.baselines import BASELINES
 from lib.schedule.policies.gangs import bears_gangs, with_gangs
-from lib.schedule.policies.hybrid.policy import OBJECTIVES, hybrid
+from lib.schedule.policies.hybrid.policy import check_objective, hybrid
 from lib.schedule.problem import Fleet
 from lib.schedule.state import Policy
 
@@ -15,16 +15,14 @@ POLICIES: dict[str, Policy] = {**BASELINES, "hybrid": hybrid}
 
 def policy(name: str, **options: object) -> Policy:
     """Return a policy by name, with options for those that take some; InputError lists the policies."""
-    if name not in POLICIES:
-        raise InputError(f"no policy {name!r}; there are: {choices(POLICIES)}")
-    return partial(POLICIES[name], **options) if options else POLICIES[name]
+    chosen = entry(POLICIES, name, "policy")
+    return partial(chosen, **options) if options else chosen
 
 
 def lacks(name: str, fleet: Fleet) -> str:
     """Return which device a policy needs and a fleet has none of; empty if it can run there."""
-    cpu = fleet.cpu
-    wanted = {"cpu-only": (cpu, "a CPU: a CPU's type begins with cpu"), "gpu-only": (~cpu, "anything but a CPU")}.get(name)
-    return wanted[1] if wanted and not wanted[0].any() else ""
+    return {"cpu-only": "a CPU: a CPU's type begins with cpu" * (not fleet.cpu.any()),
+            "gpu-only": "anything but a CPU" * bool(fleet.cpu.all())}.get(name, "")
 
 
 def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:
@@ -32,11 +30,10 @@ def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy
 
     Raises InputError for one that is not there, a policy that takes no objective, and one that places no gangs.
     """
-    if objective not in OBJECTIVES:
-        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
-    if name in POLICIES and name != "hybrid" and objective != "makespan":
-        raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
+    check_objective(objective)
     chosen = policy(name, objective=objective) if name == "hybrid" else policy(name)
+    if name != "hybrid" and objective != "makespan":
+        raise InputError(f"the policy {name} takes no objective; {objective} is pursued by hybrid")
     by_watts = objective in _WITHOUT_GANGS
     if bears_gangs(chosen) and not by_watts:
         return partial(with_gangs, policy=chosen)

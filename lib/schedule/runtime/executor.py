@@ -13,7 +13,7 @@ from lib import locks
 from lib.errors import InputError, choices, is_no_space
 from lib.progress import say, track
 from lib.schedule.contention import Contention
-from lib.schedule.problem import Jobs, Problem
+from lib.schedule.problem import PER_JOB, Jobs, Problem
 from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.journal import Entry, Journal, Spec
 from lib.schedule.runtime.local_site import fleet_of
@@ -46,10 +46,6 @@ class PreparedJobs:
         """Return the jobs as a problem whose predictions are exact."""
         return Problem(self.jobs, fleet_of(self.slots), self.predicted_s, self.predicted_s)
 
-    def contention_of(self, types: tuple[str, ...]) -> Contention | None:
-        """Return how jobs slow each other down on some of the device types, if known."""
-        return self.contention and self.contention.subset([self.problem.fleet.types.index(name) for name in types])
-
 
 class _Progress(Observer):
     def __init__(self, total: int):
@@ -73,19 +69,18 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
     happen at least once: a job that is killed between its effect and its entry runs again. Raises InputError when another
     process runs it, the journal is of other jobs, a disk is full, or a job can run nowhere.
     """
-    problem, path = prepared.problem, folder / JOURNAL
-    rows = dict(zip(problem.jobs.ids, problem.feasible_s.tolist(), strict=True))
-
-    def predicted_s(spec: Spec, device_type: str) -> float:
-        return rows[spec.job_id][problem.fleet.types.index(device_type)]
-
+    problem, jobs, contention, path = prepared.problem, prepared.jobs, prepared.contention, folder / JOURNAL
+    seconds = pd.DataFrame(problem.feasible_s, jobs.ids, problem.fleet.types)
     with locks.writer(path), closing(Journal(path, prepared.specs, again)) as journal:
-        ended, order = journal.ended(), np.argsort(problem.jobs.arrival_s, kind="stable").tolist()
+        ended, order = journal.ended(), np.argsort(jobs.arrival_s, kind="stable").tolist()
         todo = [job for job in order if prepared.specs[job].job_id not in ended]
-        engine = Engine(journal, prepared.policy, predicted_s, limits, prepared.spawn, _Progress(len(todo)),
-                        prepared.contention_of, _GATHER_S)
+        engine = Engine(journal, prepared.policy, lambda spec, device_type: seconds.loc[spec.job_id, device_type], limits,
+                        prepared.spawn, _Progress(len(todo)), lambda types: contention and contention.subset(
+                            [problem.fleet.types.index(name) for name in types]), _GATHER_S)
         for job in todo:
-            engine.add(Entry.from_jobs(prepared.specs[job], problem.jobs, job))
+            engine.add(Entry(prepared.specs[job], *(getattr(jobs, name).item(job) for name in PER_JOB),
+                             job_class=int(jobs.job_class[job]), user=int(jobs.users[job]),
+                             weight=float(jobs.user_weights[jobs.users[job]])))
         for slot in prepared.slots:
             engine.add_slot(slot)
         engine.run(lambda: _is_empty(engine))

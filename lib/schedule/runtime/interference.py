@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -73,25 +74,21 @@ def _started(slots: Sequence[Slot], spawn: Spawn) -> Iterator[dict[str, Worker]]
             worker.shut_down()
 
 
-def _measured_slots(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the slots that are measured: the first two of the CPU, and the first of every other type."""
-    first = {device_type_of(slot.name): slot for slot in reversed(slots)}
-    cpus = [slot for slot in slots if device_type_of(slot.name) == "cpu"][:2]
-    measured = [*cpus, *(slot for device_type, slot in first.items() if device_type != "cpu")]
-    if len(measured) < 2:
-        raise InputError(f"contention needs two slots; there is {choices(slot.name for slot in slots) or 'none'}")
-    return measured
-
-
 def measure(slots: Sequence[Slot], workloads: Sequence[str], rounds: int = 3, spawn: Spawn = ProcessWorker) -> pd.DataFrame:
     """Return the table ``contention``: one row per workload, type of slot, and what ran beside it.
 
-    Every case is visited once per round, in random order; a slowdown is the median over rounds of a step's time over that
-    alone in the same round. Raises InputError for fewer than two slots, no round, no workload.
+    Of ``slots`` the first two of the CPU are measured, and the first of every other type. Every case is visited once per round,
+    in random order; a slowdown is the median over rounds of a step's time over that alone in the same round. Raises InputError
+    for fewer than two slots, no round, no workload.
     """
     if rounds < 1 or not workloads:
         raise InputError(f"contention needs a round and a workload at least, not {rounds} rounds of {len(workloads)} workloads")
-    measured = _measured_slots(slots)
+    by_type = defaultdict(list)
+    for slot in slots:
+        by_type[device_type_of(slot.name)].append(slot)
+    measured = [*by_type.pop("cpu", [])[:2], *(first for first, *_ in by_type.values())]
+    if len(measured) < 2:
+        raise InputError(f"contention needs two slots; there is {choices(slot.name for slot in slots) or 'none'}")
     sides = [_Side(slot.name, workload_id) for slot in measured for workload_id in workloads]
     with _started(measured, spawn) as workers:
         once_s = {side: _step_s(workers, [side], 1e-3)[0] for side in track(sides, "set-up")}
@@ -120,9 +117,7 @@ def _summary(visits: pd.DataFrame) -> pd.DataFrame:
     table = joined.groupby([*_KEY, *_BESIDE], sort=True).agg(
         step_ms=("step_s", "median"), slowdown=("slowdown", "median"), slowdown_low=("slowdown", "min"),
         slowdown_high=("slowdown", "max"), n=("step_s", "size")).reset_index()
-    ids = machine.ids()
-    return table.assign(step_ms=1e3 * table["step_ms"], hardware_id=ids["hardware_id"],
-                        software_id=ids["software_id"])[columns("contention")]
+    return table.assign(step_ms=1e3 * table["step_ms"], **machine.ids())[columns("contention")]
 
 
 def text(table: pd.DataFrame) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
-from lib.schedule.runtime.workers import Limits, ProcessWorker, Site, device_type_of
+from lib.schedule.runtime.workers import ProcessWorker, Site, device_type_of
 from lib.schedule.simulation.events import Outcome, simulate
 
 _TASKS = "lib.schedule.runtime.tasks"
@@ -64,23 +65,21 @@ def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path, alone
     return probes
 
 
-def duration(spec: Spec, device_type: str, probes: Probes, durations: Durations) -> Duration:
-    """Return how long a job should take on a device type, inf with the reason if its workload could not be probed there."""
-    if "path" in spec.arguments:
-        return durations.predicted(spec.arguments["path"], spec.arguments["parameters"], device_type)
-    times = probes[spec.arguments["workload_id"], spec.devices, device_type]
-    if isinstance(times, str):
-        return Duration(np.inf, times)
-    return Duration(times["setup_s"] + times["step_s"] * spec.arguments["steps"], "a probe")
-
-
-def predicted(specs: Sequence[Spec], probes: Probes, site: Site, durations: Durations) -> tuple[np.ndarray, tuple[str, ...]]:
+def _predicted(specs: Sequence[Spec], probes: Probes, site: Site) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return predicted seconds (jobs, types), inf where a job cannot run or be probed, and notes of guesses and failed probes.
 
     Raises InputError, with the reasons, for a job whose workload could not be probed where it can run.
     """
-    types = fleet_of(site.slots).types
-    rows = [[duration(spec, name, probes, durations) for name in types] for spec in specs]
+    def duration(arguments: dict[str, Any], devices: int, device_type: str) -> Duration:
+        if "path" in arguments:
+            return durations.predicted(arguments["path"], arguments["parameters"], device_type)
+        times = probes[arguments["workload_id"], devices, device_type]
+        if isinstance(times, str):
+            return Duration(np.inf, times)
+        return Duration(times["setup_s"] + times["step_s"] * arguments["steps"], "a probe")
+
+    types, durations = fleet_of(site.slots).types, Durations()
+    rows = [[duration(spec.arguments, spec.devices, name) for name in types] for spec in specs]
     table = np.where(site.able, [[seconds for seconds, _ in row] for row in rows], np.inf)
     for job in np.flatnonzero(np.isinf(table).all(axis=1)):
         reasons = choices(source for seconds, source in rows[job] if seconds == np.inf)
@@ -163,38 +162,29 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     specs, jobs = read(path, out)
     policy = registry.aimed(name, objective, jobs.has_gangs or jobs.most_devices is not None)
     site = site_of(jobs, count)
-    _check_gangs(jobs, site)
-    numbers = _numbers(jobs, site)
-    workloads = [(spec.arguments["workload_id"], devices) for column in numbers.T
-                 for spec, devices in zip(specs, column.tolist(), strict=True) if "workload_id" in spec.arguments]
+    fleet = fleet_of(site.slots)
+    for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):
+        there = choices(f"{count} of {name}" for name, count in zip(fleet.types, fleet.counts, strict=True))
+        raise InputError(f"job {jobs.ids[job]!r} needs {jobs.gang[job]} devices of one type at once; there are {there}")
+    most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet.counts.max())
+    # of devices on which each job may run (jobs, numbers), the last repeated where another job has more
+    numbers = np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
+    variants = [_on(specs, column) for column in numbers.T]
+    workloads = [(spec.arguments["workload_id"], spec.devices) for variant in variants for spec in variant
+                 if "workload_id" in spec.arguments]
     contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
-    tables, notes = zip(*(predicted(_on(specs, column), probes, site, Durations()) for column in numbers.T), strict=True)
+    tables, notes = zip(*(_predicted(variant, probes, site) for variant in variants), strict=True)
     predicted_s = tables[0]
     if len(tables) > 1:
-        problem = Problem(jobs, fleet_of(site.slots), predicted_s, predicted_s,
-                          offers=Offers.of(numbers, np.stack(tables, axis=1)))
+        problem = Problem(jobs, fleet, predicted_s, predicted_s, offers=Offers.of(numbers, np.stack(tables, axis=1)))
         chosen = moldable.place(problem, policy, objective).problem
         jobs, predicted_s = replace(chosen.jobs, most_devices=None), chosen.predicted_s
     return PreparedJobs(_on(specs, jobs.gang), jobs, site.slots, predicted_s, policy, name, site.spawn, contention,
                         tuple(dict.fromkeys(note for part in notes for note in part)))
 
 
-def _numbers(jobs: Jobs, site: Site) -> np.ndarray:
-    """Return the numbers of devices on which each job may run (jobs, numbers), the last repeated where another job has more."""
-    most = jobs.gang if jobs.most_devices is None else np.clip(jobs.most_devices, jobs.gang, fleet_of(site.slots).counts.max())
-    return np.minimum(jobs.gang[:, None] + np.arange((most - jobs.gang).max() + 1), most[:, None])
-
-
 def _on(specs: Sequence[Spec], devices: np.ndarray) -> tuple[Spec, ...]:
     return tuple(replace(spec, devices=count) for spec, count in zip(specs, devices.tolist(), strict=True))
-
-
-def _check_gangs(jobs: Jobs, site: Site) -> None:
-    """Refuse a job that needs more devices at once than there are of any type that can run it."""
-    fleet = fleet_of(site.slots)
-    for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):
-        there = choices(f"{count} of {name}" for name, count in zip(fleet.types, fleet.counts, strict=True))
-        raise InputError(f"job {jobs.ids[job]!r} needs {jobs.gang[job]} devices of one type at once; there are {there}")
 
 
 def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -> Path:
@@ -215,7 +205,7 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
     return files.create(out / "jobs.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
-def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunRecord:
+def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 
     Each job ends once, but its other effects happen at least once (``executor.execute``). The simulation beforehand includes
@@ -226,7 +216,7 @@ def run(prepared: PreparedJobs, out: Path, limits: Limits | None = None) -> RunR
     problem, contention = prepared.problem, prepared.contention
     simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention)
     in_time = _in_time(simulated)
-    attempts, ends, notes = executor.execute(prepared, out, limits)
+    attempts, ends, notes = executor.execute(prepared, out)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now(),
@@ -247,8 +237,8 @@ def _in_time(simulated: Outcome) -> dict[str, float]:
         return {}
     (sigma, common), due_s = run_record.spread(), problem.jobs.deadline_s - run_record.start_up_s()
     ready = replace(simulated, problem=replace(problem, jobs=replace(problem.jobs, deadline_s=due_s)))
-    kept = risk.assess(ready, np.full(problem.predicted_s.shape, sigma), common=common).in_time
-    shares = {job: float(share) for job, share in zip(problem.jobs.ids, kept, strict=True) if share >= 0}
+    in_time = risk.assess(ready, np.full(problem.predicted_s.shape, sigma), common=common).in_time
+    shares = {job: float(share) for job, share in zip(problem.jobs.ids, in_time, strict=True) if share >= 0}
     say("in time: " + ", ".join(f"{job} with {share:.0%}" for job, share in shares.items()))
     return shares
 

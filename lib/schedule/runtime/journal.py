@@ -15,7 +15,6 @@ import pandas as pd
 
 from lib import files
 from lib.errors import InputError, is_no_space
-from lib.schedule.problem import PER_JOB, Jobs
 
 TOGETHER = " + "  # between the devices of a gang, in the order of its members
 _VERSION = 2
@@ -57,10 +56,8 @@ class Spec:
         gang = {"devices": self.devices} if self.devices > 1 else {}
         return json.dumps({"call": self.call, "arguments": self.arguments, **gang}, sort_keys=True)
 
-    @classmethod
-    def from_text(cls, job_id: str, text: str) -> "Spec":
-        """Return the job of ``as_text``."""
-        return cls(job_id, **json.loads(text))
+
+ByDeviceType = Callable[[Spec, str], float]  # a figure of a job on a device type, such as its seconds
 
 
 @dataclass(eq=False)
@@ -87,12 +84,6 @@ class Entry:
     def job_id(self) -> str:
         """Return the job's name."""
         return self.spec.job_id
-
-    @classmethod
-    def from_jobs(cls, spec: Spec, jobs: Jobs, job: int) -> "Entry":
-        """Return the entry of the job with this number."""
-        return cls(spec, *(float(getattr(jobs, name)[job]) for name in PER_JOB), job_class=int(jobs.job_class[job]),
-                   user=int(jobs.users[job]), weight=float(jobs.user_weights[jobs.users[job]]))
 
 
 class Journal:
@@ -242,7 +233,7 @@ class Journal:
                           "attempts WHERE attempts.job_id = submits.job_id) FROM submits JOIN jobs USING (job_id) "
                           "WHERE job_id NOT IN (SELECT job_id FROM ends) ORDER BY number")
         with self._one_line():
-            return [Entry(Spec.from_text(job_id, text), *numbers) for job_id, text, *numbers in rows]
+            return [Entry(Spec(job_id, **json.loads(text)), *numbers) for job_id, text, *numbers in rows]
 
     def cancelled(self) -> set[str]:
         """Return the jobs that are cancelled and have not ended."""

@@ -1,23 +1,13 @@
 """The slots of this machine, and slots as a fleet."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 
 from lib.errors import InputError
+from lib.measure.worker import own_cores
 from lib.schedule.problem import Fleet, Jobs
-from lib.schedule.runtime.workers import (
-    WARM_UP,
-    Capacity,
-    ProcessWorker,
-    Site,
-    Slot,
-    able,
-    cores_here,
-    default_slots,
-    device_type_of,
-)
+from lib.schedule.runtime.workers import WARM_UP, Capacity, ProcessWorker, Site, Slot, able, default_slots, device_type_of
 
 
 def slots_here(count: int = 0) -> tuple[Slot, ...]:
@@ -29,7 +19,7 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
     """
     from lib.measure import load, machine
 
-    cores = cores_here()
+    cores = own_cores()
     count = count or default_slots(len(cores))
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")
@@ -69,12 +59,9 @@ def fleet_of(slots: tuple[Slot, ...]) -> Fleet:
     """
     names = [device_type_of(slot.name) for slot in slots]
     types = tuple(dict.fromkeys(names))
-    unknown, cores = np.full(len(types), np.nan), [slot.cores for slot in slots if slot.cores]
-    memory_mb = [min((slot.memory_mb for slot, name in zip(slots, names, strict=True)
-                      if name == device_type and slot.memory_mb >= 0), default=np.nan) for device_type in types]
-    fleet = Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
-                  np.array(memory_mb), unknown, unknown, unknown, np.zeros(len(types)), unknown)
-    if not cores or len(types) == 1:
-        return fleet
-    return replace(fleet, cpu_cores=np.where(np.array(types) == "cpu", len(cores[0]), np.nan),
-                   host_cores=float(sum(map(len, cores))))
+    unknown, cores = np.full(len(types), np.nan), [len(slot.cores) for slot in slots if slot.cores and len(types) > 1]
+    memory_mb = [np.fmin.reduce([slot.memory_mb for slot, name in zip(slots, names, strict=True) if name == device_type])
+                 for device_type in types]
+    cpu_cores = np.where(np.array(types) == "cpu", cores[0], np.nan) if cores else unknown
+    return Fleet(tuple(slot.name for slot in slots), np.array([types.index(name) for name in names], int), types,
+                 np.array(memory_mb), cpu_cores, unknown, unknown, np.zeros(len(types)), unknown, float(sum(cores) or np.inf))

@@ -6,9 +6,10 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+Message = tuple[Any, ...]  # of a worker, or to it: see ``worker_process``
 LONGEST = 8192  # characters of a line; a longer one comes in pieces
 _OUTCOMES = ("done", "failed", "stopped", "refused", "died")
-_MOST = 2**20  # bytes that are taken at once
+_MOST = 2**20  # bytes that are taken at once: more than a pipe holds
 
 
 def redirect(output: Connection) -> None:
@@ -41,7 +42,7 @@ class Output:
         self._lines(last=True)
         self._token, self._number = token, 0
 
-    def merged(self, messages: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    def merged(self, messages: list[Message]) -> list[Message]:
         """Return a worker's messages with the lines that it printed; those of an attempt are before its outcome."""
         ready = self._lines()
         for message in messages:
@@ -52,16 +53,12 @@ class Output:
         return ready
 
     def _read(self) -> bytes:
-        text, part = b"", b"."
-        while part and len(text) < _MOST:
-            try:
-                part = os.read(self.pipe.fileno(), 2**16)
-            except BlockingIOError:
-                break
-            text += part
-        return text
+        try:
+            return os.read(self.pipe.fileno(), _MOST)
+        except BlockingIOError:
+            return b""
 
-    def _lines(self, last: bool = False) -> list[tuple[Any, ...]]:
+    def _lines(self, last: bool = False) -> list[Message]:
         """Return the lines that have ended, or also the ``last``, each without what a carriage return overwrote."""
         *whole, self._rest = (self._rest + self._read()).split(b"\n")
         if self._rest and (last or len(self._rest) > 4 * LONGEST):
@@ -76,7 +73,3 @@ class Output:
         first = self._number + 1
         self._number += len(pieces)
         return [("report", self._token, {"log": [number, piece]}) for number, piece in enumerate(pieces, first)]
-
-    def close(self) -> None:
-        """Close this end of the pipe."""
-        self.pipe.close()

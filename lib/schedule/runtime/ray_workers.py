@@ -19,9 +19,11 @@ import numpy as np
 
 from lib import files, paths
 from lib.errors import InputError
+from lib.measure.worker import own_cores
 from lib.schedule.problem import Jobs
+from lib.schedule.runtime.output import Message
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
-from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, cores_here, default_slots
+from lib.schedule.runtime.workers import WARM_UP, Capacity, Limits, Site, Slot, SlotLost, able, default_slots
 
 _CONNECT_S, _JOIN_S = 5.0, 60.0
 _STORE_BYTES = 100 * 2**20  # jobs pass nothing through Ray's object store
@@ -86,7 +88,7 @@ class RayWorker:
         except OSError:  # it was shut down meanwhile
             return
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; an actor that does not answer is shut down."""
         while self.pipe.poll():  # first: the bell may ring a moment after the reply is there
             self.pipe.recv_bytes()
@@ -138,9 +140,9 @@ class Cluster:
 
     def __init__(self, address: str = ""):
         self.address = address
-        self._ray: Any = None
-        self._folder: tempfile.TemporaryDirectory | None = None  # of a cluster started here
-        self._shares: dict[str, _Share] = {}
+        self._ray = None
+        self._folder = None  # of a cluster started here
+        self._shares = {}  # by the slots' names
 
     def __enter__(self) -> "Cluster":
         return self
@@ -162,11 +164,11 @@ class Cluster:
             raise InputError("--engine ray needs the package ray: pip install -r requirements.txt") from None
         if self.address:
             _check_address(self.address)
-            how: dict[str, Any] = {"address": self.address}
+            how = {"address": self.address}
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(cores_here()),
+            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(own_cores()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
@@ -183,8 +185,7 @@ class Cluster:
         """Return the nodes that are alive, the head first; further nodes of a host are numbered."""
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeName"], node["NodeID"]))
-        seen: Counter[str] = Counter()
-        nodes = []
+        seen, nodes = Counter(), []
         for node in alive:
             resources, name = node["Resources"], node["NodeName"]
             seen[name] += 1
@@ -205,7 +206,7 @@ class Cluster:
         if not shares:
             raise InputError(f"the cluster at {self.address or 'local'} has neither a CPU nor a GPU")
         fits = able(jobs, [share.capacity for share in shares], "the cluster").T
-        types: dict[tuple[str, bytes], str] = {}  # device type and the jobs that fit -> name of the type
+        types = {}  # device type and the jobs that fit -> name of the type
         slots = []
         for share, jobs_fit in zip(shares, fits, strict=True):
             capacity = share.capacity

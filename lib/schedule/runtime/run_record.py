@@ -49,7 +49,7 @@ class _Content(Strict):
     facts: _Facts
 
 
-_ENDS = tuple(_End.model_fields)
+_ENDS = list(_End.model_fields)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def write(record: RunRecord, folder: Path) -> None:
     for name, table in (("schedule", record.schedule), ("simulated", record.simulated)):
         store.write(table[columns("schedule")], folder / f"{name}.csv", "schedule", derived=True)
     files.replace(folder / "trace.json", trace.encoded(record.schedule, record.facts["policy"]))
-    content = {"ends": record.ends[list(_ENDS)].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
+    content = {"ends": record.ends[_ENDS].to_dict("records"), "kinds": record.job_classes, "facts": record.facts}
     store.write_json(content, folder / FILE)
 
 
@@ -113,7 +113,7 @@ def read(folder: Path) -> RunRecord:
     """Read a record; InputError if there is none, or it is damaged."""
     content = ends(folder / FILE)
     return RunRecord(store.read(folder / "schedule.csv", "schedule"), store.read(folder / "simulated.csv", "schedule"),
-                     pd.DataFrame([dict(end) for end in content.ends], columns=list(_ENDS)), content.kinds,
+                     pd.DataFrame([dict(end) for end in content.ends], columns=_ENDS), content.kinds,
                      dict(content.facts))
 
 
@@ -131,13 +131,11 @@ def committed() -> dict[tuple[str, str], RunRecord]:
 
 def of_references() -> pd.DataFrame:
     """Return every committed record: machine, run, jobs, gangs, makespans in s, and how far measured is off simulated in %."""
-    rows = []
-    for (machine, run), record in committed().items():
-        wide = record.schedule.groupby(["job_id", "attempt"])["device"].nunique()
-        rows.append({"machine": machine, "run": run, "jobs": len(record.ends), "on several devices": int((wide > 1).sum()),
-                     "simulated s": record.simulated_s, "measured s": record.makespan_s,
-                     "off %": 100 * (record.makespan_s / record.simulated_s - 1)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame([{
+        "machine": machine, "run": run, "jobs": len(record.ends),
+        "on several devices": int((record.schedule.groupby(["job_id", "attempt"]).size() > 1).sum()),
+        "simulated s": record.simulated_s, "measured s": record.makespan_s,
+        "off %": 100 * (record.makespan_s / record.simulated_s - 1)} for (machine, run), record in committed().items()])
 
 
 def spread() -> tuple[float, float]:

@@ -3,24 +3,22 @@
 import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 from pathlib import Path
-
-import pandas as pd
 
 from lib import locks
 from lib.errors import InputError
 from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.executor import JOURNAL
-from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry, Journal, Spec
 from lib.schedule.runtime.workers import Limits, ProcessWorker, Spawn
 from lib.schedule.state import Policy
 
 _MOST_PRIORITY = 10**6
 
 
-class Service(Engine):
+class Service(Engine, AbstractContextManager):
     """A queue of jobs, led by a policy, with its journal in a folder. Methods are thread-safe; ``run`` is for one thread.
 
     A call that submits, cancels or reorders is in the journal when it returns: a service that is killed and opened on the same
@@ -29,7 +27,7 @@ class Service(Engine):
     called again: jobs that had not ended are tried again.
     """
 
-    def __init__(self, folder: Path, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None = None,
+    def __init__(self, folder: Path, policy: Policy, predicted_s: ByDeviceType, limits: Limits | None = None,
                  spawn: Spawn = ProcessWorker, observer: Observer | None = None):
         """Open the queue. ``predicted_s`` gives the seconds of a job on a device type, inf where it cannot run, quickly.
 
@@ -40,16 +38,13 @@ class Service(Engine):
             opened.enter_context(locks.writer(folder / JOURNAL))
             journal = opened.enter_context(closing(Journal(folder / JOURNAL, again=lambda reason: False)))  # ends are known
             super().__init__(journal, policy, predicted_s, limits, spawn, observer)
-            self._classes: dict[str, int] = {}
+            self._classes = {}  # of jobs: the number of each workload, notebook or call
             self._note_lock = threading.Lock()  # the journal and the engine get calls in the same order
             for entry in journal.submitted():
                 self._take(entry)
             for job_id in journal.cancelled():
                 self.post(partial(self._cancel, job_id))
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> "Service":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,14 +83,6 @@ class Service(Engine):
             if is_new := write(*words):
                 self.post(change)
         return is_new
-
-    def attempts(self) -> pd.DataFrame:
-        """Return every attempt: ``job_id, device, start_s, end_s, attempt, status, reason``."""
-        return self.journal.attempts()
-
-    def ends(self) -> pd.DataFrame:
-        """Return every end: ``job_id, status, reason, result, attempt, end_s``."""
-        return self.journal.results()
 
     def _take(self, entry: Entry) -> None:
         arguments = entry.spec.arguments

@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -28,20 +28,23 @@ _WARM_STEPS = 2
 _KEEP_S, _KEEP_SHARE = 10.0, 20.0  # least time between checkpoints, in s and in multiples of the time to write one
 
 
+@dataclass
 class _Steps:
     """A number of batches; before each the job may stop, and ``between`` is called with the number of steps done."""
 
-    def __init__(self, job: Job, batches: Iterator[Any], steps: int, between: Callable[[int], None] = lambda done: None):
-        self._job, self._batches, self._steps, self._between = job, batches, steps, between
+    job: Job
+    batches: Iterator[Any]
+    steps: int
+    between: Callable[[int], None] = lambda done: None
 
     def __len__(self) -> int:
-        return self._steps
+        return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        for done in range(self._steps):
-            self._between(done)
-            self._job.check()
-            yield next(self._batches)
+        for done in range(self.steps):
+            self.between(done)
+            self.job.check()
+            yield next(self.batches)
 
 
 def _device(job: Job) -> str:
@@ -78,7 +81,7 @@ def _order(samples: int, batch_size: int, first: int, processes: Processes = ALO
     batches = samples // batch_size
     for epoch in count(first // batches):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))
-        for batch in range(first - epoch * batches if epoch == first // batches else 0, batches):
+        for batch in range(max(0, first - epoch * batches), batches):
             yield order[batch * batch_size:(batch + 1) * batch_size][processes.rank::processes.count].tolist()
 
 
@@ -186,7 +189,7 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
 @cache
 def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
     """Return a trainer, warmed up, and its batches; both live as long as the worker."""
-    job = Job(device, (), threads)
+    job = Job(device, threads)
     trainer, batches = _trainer(job, workload_id)
     trainer.train(_Steps(job, batches, _WARM_STEPS))
     return trainer, batches

@@ -7,9 +7,9 @@ runs the task; ``("stop", token)``, ``("end",)``. From it:
 """
 
 import gc
-import importlib
 import json
 import os
+import pkgutil
 import queue
 import sys
 import threading
@@ -20,16 +20,15 @@ from typing import Any, NamedTuple
 
 from lib.errors import InputError, is_no_space, is_out_of_memory, one_line
 from lib.measure.worker import pin
-from lib.schedule.runtime.output import redirect
+from lib.schedule.runtime.output import Message, redirect
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def function(text: str) -> Callable[..., Any]:
     """Return the function that ``module:name`` names; InputError says what is wrong with the text."""
-    module, _, name = text.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"no function {text!r} ({error}); a task calls module:function") from None
 
@@ -50,11 +49,10 @@ ALONE = Member()
 
 
 class Job:
-    """The first argument of a task: its device and cores, its place in a gang, a request to stop, and a way to report."""
+    """The first argument of a task: its device and threads, its place in a gang, a request to stop, and a way to report."""
 
-    def __init__(self, device: str, cores: tuple[int, ...], threads: int, send: Callable[[dict[str, Any]], None] = len,
-                 member: Member = ALONE):
-        self.device, self.cores, self.threads, self._send, self.member = device, cores, threads, send, member
+    def __init__(self, device: str, threads: int, send: Callable[[dict[str, Any]], None] = len, member: Member = ALONE):
+        self.device, self.threads, self._send, self.member = device, threads, send, member
         self._stop = threading.Event()
 
     def report(self, content: dict[str, Any]) -> None:
@@ -79,8 +77,8 @@ class _Leader:
 
     def __init__(self, pipe: Any):
         self._pipe, self._lock, self.requests = pipe, threading.Lock(), queue.Queue()
-        self._current: tuple[str, Job | None] = "", None
-        self._stops: set[str] = set()
+        self._current = "", None  # token and job
+        self._stops = set()  # tokens
 
     def send(self, *message: Any) -> None:
         """Send one message, from any thread."""
@@ -136,7 +134,7 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
     leader.send("ready", os.getpid())
     while (message := leader.requests.get())[0] != "end":
         _, token, call, arguments, *member = message
-        job = Job(device, cores, threads, partial(leader.send, "report", token), Member(*member))
+        job = Job(device, threads, partial(leader.send, "report", token), Member(*member))
         leader.begin(token, job)
         outcome = _outcome(token, call, arguments, job)
         _free()
@@ -146,7 +144,7 @@ def serve(pipe: Any, device: str, cores: tuple[int, ...], threads: int, beat_s: 
     over.set()
 
 
-def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> tuple[Any, ...]:
+def _outcome(token: str, call: str, arguments: dict[str, Any], job: Job) -> Message:
     try:
         result = function(call)(job, **arguments)
         try:
@@ -174,8 +172,7 @@ class ActorWorker:
     """A worker that is called as an actor: its pipe is two queues, and each method runs in its own thread."""
 
     def __init__(self):
-        self._received: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._sent: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._received, self._sent = queue.SimpleQueue(), queue.SimpleQueue()
         self.recv, self.send = self._received.get, self._sent.put
 
     def run(self, *arguments: Any) -> None:
@@ -185,11 +182,11 @@ class ActorWorker:
         except Exception as error:  # a process would end; an actor must report it
             self.send(("died", f"the worker ended: {one_line(error)}"))
 
-    def put(self, message: tuple[Any, ...]) -> None:
+    def put(self, message: Message) -> None:
         """Take a message."""
         self._received.put(message)
 
-    def take(self) -> list[tuple[Any, ...]]:
+    def take(self) -> list[Message]:
         """Wait for a message; return all that there are."""
         messages = [self._sent.get()]
         while not self._sent.empty():

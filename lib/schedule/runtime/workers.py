@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import psutil
 
 from lib import locks
 from lib.errors import InputError, choices
 from lib.measure import worker
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime import worker_process
-from lib.schedule.runtime.output import Output
+from lib.schedule.runtime.output import Message, Output
 
 _MOST_SLOTS = 16  # of a host's CPU by default: each is a process with torch, and jobs share memory and its bandwidth
 WARM_UP = "lib.schedule.runtime.tasks:warm_up"
@@ -58,12 +57,6 @@ class Limits:
     attempts: int = 3
 
 
-def cores_here() -> list[int]:
-    """Return the cores of this machine that this process may use."""
-    process = psutil.Process()
-    return sorted(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
-
-
 def default_slots(cores: int) -> int:
     """Return the default number of CPU slots of a host: one per core, but at most ``_MOST_SLOTS``, of equal size."""
     return cores // -(-cores // _MOST_SLOTS)
@@ -94,7 +87,7 @@ class Worker(Protocol):
     If it has a ``pipe``, a Connection, that becomes readable when there are messages.
     """
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; ``("died", reason)`` when it died."""
 
     def send(self, *message: Any) -> None:
@@ -109,15 +102,15 @@ class ProcessWorker:
 
     def __init__(self, slot: Slot, limits: Limits, output: Output | None = None):
         card = card_of(slot, worker.environment())
-        environment = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), **({locks.MASK: card} if card else {}),
-                       **({worker.GPUS: slot.gpus} if slot.gpus else {})}
+        variables = {**dict.fromkeys(worker_process.THREADS, str(slot.threads)), locks.MASK: card, worker.GPUS: slot.gpus}
         self.process = worker.Worker(
             worker_process.serve, "cuda:0" if card else slot.name, slot.cores, slot.threads, limits.beat_s, slot.warm_up,
-            output and output.theirs, name=f"slot {slot.name}", environment=environment)
+            output and output.theirs, name=f"slot {slot.name}",
+            environment={name: value for name, value in variables.items() if value})
         self.pipe, self._output = self.process.pipe, output
         self.log = output and output.started()
 
-    def messages(self) -> list[tuple[Any, ...]]:
+    def messages(self) -> list[Message]:
         """Return the messages since the last call; a closed pipe is its death."""
         received, death = self.process.messages()
         received += [("died", death)] if death else []
@@ -133,7 +126,7 @@ class ProcessWorker:
         """End the worker at once."""
         self.process.shut_down()
         if self._output:
-            self._output.close()
+            self._output.pipe.close()
 
 
 def logged(slot: Slot, limits: Limits) -> ProcessWorker:
@@ -141,8 +134,7 @@ def logged(slot: Slot, limits: Limits) -> ProcessWorker:
     return ProcessWorker(slot, limits, Output())
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(NamedTuple):
     """What a slot offers to a job: its share of the host's cores and memory, in 10^6 bytes (inf: unknown)."""
 
     device_type: str

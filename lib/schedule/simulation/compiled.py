@@ -3,8 +3,8 @@
 Every choice and every tie falls as there. It knows neither contention nor limits of the host's cores.
 """
 
+from collections import namedtuple
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,26 +22,17 @@ _STATUS = ("done", "retried", "failed")
 _DONE, _RETRIED, _FAILED = 0.0, 1.0, 2.0
 
 
-class _Run(NamedTuple):
-    """A problem and the state of its run, changed in place; times in s, (jobs, types)."""
-
-    type_of: np.ndarray  # (devices)
-    work_s: np.ndarray  # of an attempt with set-up
-    predicted_s: np.ndarray  # bound: with set-up; inf where the policy puts no job
-    key: np.ndarray  # the smallest starts first; empty: as they arrive
-    turn: np.ndarray  # (jobs) bound: the smallest of an instant first; empty: as they arrive
-    chance: float  # that an attempt fails
-    draw: np.random.Generator
-    came: np.ndarray  # (1) how many jobs came to wait
-    started: np.ndarray  # (1) how many attempts started
-    waits: np.ndarray  # (jobs) since how many came, 0: does not wait
-    tried: np.ndarray  # (jobs) attempts
-    runs: np.ndarray  # (devices) the job, -1: none
-    since_s: np.ndarray  # (devices)
-    fails: np.ndarray  # (devices)
-    taken: np.ndarray  # (devices) bound: how many jobs of the queue started
-    load_s: np.ndarray  # (devices) bound: expected seconds of the queue
-    end_s: np.ndarray  # (devices) bound: when the queue is expected to end
+# A problem and the state of its run, changed in place, times in s. *Bound*: of policies that bind jobs to devices.
+_Run = namedtuple("_Run", [
+    "type_of",  # (devices)
+    "work_s", "predicted_s",  # (jobs, types) with set-up; predicted: with it if bound, inf where the policy puts no job
+    "key",  # (jobs, types) the smallest starts first; empty: as they arrive
+    "turn",  # (jobs) bound: the smallest of an instant first; empty: as they arrive
+    "chance", "draw",  # that an attempt fails
+    "came", "started",  # (1) how many jobs came to wait, how many attempts started
+    "waits", "tried",  # (jobs) since how many came, 0: does not wait; attempts
+    "runs", "since_s", "fails",  # (devices) the job, -1: none; since when, and whether the attempt fails
+    "taken", "load_s", "end_s"])  # (devices) bound: jobs of the queue that started, its expected seconds, its expected end
 
 
 def covers(problem: Problem, name: str) -> bool:
@@ -74,8 +65,8 @@ def simulate(problem: Problem, name: str, faults: Faults | None = None) -> Outco
         taken=np.zeros(devices, np.int64), load_s=np.zeros(devices), end_s=np.full(devices, arrival_s.min()))
     order = np.argsort(arrival_s, kind="stable")
     job, device, start_s, end_s, attempt, status = run_events(run, isinstance(policy, Bind), order, arrival_s, faults.attempts)
-    return Outcome(table(problem, job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
-                         pd.array(_STATUS, dtype="str").take(status.astype(int))), problem)
+    return Outcome(table(problem, (job.astype(int), device.astype(int), start_s, end_s, attempt.astype(int),
+                                   pd.array(_STATUS, dtype="str").take(status.astype(int)))), problem)
 
 
 @njit
@@ -84,7 +75,7 @@ def _start(run, ends, at_s, job, device):
     run.waits[job] = 0
     run.tried[job] += 1
     run.runs[device], run.since_s[device] = job, at_s
-    run.fails[device] = run.chance > 0 and run.draw.random() < run.chance
+    run.fails[device] = run.draw.random() < run.chance
     if run.fails[device]:
         work_s *= run.draw.random()
     run.started[0] += 1

@@ -2,28 +2,24 @@
 
 import heapq
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
-from lib.schedule.state import Policy, Predict, Restart, State, Wait
+from lib.schedule.state import Policy, PolicyError, Predict, Restart, State, Wait
 
 _ARRIVE, _END, _WAKE = 0, 1, 2
+_ATTEMPT = ("job", "device_index", "start_s", "end_s", "attempt", "status")
 ATTEMPTS = 3
 
 
-class PolicyError(InputError):
-    """A policy wants what cannot be done, or leaves jobs waiting for ever."""
-
-
-@dataclass(frozen=True)
-class Faults:
+class Faults(NamedTuple):
     """The chance that an attempt fails somewhere on its way, and how often a job is tried."""
 
     chance: float = 0.0
@@ -40,8 +36,8 @@ class Outcome:
 
     schedule: pd.DataFrame
     problem: Problem
-    decide_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    refine_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    decide_s: Sequence[float] = ()
+    refine_s: Sequence[float] = ()
 
     @property
     def attempts_done(self) -> pd.DataFrame:
@@ -54,12 +50,11 @@ class Outcome:
         return self.attempts_done.drop_duplicates("job")
 
 
-def table(problem: Problem, job: Sequence[int], device: Sequence[int], start_s: Sequence[float], end_s: Sequence[float],
-          attempt: Sequence[int], status: Sequence[str]) -> pd.DataFrame:
-    """Return attempts as the schedule of an Outcome, with jobs and devices by number and by name."""
+def table(problem: Problem, columns: Iterable[Sequence]) -> pd.DataFrame:
+    """Return attempts, given by the columns _ATTEMPT, as the schedule of an Outcome: jobs and devices by number and by name."""
+    attempts = pd.DataFrame(dict(zip(_ATTEMPT, columns, strict=True)))
     ids, names = (pd.array(list(texts), dtype="str") for texts in (problem.jobs.ids, problem.fleet.names))
-    return pd.DataFrame({"job_id": ids.take(job), "device": names.take(device), "start_s": start_s, "end_s": end_s,
-                         "attempt": attempt, "status": status, "job": job, "device_index": device})
+    return attempts.assign(job_id=ids.take(attempts["job"]), device=names.take(attempts["device_index"]))
 
 
 class Simulation:
@@ -69,14 +64,13 @@ class Simulation:
                  known_contention: Contention | None, state: State | None):
         jobs, devices = problem.jobs, len(problem.fleet)
         self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
-        self.state = state = state or State.at_start(jobs, problem.fleet)
+        self.state = state = state or State(jobs, problem.fleet)
         present = {*state.waiting, *(ran.job for ran in state.running.values())}
         state.expected, state.contention = len(jobs) - len(present), known_contention
         state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
-        self.rows: list[tuple[int, int, float, float, int, str]] = []
-        self.decide_s: list[float] = []
-        self.refine_s: list[float] = []
+        self.rows = []  # of _ATTEMPT
+        self.decide_s, self.refine_s = [], []
         self._attempts, self._failures = [0] * len(jobs), [0] * len(jobs)
         self._work_s = (problem.fleet.setup_s + problem.actual_s).tolist()
         self._draw = np.random.default_rng(faults.seed)
@@ -85,11 +79,11 @@ class Simulation:
         self._numbers = count(len(order))
         self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
         self._fails = [False] * devices
-        self._left_s: dict[int, float] = {}  # of work, by device, under contention
-        self._others: dict[int, tuple[int, ...]] = {}  # further devices of a gang, by its first
+        self._left_s = {}  # of work, by device, under contention
+        self._others = {}  # further devices of a gang, by its first
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
-            gangs: dict[int, list[int]] = {}
+            gangs = {}
             for device, ran in state.running.items():
                 gangs.setdefault(ran.job, []).append(device)
             for device, *others in gangs.values():
@@ -103,10 +97,9 @@ class Simulation:
         while self._events and self.step():
             pass
         if state.waiting:
-            names = ", ".join(self.problem.jobs.ids[job] for job in list(state.waiting)[:3])
-            raise PolicyError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {names}")
-        columns = map(list, zip(*self.rows, strict=True)) if self.rows else ([],) * 6
-        return Outcome(table(self.problem, *columns), self.problem, np.array(self.decide_s), np.array(self.refine_s))
+            raise state.abandoned()
+        schedule = table(self.problem, map(list, zip(*self.rows, strict=True)))
+        return Outcome(schedule, self.problem, np.array(self.decide_s), np.array(self.refine_s))
 
     def step(self) -> bool:
         """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""
@@ -133,19 +126,16 @@ class Simulation:
         state.refined_s = 0.0
         state.clear_news()
         for action in actions:
-            self._apply(action)
+            if not isinstance(action, Wait):
+                if isinstance(action, Restart):
+                    self._stop(action.job)
+                self._start(*action)
+            elif action.until_s <= state.now_s:
+                raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
+            elif action.until_s < np.inf:
+                self._push(action.until_s, _WAKE, 0)
         if self.contention:
             self._reschedule()
-
-    def _apply(self, action) -> None:
-        if not isinstance(action, Wait):
-            if isinstance(action, Restart):
-                self._stop(action.job)
-            self._start(*action)
-        elif action.until_s <= self.state.now_s:
-            raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
-        elif action.until_s < np.inf:
-            self._push(action.until_s, _WAKE, 0)
 
     def _push(self, at_s: float, event: int, device: int) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), event, device, self._version[device]))
@@ -158,18 +148,14 @@ class Simulation:
             self._push(self.state.now_s + seconds, _END, device)
 
     def _start(self, job: int, device: int, others: tuple[int, ...] = ()) -> None:
-        state, device_type, gang = self.state, self.state.type_of[device], {device, *others}
-        alike = len(gang) == self.problem.jobs.gang[job] and all(state.type_of[place] == device_type for place in gang)
-        for place in gang:
-            if obstacle := state.obstacle(job, place, self.predict) or "" if alike else "it needs other devices at once":
-                raise PolicyError(f"the policy started job {self.problem.jobs.ids[job]} on {self.problem.fleet.names[place]}: "
-                                  f"{obstacle}")
+        devices = device, *others
+        self.state.check_start(job, devices, self.predict)
         self._attempts[job] += 1
-        state.start(job, device, self._attempts[job], others)
+        self.state.start(job, devices, self._attempts[job])
         self._others[device] = others
         self._version[device] += 1
-        fails = self._fails[device] = self.faults.chance > 0 and self._draw.random() < self.faults.chance
-        self._work(device, self._work_s[job][device_type] * (self._draw.random() if fails else 1.0))
+        fails = self._fails[device] = self._draw.random() < self.faults.chance
+        self._work(device, self._work_s[job][self.state.type_of[device]] * (self._draw.random() if fails else 1.0))
 
     def _stop(self, job: int) -> None:
         """Stop a job that the policy moves."""

@@ -12,36 +12,24 @@ from lib.schedule.simulation.events import Outcome
 _SHARES = (50, 95, 99)  # percentiles of completion times
 
 
-def job_table(outcome: Outcome) -> pd.DataFrame:
-    """Return one row per finished job: arrival, start, end, ``jct_s`` (completion minus arrival), slowdown and lateness.
-
-    Slowdown is the completion time over the time on the fastest device that can run it.
-    """
-    problem, done = outcome.problem, outcome.done
-    jobs = done["job"].to_numpy(int)
-    best = bounds.able_times(problem).min(axis=1)[jobs]
-    arrival = problem.jobs.arrival_s[jobs]
-    jct = done["end_s"].to_numpy(float) - arrival
-    return done.assign(arrival_s=arrival, jct_s=jct, slowdown=jct / best,
-                       late=done["end_s"].to_numpy() > problem.jobs.deadline_s[jobs])
-
-
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
     """Return the figures of one run, from time 0; unknown ones (energy without watts, untimed decisions) are None.
 
-    ``decide_s`` is all time in the policy, ``refine_s`` its part for planning again; ``decide_..._us`` are of single calls
-    without that part.
+    A completion time (``jct``) counts from the arrival; the slowdown is its ratio to the time on the fastest device that can
+    run the job. ``decide_s`` is all time in the policy, ``refine_s`` its part for planning again; ``decide_..._us`` are of
+    single calls without that part.
     """
-    problem, table, rows = outcome.problem, job_table(outcome), outcome.schedule
-    attempts = rows.drop_duplicates(["job", "attempt"])
-    fleet, jct_s, slowdown = problem.fleet, table["jct_s"].astype(float), table["slowdown"].astype(float)
+    problem, done, rows = outcome.problem, outcome.done, outcome.schedule
+    attempts, fleet, jobs = rows.drop_duplicates(["job", "attempt"]), problem.fleet, done["job"].to_numpy(int)
+    jct_s = done["end_s"] - problem.jobs.arrival_s[jobs]
+    slowdown = jct_s / bounds.able_times(problem).min(axis=1)[jobs]
     makespan, used = float(rows["end_s"].max()), energy.busy_s(fleet, rows)
     joules, source = energy.of_schedule(problem, rows, makespan)
     return {"makespan_s": makespan, "mean_jct_s": float(jct_s.mean()),
             **{f"p{share}_jct_s": float(jct_s.quantile(share / 100)) for share in _SHARES},
             "mean_slowdown": float(slowdown.mean()), "worst_slowdown": float(slowdown.max()),
             "fairness": float(slowdown.mean() ** 2 / (slowdown ** 2).mean()),
-            "late": int(table["late"].sum()), "worst_user": _worst_user(problem, table),
+            "late": int((done["end_s"] > problem.jobs.deadline_s[jobs]).sum()), "worst_user": _worst_user(problem, done),
             **{status: int((attempts["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,
             "price": None if np.isnan(fleet.price_per_hour).any() else float((used * fleet.price_per_hour).sum() / 3600),
@@ -51,7 +39,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **_decisions(outcome)}
 
 
-def _worst_user(problem: Problem, table: pd.DataFrame) -> float | None:
+def _worst_user(problem: Problem, done: pd.DataFrame) -> float | None:
     """Return finish-time fairness: the worst user's last end over its bound on its share of each device; None for one user.
 
     Up to 1 nobody would have ended earlier with devices of one's own (Mahajan and others, Themis, NSDI 2020).
@@ -59,8 +47,8 @@ def _worst_user(problem: Problem, table: pd.DataFrame) -> float | None:
     users, weights = problem.jobs.users, problem.jobs.user_weights
     if len(weights) < 2:
         return None
-    jobs = table["job"].to_numpy(int)
-    waited_s = pd.Series(table["end_s"].to_numpy(float) - problem.jobs.arrival_s[jobs].min()).groupby(users[jobs]).max()
+    jobs = done["job"].to_numpy(int)
+    waited_s = (done["end_s"] - problem.jobs.arrival_s[jobs].min()).groupby(users[jobs]).max()
     work_s = bounds.able_times(problem) * problem.jobs.gang[:, None]
     return max(seconds / (bounds.relaxation(work_s[users == user], problem.fleet.counts).makespan_s
                           * weights.sum() / weights[user]) for user, seconds in waited_s.items())

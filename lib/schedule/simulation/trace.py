@@ -1,7 +1,5 @@
 """A schedule as Chrome-trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
 
-from typing import Any
-
 import pandas as pd
 
 from lib import store
@@ -20,7 +18,7 @@ def encoded(schedule: pd.DataFrame, name: str) -> bytes:
     facts = [("process_name", _PROCESS, {"name": name}),
              *(("thread_name", number, {"name": device}) for device, number in track.items()),
              *(("thread_sort_index", number, {"sort_index": number}) for number in track.values())]
-    trace: list[dict[str, Any]] = [{"ph": "M", "name": fact, "pid": _PROCESS, "tid": number, "args": arguments}
+    trace = [{"ph": "M", "name": fact, "pid": _PROCESS, "tid": number, "args": arguments}
                                    for fact, number, arguments in facts]
     trace += [{"ph": "X", "name": str(row.job_id), "cat": row.status, "pid": _PROCESS, "tid": track[row.device],
                "ts": round(row.start_s * _US), "dur": round(row.end_s * _US) - round(row.start_s * _US),

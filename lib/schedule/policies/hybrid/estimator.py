@@ -1,7 +1,6 @@
 """Estimates of job times: predictions, drawn towards what is common to a job class, corrected by what finished."""
 
 from collections import deque
-from collections.abc import Sequence
 from math import inf
 from statistics import median
 
@@ -34,24 +33,24 @@ class Estimator:
     def __init__(self, jobs: Jobs, predict: Predict, setup_s: list[float]):
         self._predict, self._setup_s = predict, setup_s
         self._unit_s = float(np.max(predict.table, where=np.isfinite(predict.table), initial=0.0))  # unit of logs
-        self._class = np.where(jobs.job_class >= 0, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
-        self._errors: deque[float] = deque(maxlen=_WINDOW)
-        self._finished: list[tuple[int, int, float]] = []  # job, device type and log time
-        self._overdue: dict[tuple[int, int], float] = {}  # of jobs that run: their log time will be more than this
+        classified = jobs.job_class >= 0
+        self._class = np.where(classified, jobs.job_class, jobs.job_class.max(initial=-1) + 1)
+        self._errors = deque(maxlen=_WINDOW)
+        self._finished = []  # job, device type and log time
+        self._overdue = {}  # by job and device type, of jobs that run: their log time will be more than this
         self.moved, self.drift, self._again = 0.0, 0.0, _LEAST
-        self._known = jobs.job_class >= 0
-        self._implied_sigma = self._implied()
+        self._implied_sigma = self._implied(classified)
         self._estimate(max(predict.sigma, self._implied_sigma))
 
-    def _implied(self) -> float:
+    def _implied(self, classified: np.ndarray) -> float:
         """Return the spread of the predictions that their rest implies, beyond what is usual within known classes."""
-        if not self._known.any() or self._predict.table.shape[1] < 2:
+        if not classified.any() or self._predict.table.shape[1] < 2:
             return 0.0
         *_, rest = self._parts()
-        excess = float(np.nanmean(rest[self._known] ** 2)) - _USUAL_REST**2
+        excess = float(np.nanmean(rest[classified] ** 2)) - _USUAL_REST**2
         return (excess / (1 - 1 / rest.shape[1]))**0.5 if excess > 0 else 0.0
 
-    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _parts(self) -> tuple[np.ndarray, ...]:
         """Return the predicted log times (jobs, types), what size and preference say, and the rest; NaN where none is."""
         predicted = portable.log(self._predict.table / self._unit_s)
         values = np.where(np.isfinite(predicted), predicted, np.nan)
@@ -75,9 +74,10 @@ class Estimator:
         self._shift = self._sum / (self._count + 1 / _PRIOR_VARIANCE)
         self._factor = portable.exp(self._shift)
 
-    def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        jobs, types, took = zip(*self._finished, *((*key, took) for key, took in self._overdue.items()), strict=True)
-        return np.array(jobs), np.array(types), np.array(took)
+    def _columns(self) -> list[np.ndarray]:
+        """Return the jobs that finished or are overdue, their types and their log times."""
+        rows = *self._finished, *((*key, took) for key, took in self._overdue.items())
+        return [np.array(column) for column in zip(*rows, strict=True)]
 
     def _shrunk(self) -> np.ndarray:
         """Return the estimated log times (jobs, types) before corrections."""
@@ -126,14 +126,14 @@ class Estimator:
         """Return the estimated seconds of one job on every type, set-up included."""
         return (self.rows(job) + self._setup_s).tolist()
 
-    def learn(self, finished: list[Finished], overdue: Sequence[Finished] = ()) -> float | None:
+    def learn(self, finished: list[Finished], overdue: list[Finished]) -> float | None:
         """Take in jobs that finished; return how much predictions seem to err where that is not ``sigma`` (``renew``).
 
         ``overdue`` are jobs that have run for so long, and will take more. ``moved`` grows by how far the estimate of a class
         changed, ``drift`` by the sum of such changes.
         """
-        for ended, (job, device_type, seconds) in [*((True, row) for row in finished), *((False, row) for row in overdue)]:
-            cell, key = (self._class.item(job), device_type), (job, device_type)
+        for number, (job, device_type, seconds) in enumerate([*finished, *overdue]):
+            ended, cell, key = number < len(finished), (self._class.item(job), device_type), (job, device_type)
             took = portable.log_one(max((seconds - self._setup_s[device_type] * ended) / self._unit_s, 1e-12))
             predicted, before = self._logs.item(job, device_type), self._shift.item(cell)
             if key in self._overdue:
@@ -149,8 +149,8 @@ class Estimator:
             self._count[cell] += 1
             after = self._shift[cell] = self._sum.item(cell) / (self._count.item(cell) + 1 / _PRIOR_VARIANCE)
             self._factor[cell] = portable.exp_one(after)
-            self.moved = max(self.moved, abs(after - before))
-            self.drift += abs(after - before)
+            change = abs(after - before)
+            self.moved, self.drift = max(self.moved, change), self.drift + change
         if (finished or overdue) and len(self._errors) >= _LEAST:
             observed = 1.4826 * median(self._errors)
             if abs(observed - self.sigma) > 0.25 * max(self.sigma, 0.2):

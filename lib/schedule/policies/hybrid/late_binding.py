@@ -3,14 +3,13 @@
 Which type a job is for comes from the LP relaxation over the jobs left, solved again as jobs end.
 """
 
-from collections.abc import Callable
 from math import inf
 
 import numpy as np
 
 from lib.schedule import bounds, portable
 from lib.schedule.policies.colocation import CANDIDATES, Colocation
-from lib.schedule.policies.queues import Entry, LazyHeap
+from lib.schedule.policies.queues import LazyHeap, Valid
 from lib.schedule.state import State, refining
 
 _MARGIN = 1.5  # of the spread of the predictions
@@ -37,26 +36,21 @@ class TypeLists:
 
     def __init__(self, state: State, sigma: float, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
         self.margin = portable.exp_one(_MARGIN * sigma)
-        self.rows: dict[int, list[float]] = dict(zip(jobs.tolist(), times.tolist(), strict=True))
+        self.rows = dict(zip(jobs.tolist(), times.tolist(), strict=True))
         self._colocation = Colocation(state)
         self.ended, self._count = 0, len(jobs)
-        relaxed = self._relaxed(state, times, ready_s)
-        self.end_s = state.now_s + relaxed.makespan_s
-        chosen = relaxed.share.argmax(axis=1)
-        entries = list(zip((-times[np.arange(len(jobs)), chosen]).tolist(), jobs.tolist(), strict=True))
-        self._lists = [LazyHeap(entries[number] for number in np.flatnonzero(chosen == device_type))
-                       for device_type in range(len(state.counts))]
-        self._elsewhere: list[LazyHeap | None] = [None] * len(self._lists)  # of (time here / elsewhere, order, time here, job)
-
-    def _relaxed(self, state: State, times: np.ndarray, ready_s: np.ndarray) -> bounds.Relaxation:
-        """Return the LP relaxation; a job that may take longer somewhere than all jobs together does not go there."""
         counts, busy = state.fleet.counts, state.fleet.by_type(ready_s)
         clear = _distinct(times) if len(times) > bounds.WHOLE else times
         relaxed = bounds.relaxation(clear, counts, busy)
+        # a job that may take longer somewhere than all jobs together does not go there
         short = np.where((times * self.margin <= relaxed.makespan_s) | (times == times.min(axis=1, keepdims=True)), times, inf)
         if (short != times).any():
             relaxed = bounds.relaxation(np.where(np.isfinite(short), clear, inf), counts, busy)
-        return relaxed
+        self.end_s = state.now_s + relaxed.makespan_s
+        self._lists = [LazyHeap() for _ in state.counts]
+        for job, device_type in zip(self.rows, relaxed.share.argmax(axis=1).tolist(), strict=True):
+            self.put_back(job, device_type)
+        self._elsewhere = [None] * len(self._lists)  # heaps of (time here / elsewhere, order, time here, job)
 
     def add(self, job: int, times: list[float]) -> None:
         """Put a late job on the list of its fastest type."""
@@ -73,7 +67,7 @@ class TypeLists:
         """Put a job on the list of a type."""
         self._lists[device_type].push((-self.rows[job][device_type], job))
 
-    def take(self, state: State, device_type: int, waits: Callable[[Entry], bool]) -> int | None:
+    def take(self, state: State, device_type: int, waits: Valid) -> int | None:
         """Return the next job for a free device of a type, or None: the longest of its list, else one that ends earlier here.
 
         ``waits`` says whether the job of an entry, its last element, still waits.
@@ -82,7 +76,7 @@ class TypeLists:
         lists are made again.
         """
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
-        if entries := jobs.take(CANDIDATES if self._colocation.active else 1, waits):
+        if entries := jobs.smallest(CANDIDATES if self._colocation.active else 1, waits):
             chosen = entries.pop(self._colocation.pick(state, [job for _, job in entries], device_type))
             for entry in entries:
                 jobs.push(entry)
@@ -100,7 +94,5 @@ class TypeLists:
         rows = np.array([self.rows[job] for job in jobs]).reshape(len(jobs), -1)
         here = rows[:, device_type]
         ratio = here / np.where(np.arange(rows.shape[1]) == device_type, inf, rows).min(axis=1)
-        order = np.argsort(ratio, kind="stable")
-        order = order[np.isfinite(here[order])]
-        return LazyHeap(zip(ratio[order].tolist(), order.tolist(), here[order].tolist(), np.array(jobs, int)[order].tolist(),
-                            strict=True))
+        entries = zip(ratio.tolist(), range(len(jobs)), here.tolist(), jobs, strict=True)
+        return LazyHeap(entry for entry in entries if entry[2] < inf)

@@ -208,8 +208,8 @@ def _bounded(times: np.ndarray) -> np.ndarray:
 
 
 def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int,
-         extra: np.ndarray | None = None, start: np.ndarray | None = None, weight: float = 1.0,
-         sigma: float = 0.0, running_s: np.ndarray | None = None) -> np.ndarray:
+         extra: np.ndarray | float = 0.0, start: np.ndarray | None = None, weight: float = 1.0,
+         sigma: float = 0.0, running_s: np.ndarray | float = 0.0) -> np.ndarray:
     """Return the device of each job that makes ``weight`` x makespan / first makespan + ``extra`` (jobs, types) small.
 
     ``times`` (jobs, types) in s, inf where a job cannot run; each can run somewhere. ``ready_s`` (devices): when each is free.
@@ -226,7 +226,6 @@ def plan(times: np.ndarray, type_of: np.ndarray, ready_s: np.ndarray, steps: int
     scale = float(loads(times, type_of, ready_s, start).max())
     hot = max(_HOT, min(_HOTTEST, _FEW / len(times) ** 2))
     cooling = portable.exp_one(portable.log_one(_COLD / hot) / steps)
-    costs = np.zeros(times.shape) if extra is None else np.where(np.isfinite(times), extra, 0.0)
-    squares = np.zeros(len(type_of)) if running_s is None else running_s ** 2
+    costs, squares = np.zeros(times.shape) + extra, np.zeros(len(type_of)) + running_s**2
     return _anneal(_bounded(times), costs, type_of, ready_s, squares, _MARGIN * sigma, start.astype(np.int64),
                    scale, weight, steps, hot, cooling)

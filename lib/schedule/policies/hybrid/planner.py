@@ -7,8 +7,8 @@ import numpy as np
 
 from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
-from lib.schedule.policies.queues import Entry, LazyHeap, Queues
-from lib.schedule.state import Action, CoreBudget, Start, State
+from lib.schedule.policies.queues import LazyHeap, Queues
+from lib.schedule.state import Action, CoreBudget, State
 
 _VICTIMS, _CANDIDATES = 3, 24  # queues, and jobs from the end of each, among which an idle device takes one
 
@@ -39,13 +39,8 @@ class Planner(Queues):
         order = np.argsort(-seconds, kind="stable")
         for job, device in zip(jobs[order].tolist(), assigned[order].tolist(), strict=True):
             self.jobs[device].append(job)
-        self.load_s = np.bincount(assigned, seconds, minlength=len(self.jobs)).tolist()
         self.end_s, self.new, self.ended = end_s.tolist(), 0, 0
         self.rebuild()
-
-    def assignment(self) -> dict[int, int]:
-        """Return the device of each queued job."""
-        return {job: device for device, queue in enumerate(self.jobs) for job in queue}
 
     def append(self, state: State, estimator: Estimator, job: int) -> int:
         """Put a late job where it ends first, on an idle device rather than an overdue one; return the device."""
@@ -62,11 +57,10 @@ class Planner(Queues):
 
         Where one device of a type finds nothing to take, the others are not tried. Jobs that lack host cores are blocked.
         """
-        actions: list[Action] = []
-        budget, left, in_vain = CoreBudget(state), len(state.waiting), set()
+        budget, in_vain = CoreBudget(state), set()
         for device in devices:
             device_type, queue = state.type_of[device], self.jobs[device]
-            if not queue and left and steal and device_type not in in_vain and \
+            if not queue and len(budget.started) < len(state.waiting) and steal and device_type not in in_vain and \
                     not self._steal(state, estimator, device, device_type):
                 in_vain.add(device_type)
             if not queue:
@@ -77,18 +71,23 @@ class Planner(Queues):
                 job = queue[number]
                 del queue[number]
                 queue.appendleft(job)
-            if not budget.take(queue[0], device_type):
+            if not budget.start(queue[0], device):
                 self.blocked.add(device)
                 budget.left = 0.0  # these cores are kept for this job
                 continue
-            left -= 1
-            actions.append(Start(self.pop(device, 0.0), device))
-        return actions
+            queue.popleft()
+        return budget.actions
 
     def _steal(self, state: State, estimator: Estimator, device: int, device_type: int) -> bool:
         """Take a job from a queue that is expected to end last, if it ends earlier here; return whether there was one."""
         ready_s = state.now_s + state.setup_s[device_type]
-        for victim in self._ending_last():
+        victims = {}
+        while len(victims) < _VICTIMS and (entry := self._latest.first(
+                lambda last: self.jobs[last[1]] and last[0] == -self.end_s[last[1]])):
+            victims[entry[1]] = self._latest.take()
+        for entry in victims.values():
+            self._latest.push(entry)
+        for victim in victims:
             best, least = -1, self.end_s[victim] - ready_s
             for job in islice(reversed(self.jobs[victim]), _CANDIDATES):
                 here = estimator.seconds(job, device_type)
@@ -101,14 +100,3 @@ class Planner(Queues):
                 self.put(best, device, least, ready_s + least)
                 return True
         return False
-
-    def _ending_last(self) -> list[int]:
-        found: dict[int, Entry] = {}
-        while len(found) < _VICTIMS and (entries := self._latest.take(1, self._is_victim)):
-            found[entries[0][1]] = entries[0]
-        for entry in found.values():
-            self._latest.push(entry)
-        return list(found)
-
-    def _is_victim(self, entry: Entry) -> bool:
-        return bool(self.jobs[entry[1]]) and entry[0] == -self.end_s[entry[1]]

@@ -1,6 +1,5 @@
 """The hybrid policy: plan what is known, bind late, learn from finished jobs, restart stragglers when that pays."""
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -15,8 +14,7 @@ from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.hybrid.late_binding import TypeLists
 from lib.schedule.policies.hybrid.planner import Planner
 from lib.schedule.policies.hybrid.stragglers import Stragglers
-from lib.schedule.policies.queues import Entry
-from lib.schedule.state import Action, CoreBudget, Predict, Start, State, refining
+from lib.schedule.state import Action, CoreBudget, Predict, State, refining
 
 OBJECTIVES = ("makespan", "mean_jct", "p99_jct", "deadline", "energy", "price", "fair")
 _WEIGHED = ("makespan", "energy", "price")  # objectives of a plan; the others start jobs in an order
@@ -30,23 +28,24 @@ _AGING = 2.0
 _ROUGH = 0.02  # from this spread of the predictions on, in log time, jobs are bound late
 
 
-@dataclass
 class HybridMemory:
     """What ``hybrid`` remembers between calls; None where it was not needed yet."""
 
-    estimator: Estimator
-    batch: bool  # whether all jobs are there from the start
-    rough: bool = False  # once predictions were wrong, jobs are always bound late
-    planner: Planner | None = None
-    lists: TypeLists | None = None
-    stragglers: Stragglers | None = None
-
-    @classmethod
-    def at_start(cls, state: State, predict: Predict) -> "HybridMemory":
-        """Return the memory of the first call."""
+    def __init__(self, state: State, predict: Predict):
         with refining(state):
-            estimator = Estimator(state.jobs, colocation.contended(state, predict), state.setup_s)
-        return cls(estimator, batch=not state.jobs.arrival_s.any())
+            if state.contention is not None:
+                factor = state.contention.expected(state.jobs.job_class, state.fleet.type_of)
+                predict = Predict(predict.table * factor, predict.sigma)
+            self.estimator = Estimator(state.jobs, predict, state.setup_s)
+        self.batch = not state.jobs.arrival_s.any()  # whether all jobs are there from the start
+        self.rough = False  # once predictions were wrong, jobs are always bound late
+        self.lists, self.stragglers = None, None
+
+
+def check_objective(objective: str) -> None:
+    """Raise InputError for an objective that is not one of OBJECTIVES."""
+    if objective not in OBJECTIVES:
+        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS,
@@ -56,38 +55,35 @@ def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: i
     ``objective`` is one of OBJECTIVES. ``weights`` of makespan, energy and price make a weighted sum of them instead, each
     relative to its value in the first plan. Raises InputError for an unknown objective and for missing watts or prices.
     """
-    if objective not in OBJECTIVES:
-        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
-    memory = state.recall(HybridMemory, lambda: HybridMemory.at_start(state, predict))
-    overdue = memory.stragglers.overdue(state) if memory.stragglers else []
-    sigma = memory.estimator.learn(state.finished, overdue)
+    check_objective(objective)
+    memory, _ = state.recall(HybridMemory, lambda: HybridMemory(state, predict))
+    estimator, stragglers = memory.estimator, memory.stragglers
+    overdue = stragglers.overdue(state) if stragglers else []
+    sigma = estimator.learn(state.finished, overdue)
     if sigma is not None:
         with refining(state):
-            memory.estimator.renew(sigma)
+            estimator.renew(sigma)
     if objective in _WEIGHED:
         weights = weights or {objective: 1.0}
-        memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and memory.estimator.sigma > _ROUGH)
+        memory.rough |= state.jobs.has_gangs or (set(weights) == {"makespan"} and estimator.sigma > _ROUGH)
         actions = _late(state, memory, len(overdue)) if memory.rough else _planned(state, memory, weights, steps)
     else:
         actions = _ordered(state, predict, memory, objective)
-    return actions if objective in ("energy", "price", "fair") else _restarted(state, memory, actions)
-
-
-def _restarted(state: State, memory: HybridMemory, actions: list[Action]) -> list[Action]:
-    """Return the actions with restarts of stragglers or, while jobs wait, the time at which to look for stragglers."""
-    if memory.stragglers is None:
+    if objective in ("energy", "price", "fair"):
+        return actions
+    if stragglers is None:
         with refining(state):
-            memory.stragglers = Stragglers(state, memory.estimator)
-    memory.stragglers.update(state, memory.estimator)
+            stragglers = memory.stragglers = Stragglers(state, estimator)
+    stragglers.update(state, estimator)
     if state.waiting:
-        return [*actions, *memory.stragglers.look_again(state, memory.estimator, actions)]
-    return memory.stragglers.restarts(state, memory.estimator)
+        return [*actions, *stragglers.look_again(state, estimator, actions)]
+    return stragglers.restarts(state, estimator)
 
 
 # ------------------------------------------------------------------------------------------ by a plan
 
 
-def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, ...]:
     """Return the waiting jobs, their times with set-up (jobs, types), and two columns of devices.
 
     The columns are the seconds until a device is expected to be free, blocked time included, and how long what runs there takes
@@ -103,13 +99,13 @@ def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, np.ndarray
 
 
 def _weighted(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray,
-              weights: dict[str, float]) -> tuple[float, np.ndarray | None]:
+              weights: dict[str, float]) -> tuple[float, np.ndarray | float]:
     """Return the weight of the makespan, and what running ``jobs`` on a type costs beside it (jobs, types), in like units.
 
     Energy is that of each job above idling, and idling, which lasts as long as the makespan.
     """
     if set(weights) == {"makespan"}:
-        return weights["makespan"], None
+        return weights["makespan"], 0.0
     fleet = state.fleet
     span_s = bounds.relaxation(times, fleet.counts, fleet.by_type(ready_s)).makespan_s
     of_span, extra = weights.get("makespan", _LEAST_WEIGHT), np.zeros(times.shape)
@@ -132,51 +128,45 @@ def _cost(state: State, jobs: np.ndarray, times: np.ndarray, name: str) -> tuple
     fleet, able = state.fleet, np.isfinite(times)
     times = np.where(able, times, 0.0)
     if name == "price":
-        cost, idle, needed = times * fleet.price_per_hour, np.zeros(len(fleet.types)), ("price_per_hour", "")
+        cost, idle = times * fleet.price_per_hour, np.zeros(len(fleet.types))
+        needed = "price_per_hour of every device type in the devices file"
     else:
         joules = None if state.joules is None else state.joules[jobs]
-        cost = energy.above_idle_j(times, joules, fleet.idle_w, fleet.busy_w, fleet.setup_s)
+        cost = energy.above_idle_j(times, joules, fleet)
         idle = fleet.idle_w if joules is None else np.nan_to_num(fleet.idle_w)
-        needed = "idle_w and busy_w", ", or a table of energy with every job"
+        needed = "idle_w and busy_w of every device type in the devices file, or a table of energy with every job"
     if np.isnan(cost[able]).any() or np.isnan(idle).any():
-        raise InputError(f"the objective {name} needs {needed[0]} of every device type in the devices file{needed[1]}")
+        raise InputError(f"the objective {name} needs {needed}")
     return np.where(able, cost, inf), idle
-
-
-def _plan_again(state: State, estimator: Estimator, planner: Planner, weights: dict[str, float], steps: int) -> None:
-    from lib.schedule.policies.hybrid import local_search  # numba takes a second to import
-
-    jobs, times, ready_s, running_s = _outlook(state, estimator)
-    type_of, assigned = state.fleet.type_of, planner.assignment()
-    start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int)
-    weight, extra = _weighted(state, jobs, times, ready_s, weights)
-    plan = local_search.plan(times, type_of, ready_s, steps, extra=extra, start=start if (start >= 0).all() else None,
-                             weight=weight, sigma=estimator.sigma, running_s=running_s)
-    seconds = times[np.arange(len(jobs)), type_of[plan]]
-    planner.fill(jobs, seconds, plan, state.now_s + local_search.loads(times, type_of, ready_s, plan))
 
 
 def _planned(state: State, memory: HybridMemory, weights: dict[str, float], steps: int) -> list[Action]:
     """Start jobs from the queues of a plan, made again as jobs come and end otherwise than estimated."""
-    first, estimator = memory.planner is None, memory.estimator
-    planner = memory.planner = memory.planner or Planner(state)
-    new, waiting = list(state.waiting) if first else state.arrived, len(state.waiting)
+    first, estimator, waiting = Planner not in state.memory, memory.estimator, len(state.waiting)
+    planner, new = state.recall(Planner, lambda: Planner(state))
     planner.new += len(new)
     planner.ended += len(state.finished)
-    grown = planner.new >= max(1, _GROWN * waiting)
-    again = bool(new and grown or waiting and planner.ended >= max(_LEAST_ENDED, _ENDED * waiting) and estimator.misled())
+    again = bool(new and planner.new >= max(1, _GROWN * waiting)
+                 or waiting and planner.ended >= max(_LEAST_ENDED, _ENDED * waiting) and estimator.misled())
     if again:
         with refining(state):
-            later = max(_LEAST_STEPS, int(steps * _AGAIN_SHARE))
-            _plan_again(state, estimator, planner, weights, steps if first else later)
+            from lib.schedule.policies.hybrid import local_search  # numba takes a second to import
+
+            jobs, times, ready_s, running_s = _outlook(state, estimator)
+            type_of, assigned = state.fleet.type_of, {job: device for device, queue in enumerate(planner.jobs) for job in queue}
+            start = np.array([assigned.get(job, -1) for job in jobs.tolist()], int)
+            weight, extra = _weighted(state, jobs, times, ready_s, weights)
+            plan = local_search.plan(
+                times, type_of, ready_s, steps if first else max(_LEAST_STEPS, int(steps * _AGAIN_SHARE)), extra=extra,
+                start=start if (start >= 0).all() else None, weight=weight, sigma=estimator.sigma, running_s=running_s)
+            seconds = times[np.arange(len(jobs)), type_of[plan]]
+            planner.fill(jobs, seconds, plan, state.now_s + local_search.loads(times, type_of, ready_s, plan))
     appended = [] if again else [planner.append(state, estimator, job) for job in new]
-    blocked, planner.blocked = planner.blocked, set()
-    types = range(len(state.counts))
-    if again or blocked:
-        devices = [device for device_type in types for device in state.idle(device_type)]
-    else:
-        idle = [device for device_type in types for device in state.idle(device_type, 1)] if new else []
-        devices = [device for device in dict.fromkeys([*appended, *state.freed, *idle])
+    every, planner.blocked = again or bool(planner.blocked), set()
+    most = inf if every else min(1, len(new))
+    devices = [device for device_type in range(len(state.counts)) for device in state.idle(device_type, most)]
+    if not every:
+        devices = [device for device in dict.fromkeys([*appended, *state.freed, *devices])
                    if device in state.free[state.type_of[device]]]
     devices = colocation.gpus_first(state, devices, state.type_of.__getitem__)
     return planner.starts(state, estimator, devices, set(weights) == {"makespan"})
@@ -194,23 +184,17 @@ def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
         with refining(state):
             jobs, times, ready_s, _ = _outlook(state, memory.estimator)
             lists = memory.lists = TypeLists(state, memory.estimator.sigma, jobs, times, ready_s)
-    actions, started, budget = [], set(), CoreBudget(state)
-
-    def waits(entry: Entry) -> bool:
-        return entry[-1] in waiting and entry[-1] not in started
-
+    budget = CoreBudget(state)
     for device_type in colocation.gpus_first(state, range(len(state.counts)), int) if waiting else ():
-        for device in state.idle(device_type, len(waiting) - len(started)):
-            job = lists.take(state, device_type, waits)
+        for device in state.idle(device_type, len(waiting) - len(budget.started)):
+            job = lists.take(state, device_type, budget.waits)
             if job is None:
                 break
-            if not budget.take(job, device_type):
+            if not budget.start(job, device):
                 lists.put_back(job, device_type)
                 budget.left = 0.0  # these cores are kept for this job
                 break
-            started.add(job)
-            actions.append(Start(job, device))
-    return actions
+    return budget.actions
 
 
 # ------------------------------------------------------------------------------------------ by an order
@@ -218,13 +202,12 @@ def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
 
 def _ordered(state: State, predict: Predict, memory: HybridMemory, objective: str) -> list[Action]:
     """Start jobs by the matching where all are there, else short ones where they are fastest, or by deadline."""
-    matched = memory.batch and not state.expected and not state.jobs.has_gangs and len(state.jobs) <= MATCHED
-    if objective == "mean_jct" and matched:
+    if objective == "mean_jct":
+        if not memory.batch or state.expected or state.jobs.has_gangs or len(state.jobs) > MATCHED:
+            return affinity(state, predict)
         if MatchingPlan not in state.memory or state.arrived:  # it will be solved
             predict = Predict(memory.estimator.rows(np.arange(len(state.jobs))))
         return matching(state, predict)
-    if objective == "mean_jct":
-        return affinity(state, predict)
     if objective == "fair":
         return fair(state, predict)
     if objective == "deadline":

@@ -28,9 +28,8 @@ class Stragglers:
     """
 
     def __init__(self, state: State, estimator: Estimator):
-        self._last: tuple | None = None
-        self._next_s = 0.0
-        self._left_types: dict[int, set[int]] = {}  # by job: a stopped job does not go back
+        self._last, self._next_s = None, 0.0
+        self._left_types = {}  # by job: a stopped job does not go back
         self._order(state, estimator)
 
     def _order(self, state: State, estimator: Estimator) -> None:
@@ -62,7 +61,7 @@ class Stragglers:
         """Return jobs that have run for _OVERDUE times their estimate, and again each time that this has doubled."""
         late = []
         while (entry := self._due.first(partial(_runs, state))) and entry[0] <= state.now_s:
-            _, device, start_s = self._due.take(1, partial(_runs, state))[0]
+            _, device, start_s = self._due.take()
             ran, worked_s = state.running[device], state.worked_s(state.running[device])
             self._due.push((state.now_s + max(worked_s, 1e-9 + 1e-9 * state.now_s), device, start_s))
             if worked_s > 0:
@@ -78,11 +77,14 @@ class Stragglers:
         if not idle or not running:
             return []
 
-        orders = (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,)
-        devices = {entry[1] for order in orders for entry in order.smallest(_CANDIDATES, partial(_runs, state))}
+        devices = set()
+        for order in (self._ends, self._starts) if estimator.sigma > 0 else (self._ends,):
+            for entry in order.smallest(_CANDIDATES, partial(_runs, state)):
+                order.push(entry)
+                devices.add(entry[1])
         last = self._last
-        if last and last[0] == devices and last[1] == idle and estimator.drift - last[2] <= _DRIFT and state.now_s < last[3]:
-            return last[4]
+        if last and last[0] == (devices, idle) and estimator.drift - last[1] <= _DRIFT and state.now_s < last[2]:
+            return last[3]
         late = sorted(((estimator.left_s(state, running[device]), running[device]) for device in devices),
                       key=lambda candidate: -candidate[0])
         actions, until_s = self._chosen(state, estimator, late[:_CANDIDATES], idle)
@@ -90,7 +92,7 @@ class Stragglers:
         if until_s < inf:
             self._next_s = until_s
             actions.append(Wait("a running job may become a straggler", until_s))
-        self._last = None if moved or state.free_cores < inf else (devices, idle, estimator.drift, until_s, actions)
+        self._last = None if moved or state.free_cores < inf else ((devices, idle), estimator.drift, until_s, actions)
         return actions
 
     def _chosen(self, state: State, estimator: Estimator, late: list[tuple[float, Running]],
@@ -118,9 +120,8 @@ class Stragglers:
         until_s = max(state.now_s + wait_s, nextafter(state.now_s, inf))  # the wait may be less than a bit of the clock
         return actions, until_s if estimator.sigma > 0 else inf
 
-    def look_again(self, state: State, estimator: Estimator, actions: list[Action]) -> list[Action]:
+    def look_again(self, state: State, estimator: Estimator, starts: list[Start]) -> list[Action]:
         """Wait until the first job should have ended, if devices are left to move one to, or to give one that waits."""
-        starts = [action for action in actions if isinstance(action, Start)]
         if estimator.sigma <= 0 or len(starts) >= sum(map(len, state.free)):
             return []
         if len(starts) < len(state.waiting):

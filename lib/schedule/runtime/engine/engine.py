@@ -3,7 +3,7 @@
 import threading
 import time
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,7 @@ from lib.schedule.problem import Fleet
 from lib.schedule.runtime.engine.plan import plan, ranked
 from lib.schedule.runtime.engine.slots import Attempt, Slots, SlotState
 from lib.schedule.runtime.engine.view import View, view_of
-from lib.schedule.runtime.journal import Entry, Journal, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry, Journal
 from lib.schedule.runtime.local_site import fleet_of
 from lib.schedule.runtime.workers import Limits, Slot, Spawn
 from lib.schedule.state import Policy, Restart, Wait
@@ -49,39 +49,6 @@ class Observer:
         """Hear what a task reports while it runs."""
 
 
-class Changes:
-    """Changes that any thread posts and the engine's thread makes; ``bell`` becomes readable when there are new ones."""
-
-    def __init__(self):
-        self._posted, self._rung = deque(), threading.Event()
-        self.bell, self._ring = Pipe(duplex=False)
-
-    def post(self, change: Callable[[], None]) -> None:
-        """Add a change, from any thread."""
-        self._posted.append(change)
-        if not self._rung.is_set():
-            self._rung.set()
-            self._ring.send_bytes(b".")
-
-    def make(self) -> bool:
-        """Make all changes, in one thread at a time; return whether there were any. A change that raises stays the next."""
-        made = False
-        while self._posted:
-            change = self._posted.popleft()
-            try:
-                change()
-            except Exception:
-                self._posted.appendleft(change)  # such as a full disk: the next run makes it
-                raise
-            made = True
-        return made
-
-    def silence(self) -> None:
-        """Silence the bell after it rang."""
-        self._rung.clear()  # first: a change from now on rings again
-        self.bell.recv_bytes()
-
-
 class Engine:
     """Leads workers through jobs as a policy says, in one thread; others ``post`` changes, or read holding ``lock``.
 
@@ -89,22 +56,20 @@ class Engine:
     waits for workers that are still starting, so that the policy sees the devices that its plan has.
     """
 
-    def __init__(self, journal: Journal, policy: Policy, predicted_s: Callable[[Spec, str], float], limits: Limits | None,
+    def __init__(self, journal: Journal, policy: Policy, predicted_s: ByDeviceType, limits: Limits | None,
                  spawn: Spawn, observer: Observer | None = None,
                  contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None, gather_s: float = 0.0):
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
         self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
         self._prioritised_policy = ranked(policy, lambda job: self.view.entries[job].priority)
-        self.lock, self._changes = threading.RLock(), Changes()
-        self.post = self._changes.post
-        self._thread: threading.Thread | None = None
-        self._tried, self._began, self._offset_s = journal.tried(), time.monotonic(), journal.last_s()
-        self.waiting: dict[str, Entry] = {}
-        self.upcoming: list[Entry] = []
+        self.lock, self._posted, (self._bell, self._ring) = threading.RLock(), deque(), Pipe(duplex=False)
+        self._thread = None  # that runs
+        self._tried, self._began, self._offset_s = Counter(journal.tried()), time.monotonic(), journal.last_s()
+        self.waiting, self.upcoming = {}, []  # entries by name; those that arrive later, in order
         self.slots = Slots(self.limits, spawn, self.now)
         self.view: View | None = None  # None: made again before the next decision
-        self.stranded: list[Entry] = []  # jobs that no slot can run now
-        self.wake_s, self.done, self._changed, self._gather_until_s = np.inf, 0, False, self.now() + gather_s
+        self.stranded = []  # jobs that no slot can run now
+        self.wake_s, self._changed, self._gather_until_s = np.inf, False, self.now() + gather_s
 
     def now(self) -> float:
         """Return the seconds of the clock of plans, attempts and ends: since the run began, all its parts together."""
@@ -122,6 +87,12 @@ class Engine:
         """Return what runs."""
         return list(dict.fromkeys(slot.attempt for slot in self.slots if slot.attempt))
 
+    def post(self, change: Callable[[], None]) -> None:
+        """Let the engine's thread make a change soon; call it from any thread."""
+        self._posted.append(change)
+        if not self._bell.poll():
+            self._ring.send_bytes(b".")
+
     def add_slot(self, slot: Slot) -> None:
         """Add a slot, in the place of one of that name."""
         self.post(partial(self._join, slot))
@@ -134,7 +105,7 @@ class Engine:
         """Predict the times of the jobs that wait again, as when more is known of devices."""
         self.post(self._forget_times)
 
-    def plan(self, spread: Callable[[Spec, str], float] = lambda spec, device_type: 0.0) -> pd.DataFrame:
+    def plan(self, spread: ByDeviceType = lambda spec, device_type: 0.0) -> pd.DataFrame:
         """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``).
 
         ``spread`` gives the standard deviation of the log time of a job on a device type (default: predictions are exact).
@@ -158,7 +129,7 @@ class Engine:
         """End a job that waits; stop a job that runs, whose end comes when it has stopped."""
         if job_id in self.waiting:
             self.view = None
-            self._end(self.waiting[job_id], 0, "cancelled")
+            self._end(self.waiting[job_id], "cancelled")
         for attempt in self._attempts:
             if attempt.entry.job_id == job_id and not attempt.cancelled:
                 attempt.cancelled = True
@@ -176,9 +147,12 @@ class Engine:
 
     def _leave(self, name: str) -> None:
         self.view, slot = None, self.slots.by_name.get(name)
-        if slot and slot.attempt:
-            self._ended(slot, "lost", "its slot was removed")
-        self.slots.remove(name)
+        if slot:
+            if slot.attempt:
+                self._ended(slot, "lost", "its slot was removed")
+            del self.slots.by_name[name]
+            if slot.worker:
+                slot.worker.shut_down()
 
     def _forget_times(self) -> None:
         for entry in (*self.waiting.values(), *self.upcoming):
@@ -200,7 +174,14 @@ class Engine:
             self.settle()
 
     def _make_changes(self) -> None:
-        self._changed = self._changes.make() or self._changed
+        while self._posted:
+            change = self._posted.popleft()
+            try:
+                change()
+            except Exception:
+                self._posted.appendleft(change)  # such as a full disk: the next run makes it
+                raise
+            self._changed = True
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -224,7 +205,7 @@ class Engine:
             self._stopped(attempt, "lost", "the run was ended")
         if attempt in self._attempts:
             self._release(attempt)
-            self.waiting[entry.job_id] = entry
+            self._arrive(entry)
             if attempt.cancelled:
                 self.post(partial(self._cancel, entry.job_id))
 
@@ -245,18 +226,16 @@ class Engine:
         """Wait a moment for messages, changes, arrivals and timeouts."""
         pipes, next_s = self.slots.pipes(), self.upcoming[0].arrival_s if self.upcoming else np.inf
         tick_s = self.tick_s if pipes or not len(self.slots) else min(self.tick_s, _WITHOUT_PIPE_S)
-        bell, pause_s = self._changes.bell, min(tick_s, next_s - self.now(), self.wake_s - self.now())
-        if bell in wait([*pipes, bell], max(0.0, pause_s)):
-            self._changes.silence()
+        pause_s = min(tick_s, next_s - self.now(), self.wake_s - self.now())
+        if self._bell in wait([*pipes, self._bell], max(0.0, pause_s)):
+            self._bell.recv_bytes()
 
     def _listen(self) -> bool:
         """Take in messages, arrivals and timeouts; return whether any are news to the policy."""
         now = self.now()
         news = now >= self.wake_s
         while self.upcoming and self.upcoming[0].arrival_s <= now:
-            entry = self.upcoming.pop(0)
-            self.waiting[entry.job_id] = entry
-            if self._arrive(entry):
+            if self._arrive(self.upcoming.pop(0)):
                 self.view.state.expected -= 1
             news = True
         for event, slot, content in self.slots.events():
@@ -269,7 +248,8 @@ class Engine:
         return news
 
     def _arrive(self, entry: Entry) -> bool:
-        """Let the policy know that a job waits; return whether the view has the job."""
+        """Let a job wait, and the policy know; return whether the view has the job."""
+        self.waiting[entry.job_id] = entry
         if shown := self.view is not None and entry.job_id in self.view.numbers:
             self.view.state.arrive(self.view.numbers[entry.job_id])
         return shown
@@ -311,15 +291,16 @@ class Engine:
             self._conclude(attempt)
 
     def _conclude(self, attempt: Attempt) -> None:
-        if not attempt.troubles:
-            self._finish(attempt)
-            return
-        status = attempt.troubles[0][0]
-        reason = "; ".join(reason for other, reason, _ in attempt.troubles if other != "moved")
-        if status == "retried":
-            self._fail(attempt, reason, any(final for *_, final in attempt.troubles))
-        else:
+        """End an attempt, and the job with it if it is done, failed for good, or was tried often enough."""
+        entry, reason = attempt.entry, "; ".join(reason for status, reason, _ in attempt.troubles if status != "moved")
+        status, *_ = attempt.troubles[0] if attempt.troubles else ["done"]
+        final, tried = any(final for *_, final in attempt.troubles), self._tried[entry.job_id] + 1
+        if status == "done":
+            self._end(entry, "done", "", attempt)
+        elif status != "retried" or attempt.cancelled or not (final or tried >= self.limits.attempts):
             self._stopped(attempt, status, reason)
+        else:
+            self._end(entry, "failed", reason if final else f"{reason} (attempt {tried} of {self.limits.attempts})", attempt)
 
     def _release(self, attempt: Attempt, seconds: float | None = None) -> None:
         """Free the slots of an attempt, once the journal knows; ``seconds`` are those of a job that ended well."""
@@ -335,7 +316,7 @@ class Engine:
             if seconds is not None:
                 state.finish(ran, seconds)
         for slot in attempt.slots:
-            slot.clear()
+            slot.attempt, slot.stop_by_s = None, np.inf
         if len(attempt.slots) > 1:
             self._meeting(attempt).unlink(missing_ok=True)
 
@@ -344,56 +325,39 @@ class Engine:
         name = f"{files.safe_name(attempt.entry.job_id)}-{attempt.entry.attempt}"
         return self.journal.path.parent.resolve() / _GANGS / name
 
-    def _finish(self, attempt: Attempt) -> None:
-        entry = attempt.entry
-
-        def free() -> None:
-            self._release(attempt, max(_LEAST_S, self.now() - attempt.start_s))
-            self.done += 1
-            for other in self.waiting.values():
-                if other.job_class == entry.job_class:
-                    other.seconds.clear()  # better predictions may be known now
-
-        self._end(entry, entry.attempt, "done", "", attempt.result, free)
-
     def _stopped(self, attempt: Attempt, status: str, reason: str = "") -> None:
         """End an attempt that is not the job's end, unless the job is cancelled; start it again on the slot it moves to."""
         entry, target, at_s = attempt.entry, attempt.moving_to, self.now()
         if attempt.cancelled:
-            self._end(entry, entry.attempt, "cancelled", reason, free=partial(self._release, attempt))
+            self._end(entry, "cancelled", reason, attempt)
             return
         self.journal.stop(entry.job_id, entry.attempt, at_s, status, reason)
         self._release(attempt)
         if status == "retried":
-            self._tried[entry.job_id] = self._tried.get(entry.job_id, 0) + 1
-        self.waiting[entry.job_id] = entry
+            self._tried[entry.job_id] += 1
+        shown = self._arrive(entry)
         self.observer.stopped(entry.job_id, entry.attempt, status, reason, at_s)
-        if self._arrive(entry) and target and self.slots.by_name.get(target.name) is target:
+        if shown and target and self.slots.by_name.get(target.name) is target:
             state, number = self.view.state, self.view.numbers[entry.job_id]
-            if not state.obstacle(number, target.device, self.view.predict):
+            if not state.obstacle(number, [target.device], self.view.predict):
                 state.arrived.remove(number)  # no news to the policy, which moved it
                 self._start(entry, target)
 
-    def _fail(self, attempt: Attempt, reason: str, final: bool = False) -> None:
-        """End an attempt that went wrong, and the job with it if that is ``final`` or it was tried often enough."""
-        entry = attempt.entry
-        tried = self._tried.get(entry.job_id, 0) + 1
-        if attempt.cancelled or not (final or tried >= self.limits.attempts):
-            self._stopped(attempt, "retried", reason)
-            return
-        times = "" if final else f" (attempt {tried} of {self.limits.attempts})"
-        self._end(entry, entry.attempt, "failed", f"{reason}{times}", free=partial(self._release, attempt))
-
-    def _end(self, entry: Entry, attempt: int, status: str, reason: str = "", result: Any = None,
-             free: Callable[[], Any] = lambda: None) -> None:
-        """End a job: in the journal, which may refuse, then in the list and by ``free``; then the observer hears of it."""
-        at_s = self.now()
-        new = self.journal.end(entry.job_id, attempt, at_s, status, reason, result)
-        free()
+    def _end(self, entry: Entry, status: str, reason: str = "", attempt: Attempt | None = None) -> None:
+        """End a job, and the attempt that runs: in the journal, which may refuse, then here; then the observer hears of it."""
+        at_s, number, done = self.now(), entry.attempt if attempt else 0, status == "done"
+        result = attempt.result if done else None
+        new = self.journal.end(entry.job_id, number, at_s, status, reason, result)
+        if attempt:
+            self._release(attempt, max(_LEAST_S, at_s - attempt.start_s) if done else None)
         self.waiting.pop(entry.job_id, None)
         self._tried.pop(entry.job_id, None)
+        if done:
+            for other in self.waiting.values():
+                if other.job_class == entry.job_class:
+                    other.seconds.clear()  # better predictions may be known now
         if new:
-            self.observer.ended(entry.job_id, attempt, status, reason, result, at_s)
+            self.observer.ended(entry.job_id, number, status, reason, result, at_s)
 
     # ------------------------------------------------------------------------------------------ decisions
 
@@ -411,11 +375,10 @@ class Engine:
             if entry.refusal:
                 entry.seconds = dict.fromkeys(fleet.types, np.inf)
                 if not planning:
-                    self._end(entry, 0, "failed", entry.refusal)
+                    self._end(entry, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
-        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now(),
-                       self.done)
+        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now())
 
     def _predict(self, entry: Entry, fleet: Fleet) -> str:
         """Predict the times that an entry lacks; return why that failed, empty if it did not."""
@@ -447,26 +410,25 @@ class Engine:
         for action in actions:
             if isinstance(action, Wait):
                 self.wake_s = min(self.wake_s, action.until_s)
+            elif isinstance(action, Restart):
+                attempt = next(attempt for attempt in self._attempts if attempt.entry is view.entries[action.job])
+                if not (attempt.moving_to or attempt.cancelled):
+                    attempt.moving_to = slots[action.device]
+                    attempt.stop(self.now() + self.limits.grace_s)
             else:
-                act = self._move if isinstance(action, Restart) else self._start
-                act(view.entries[action.job], *(slots[device] for device in (action.device, *getattr(action, "others", ()))))
+                self._start(view.entries[action.job], *(slots[device] for device in (action.device, *action.others)))
         idle = not state.running and not self.upcoming and self.wake_s == np.inf
         if self.view and idle and state.waiting and all(slot.ready for slot in self.slots):
-            waiting = ", ".join(view.entries[job].job_id for job in list(state.waiting)[:3])
-            raise InputError(f"the policy left {len(state.waiting)} jobs waiting for ever, such as {waiting}")
+            raise state.abandoned()
 
     def _start(self, entry: Entry, *slots: SlotState) -> None:
         """Start a job, unless it was cancelled a moment ago: that change is still to come."""
         view, at_s = self.view, self.now()
         if not view:
             return
-        number, device_type = view.numbers[entry.job_id], view.state.type_of[slots[0].device]
-        for slot in slots:
-            obstacle = view.state.obstacle(number, slot.device, view.predict)
-            if obstacle or len(slots) != entry.spec.devices or view.state.type_of[slot.device] != device_type:
-                raise InputError(f"the policy started {entry.job_id} on {slot.name}, where it cannot run now: "
-                                 f"{obstacle or f'it needs {entry.spec.devices} devices of one type at once'}")
-        attempt = Attempt(entry, slots, at_s, view.predict(number, device_type))
+        number, devices = view.numbers[entry.job_id], [slot.device for slot in slots]
+        view.state.check_start(number, devices, view.predict)
+        attempt = Attempt(entry, slots, at_s, view.predict(number, view.state.type_of[devices[0]]))
         begun = self.journal.start(entry.job_id, attempt.names, at_s)
         if not begun:
             self.view = None
@@ -477,11 +439,4 @@ class Engine:
             files.folder(self._meeting(attempt).parent)
         attempt.start(str(self._meeting(attempt)))
         del self.waiting[entry.job_id]
-        first, *others = (slot.device for slot in slots)
-        view.state.start(number, first, begun, tuple(others))
-
-    def _move(self, entry: Entry, target: SlotState) -> None:
-        attempt = next(attempt for attempt in self._attempts if attempt.entry is entry)
-        if not (attempt.moving_to or attempt.cancelled):
-            attempt.moving_to = target
-            attempt.stop(self.now() + self.limits.grace_s)
+        view.state.start(number, devices, begun)

@@ -1,8 +1,8 @@
 """Priorities for any policy, and what a policy plans for a view: simulated from now on, with a reason for each placement."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from lib.errors import choices
 from lib.schedule import risk
 from lib.schedule.problem import Problem
 from lib.schedule.runtime.engine.view import View
-from lib.schedule.runtime.journal import Entry, Spec
+from lib.schedule.runtime.journal import ByDeviceType, Entry
 from lib.schedule.simulation.events import Outcome, simulate
 from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
@@ -19,12 +19,11 @@ from lib.tables import columns
 _SHOWN = 3  # other device types in a reason
 
 
-@dataclass
-class _Shown:
+class _Shown(NamedTuple):
     """The highest priority that waits for each device type, and the policy's memory since that changed."""
 
     highest: tuple[float, ...]
-    memory: dict[type, Any] = field(default_factory=dict)
+    memory: dict[type, Any]
 
 
 def ranked(policy: Policy, priority: Callable[[int], int]) -> Policy:
@@ -53,16 +52,17 @@ def _part(state: State, table: np.ndarray, jobs: np.ndarray, rank: np.ndarray) -
     shown = np.isfinite(shown_s).any(axis=1)
     table[jobs] = np.where(shown[:, None], shown_s, 1.0)  # no NaN in a mean; hidden jobs do not wait
     waiting, changed = dict.fromkeys(jobs[shown].tolist()), set(jobs[(shown_s != able_s).any(axis=1)].tolist())
-    arrived = [job for job in state.arrived if job in waiting]
-    before = state.memory.get(_Shown)
-    if before and before.highest == tuple(highest) and not changed.intersection(arrived):
-        return replace(state, waiting=waiting, arrived=arrived, memory=before.memory), table
-    state.memory.clear()
-    now = state.memory[_Shown] = _Shown(tuple(highest))
-    return replace(state, waiting=waiting, arrived=[], started=[], freed=[], finished=[], memory=now.memory), table
+    part, before = copy(state), state.memory.get(_Shown)
+    part.waiting, part.arrived = waiting, [job for job in state.arrived if job in waiting]
+    if not before or before.highest != tuple(highest) or changed.intersection(part.arrived):
+        state.memory.clear()
+        before = state.memory[_Shown] = _Shown(tuple(highest), {})
+        part.arrived, part.started, part.freed, part.finished = [], [], [], []
+    part.memory = before.memory
+    return part, table
 
 
-def plan(view: View, policy: Policy, spread: Callable[[Spec, str], float]) -> pd.DataFrame:
+def plan(view: View, policy: Policy, spread: ByDeviceType) -> pd.DataFrame:
     """Return the table ``schedule`` with ``reason`` and ``in_time``: what runs, what is planned, what no slot can run.
 
     ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
@@ -85,13 +85,14 @@ def plan(view: View, policy: Policy, spread: Callable[[Spec, str], float]) -> pd
     return pd.DataFrame(rows, columns=[*columns("schedule"), "reason", "in_time"])
 
 
-def _in_time(view: View, outcome: Outcome, now_s: float, spread: Callable[[Spec, str], float]) -> np.ndarray:
+def _in_time(view: View, outcome: Outcome, now_s: float, spread: ByDeviceType) -> np.ndarray:
     problem, plan = outcome.problem, outcome.attempts_done
     if not np.isfinite(problem.jobs.deadline_s).any():
         return np.full(len(problem.jobs), np.nan)
     sigma = np.zeros(problem.predicted_s.shape)
-    for job, device_type in {(row.job, problem.fleet.type_of[row.device_index]) for row in plan.itertuples()}:
-        sigma[job, device_type] = spread(view.entries[job].spec, problem.fleet.types[device_type])
+    for row in plan.itertuples():
+        device_type = problem.fleet.type_of[row.device_index]
+        sigma[row.job, device_type] = spread(view.entries[row.job].spec, problem.fleet.types[device_type])
     return risk.kept(problem, risk.ends_s(problem, plan, sigma, now_s))
 
 

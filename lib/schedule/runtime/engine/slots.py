@@ -90,10 +90,6 @@ class SlotState:
         """Return the name of the attempt that runs here."""
         return f"{self.runs.job_id}#{self.runs.attempt}" if self.runs else ""
 
-    def clear(self) -> None:
-        """Note that nothing runs here."""
-        self.attempt, self.stop_by_s = None, np.inf
-
 
 def attempt_of(token: str) -> tuple[str, int]:
     """Return the job and the number of the attempt that a token names; InputError if it names none."""
@@ -111,8 +107,8 @@ class Slots:
 
     def __init__(self, limits: Limits, spawn: Spawn, now: Callable[[], float]):
         self.limits, self._spawn, self._now = limits, spawn, now
-        self.by_name: dict[str, SlotState] = {}
-        self.notes: deque[str] = deque(maxlen=_NOTES)
+        self.by_name = {}
+        self.notes = deque(maxlen=_NOTES)
 
     def __iter__(self) -> Iterator[SlotState]:
         return iter(list(self.by_name.values()))
@@ -120,16 +116,10 @@ class Slots:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def remove(self, name: str) -> None:
-        """Remove a slot, if it is there, and end its worker."""
-        slot = self.by_name.pop(name, None)
-        if slot and slot.worker:
-            slot.worker.shut_down()
-
     def pipes(self) -> list[Any]:
         """Return what becomes readable when workers have something to say."""
-        pipes = [getattr(slot.worker, name, None) for slot in self for name in ("pipe", "log")]
-        return [pipe for pipe in pipes if isinstance(pipe, Connection)]
+        return [pipe for slot in self for name in ("pipe", "log")
+                if isinstance(pipe := getattr(slot.worker, name, None), Connection)]
 
     def events(self) -> Iterator[Event]:
         """Yield what happened, and spawn missing workers: ``(event, slot, content)``.

@@ -1,7 +1,7 @@
 """What a policy sees of an open list of jobs and of the slots that are there: jobs and slots get numbers."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from lib.schedule.runtime.journal import Entry
 from lib.schedule.state import Predict, Running, State
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """A state in which a policy starts without memory, its predictions, and the entries by their numbers.
 
     ``numbers`` are by the names of jobs. ``stranded`` are entries that no slot can run now; the policy does not see them.
@@ -36,7 +35,7 @@ def _jobs_of(entries: Sequence[Entry]) -> Jobs:
 
 
 def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequence[SlotState], idle: Sequence[SlotState],
-            fleet: Fleet, contention: Contention | None, now_s: float, done: int) -> View:
+            fleet: Fleet, contention: Contention | None, now_s: float) -> View:
     """Return the view; ``slots`` are the devices of the fleet, of which ``idle`` can start a job."""
     runs = list(dict.fromkeys(slot.runs for slot in slots if slot.runs))
     entries = [*runs, *waiting, *upcoming]
@@ -46,8 +45,8 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
     shown = np.flatnonzero(running | ~nowhere)
     waits = np.flatnonzero((shown >= len(runs)) & (shown < len(entries) - len(upcoming))).tolist()
     seen = [entries[place] for place in shown]
-    numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State.at_start(_jobs_of(seen), fleet)
-    state.now_s, state.done, state.contention, state.waiting = now_s, done, contention, dict.fromkeys(waits)
+    numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State(_jobs_of(seen), fleet)
+    state.now_s, state.contention, state.waiting = now_s, contention, dict.fromkeys(waits)
     state.expected = len(shown) - len(waits) - len(runs)
     for device, slot in enumerate(slots):
         slot.device = device
