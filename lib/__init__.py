@@ -1,6 +1,7 @@
 """Measure, explain, predict and place neural-network work on CPUs and GPUs.
 
-The map of the library, the lowest package first. A package imports only from packages before it. The ground: the files of lib/.
+The map of the library, the lowest room first. A room imports only from rooms before it; the order within a room stands in its
+``__init__``. The ground: the files of lib/.
 
     ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, command_list,
                execution

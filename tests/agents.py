@@ -99,7 +99,7 @@ def dispatcher_in(folder, silent_s=3.0):
 
     database = Database(f"sqlite:///{folder}/dashboard.db")
     hasty = replace(limits(silent_s), overrun_factor=0.0, least_s=0.0)  # a dispatcher takes no heed: times may be guesses
-    return database, Dispatcher(database, Path(folder) / "queue", limits=hasty, policy=registry.aimed("first-come"),
+    return database, Dispatcher(database, Path(folder) / "queue", limits=hasty, policy=registry.policy_for("first-come"),
                                 spec_of=lambda run: Spec(run.id, **run.config.config_json))
 
 

@@ -126,7 +126,7 @@ def test_workers_that_cannot_start_are_told_and_not_tried_for_ever(tmp_path):
 
 def run_gangs(specs, folder, **options):
     devices = np.array([spec.devices for spec in specs])
-    return run(specs, folder, registry.aimed("hybrid", gangs=True), devices=devices, **options)
+    return run(specs, folder, registry.policy_for("hybrid", gangs=True), devices=devices, **options)
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_slot_of_a_gang_that_is_removed_ends_the_attempt_while_others_are_plac
     """The other member heeds nothing and is replaced after a moment, in which jobs start on the slots that are left."""
     gang = {"path": str(tmp_path / "gang"), "fault": "hang", "seconds": 0.3}
     specs, removed = [Spec("gang", "tests.light:gang", gang, 2), *sleeping(6, 0.2)], []
-    with served.opened(tmp_path / "queue", policy=registry.aimed("first-come"), spawn=ProcessWorker, limits=replace(
+    with served.opened(tmp_path / "queue", policy=registry.policy_for("first-come"), spawn=ProcessWorker, limits=replace(
             LIMITS, grace_s=1.5), slots=("cpu[0]", "cpu[1]", "cpu[2]")) as queue:
         for spec in specs:
             queue.submit(spec)

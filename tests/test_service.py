@@ -22,7 +22,7 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import executor
 from lib.schedule.runtime.engine import engine
-from lib.schedule.runtime.engine.plan import ranked
+from lib.schedule.runtime.engine.plan import with_priorities
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.output import Output
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, device_type_of, logged
@@ -189,7 +189,7 @@ SECONDS = st.sampled_from([(1.0, 5.0), (2.0, np.inf), (np.inf, 1.0), (5.0, 2.0),
 def test_no_job_starts_where_one_of_higher_priority_waits(jobs, policy):
     """Whatever the policy: on each device type the jobs that start are of the highest priority that waits for it."""
     times, priority, arrival = map(np.array, zip(*jobs, strict=True))
-    obeys = ranked(registry.policy(policy), priority.__getitem__)
+    obeys = with_priorities(registry.policy(policy), priority.__getitem__)
 
     def checked(state, predict):
         actions, waiting = obeys(state, predict), set(state.waiting)

@@ -54,7 +54,7 @@ class Dispatcher:
     def __init__(self, database: Database, folder: Path, limits: Limits | None = None, policy: Policy | None = None,
                  spec_of: Callable[[db.Run], Spec] = spec_of):
         self._database, self._folder, self._spec_of = database, folder, spec_of
-        self._limits, self._policy = limits or Limits(), policy or registry.aimed("hybrid")
+        self._limits, self._policy = limits or Limits(), policy or registry.policy_for("hybrid")
         self._predictions = Predictions()
         self._records = RunRecords(database, self.cancel)
         self._fleet = Fleet(database, self._limits, self._records)

@@ -22,7 +22,7 @@ from lib.predict.scores import COVER, half_interval
 PATH = paths.REFERENCE / "models" / "boards.json"
 NETWORK = "network"  # how kinds of networks begin
 _LEAST_BOARDS = 3
-UNKNOWN_ARCHITECTURE_FACTOR = 2.0  # factor on the spread of boards for an architecture without a measured card
+UNKNOWN_ARCHITECTURE_FACTOR = 2.0  # on ranges of cards and boards of an architecture without a measured card
 _scored: ContextVar["Boards | None"] = ContextVar("scored", default=None)
 
 

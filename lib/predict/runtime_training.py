@@ -17,8 +17,7 @@ from lib.predict.networks import composition, fitting, runtimes
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.runtimes import EAGER, FOLDER, OUTSIDERS, TERMS, RuntimeCondition, Runtimes
 from lib.predict.networks.sums import LEAST_NETWORKS, folds
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score
+from lib.predict.scores import half_interval, score
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]

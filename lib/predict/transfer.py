@@ -1,8 +1,8 @@
 """Completes the model of a GPU for kernels that were not measured on it: from siblings, else any GPU, else the roofline.
 
 Parts carry over because GPU features are relative to a chip's ceilings; each part names the device that it was trained on.
-Kernel times and eager times (launch included) are not mixed: between them only the share of bandwidth that memory-bound kernels
-reach carries over, with the launch of the model at hand.
+Times with and without the launch are never mixed. Only one number passes between them: the share of bandwidth that memory-bound
+kernels reach. The launch time is that of the model at hand.
 """
 
 import math

@@ -73,7 +73,7 @@ class Answer:
 
 def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespan", high_s: np.ndarray | None = None,
              limit_risk: float = 0.05) -> Answer:
-    """Schedule a problem by a policy that pursues an objective (``registry.aimed``).
+    """Schedule a problem by a policy that pursues an objective (``registry.policy_for``).
 
     With ``high_s`` (jobs, types), the high ends of 90 % ranges, or with those of the jobs' memory, the plan is that of least
     expected cost (``risk.place``), and the answer has its ``risk``. Raises InputError if the problem has no device for the
@@ -83,7 +83,7 @@ def schedule(problem: Problem, policy: str = "hybrid", objective: str = "makespa
         raise InputError(f"the policy {policy} has no device: none is {wanted}; the types are: {choices(problem.fleet.types)}")
     if objective == "deadline" and not np.isfinite(problem.jobs.deadline_s).any():
         raise InputError("the objective deadline needs deadline_s of some job in the jobs file")
-    aimed = registry.aimed(policy, objective, problem.jobs.has_gangs or problem.offers is not None)
+    aimed = registry.policy_for(policy, objective, problem.jobs.has_gangs or problem.offers is not None)
     if problem.offers is not None:
         return Answer(policy, objective, moldable.place(problem, aimed, objective))
     if high_s is None and problem.jobs.memory_high_mb is None:

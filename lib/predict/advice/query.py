@@ -257,12 +257,13 @@ class Answer:
     def estimate(self) -> Estimate | Step:
         """Predict a forward pass, or a training step with all of its parts, under the query's power limit."""
         limit_w = self.query.power_limit_w
-        return limits.limited(self._unlimited, self.ratios(limit_w)) if limit_w else self._unlimited
+        return limits.limited(self._without_power_limit, self.ratios(limit_w)) if limit_w else self._without_power_limit
 
     @cached_property
     def roofline(self) -> tuple[float, float]:
         """Give the passes' roofline time over the predicted time, and the share of the former that memory bounds."""
-        work, passes, device = self.work, getattr(self._unlimited, "passes", self._unlimited), self.predictor
+        work, device, estimate = self.work, self.predictor, self._without_power_limit
+        passes = getattr(estimate, "passes", estimate)
         return device.roof_ms(work) / passes.predicted_ms, roofline.memory_share(work.flops_and_bytes, device.roof)
 
     def ratios(self, limit_w: float) -> dict[str, float]:
@@ -270,7 +271,7 @@ class Answer:
         return limits.shipped().ratios(self.predictor.kind, limit_w, *self.roofline) if limit_w else {}
 
     @cached_property
-    def _unlimited(self) -> Estimate | Step:
+    def _without_power_limit(self) -> Estimate | Step:
         query = self.query
         passes = self._by_gain() if self.uses_gain else self._by_runtime() if self.uses_runtime else self._of_whole_networks()
         if query.gpus > 1:

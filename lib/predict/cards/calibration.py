@@ -17,7 +17,8 @@ from lib.predict.cards import card_model, features, fitting, learning, rows
 from lib.predict.cards.card_model import CardModel
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.cards.whole_networks import LAYOUTS, condition_of
-from lib.predict.operators.validation import half_interval, worse
+from lib.predict.operators.validation import worse
+from lib.predict.scores import half_interval
 from lib.work import networks
 
 LEAST = 10  # networks: of fewer errors, not even the largest bounds 90 % of new ones

@@ -14,8 +14,7 @@ from lib.predict import held_out
 from lib.predict.cards import card_model
 from lib.predict.cards.features import Condition, version
 from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score_draws, score_gains
+from lib.predict.scores import half_interval, score_draws, score_gains
 
 _LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
 _HOLDS = 0.86  # of a nominal 0.9

@@ -90,11 +90,11 @@ def load_for(device: str, shipped: bool = False) -> CardModel | None:
     Raises InputError for a damaged file.
     """
     card = (None if shipped else of_device(device, folder())) or of_device(device)
-    shared = of_others(device)
+    shared = shared_model(device)
     return replace(card, shared_model=shared) if card else shared
 
 
-def of_others(device: str) -> CardModel | None:
+def shared_model(device: str) -> CardModel | None:
     """Return the shared model applied to this card; None without matrix units, or if no shared model ships.
 
     Training was measured on one card, whose weights are taken: they could not be tested on a card left out.

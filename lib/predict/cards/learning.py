@@ -15,8 +15,7 @@ from lib.predict.cards import card_errors, card_model, features, fitting, kernel
 from lib.predict.cards.fitting import ConditionNetworks, WeightsByCondition
 from lib.predict.networks import architectures
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score, score_by
+from lib.predict.scores import half_interval, score, score_by
 from lib.work import networks
 from lib.work.building.timm_models import MERGED
 

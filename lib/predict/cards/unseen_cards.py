@@ -13,7 +13,7 @@ from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.predict import held_out, scores
 from lib.predict.cards import card_errors, card_model, features, fitting, learning
-from lib.predict.operators.validation import half_interval
+from lib.predict.scores import half_interval
 
 NETWORKS, DRAWS = (0, 10, 20, 50), 3  # of a card's own, drawn so often at random
 OfCards = dict[str, list[fitting.ConditionNetworks]]

@@ -13,8 +13,7 @@ import pandas as pd
 from lib.measure.networks.allocator import HEAPS
 from lib.predict.networks.composition import MAPPED, OPERATOR_KINDS, TIME_TERMS, Composition, Terms, terms
 from lib.predict.networks.sums import LEAST_NETWORKS, Range, Sum, learned, sums
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score
+from lib.predict.scores import half_interval, score
 
 WORKLOADS = r"W\d+"  # ids of this project's workloads: never learned from
 _USUAL_MS = 0.3  # page-fault cost of a MB before anything is measured

@@ -17,8 +17,7 @@ from lib.predict.model_file import Count, NotNegative
 from lib.predict.networks.composition import Estimate, Times
 from lib.predict.networks.sums import cross_predicted, each, interval
 from lib.predict.operators.regressors import nonnegative_rates
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score
+from lib.predict.scores import half_interval, score
 from lib.work.training import PHASES
 
 STEP_PHASES = PHASES

@@ -15,8 +15,7 @@ from lib.predict.model_file import Device, Format, NotNegative, Saved, require
 from lib.predict.networks import step, sums
 from lib.predict.networks.work import Work
 from lib.predict.operators.regressors import Boosted, Student, nonnegative_rates, shares
-from lib.predict.operators.validation import half_interval
-from lib.predict.scores import score
+from lib.predict.scores import half_interval, score
 
 TERMS = "flops bytes trained input step".split()
 FEATURES = "flops bytes intensity weights operators batch fresh".split()

@@ -25,7 +25,7 @@ def lacks(name: str, fleet: Fleet) -> str:
             "gpu-only": "anything but a CPU" * bool(fleet.cpu.all())}.get(name, "")
 
 
-def aimed(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:
+def policy_for(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:
     """Return a policy that pursues an objective, and places gangs if it can; ``gangs``: it must.
 
     Raises InputError for one that is not there, a policy that takes no objective, and one that places no gangs.

@@ -57,7 +57,7 @@ def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path, alone
         part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{together}{'-alone' if alone else ''}"
         specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}, gang) for name in names]
         jobs = replace(Jobs.plain(len(names)), ids=names, devices=np.full(len(names), gang))
-        prepared = PreparedJobs(specs, jobs, slots, np.full((len(names), 1), _GUESS_S), registry.aimed("first-come"),
+        prepared = PreparedJobs(specs, jobs, slots, np.full((len(names), 1), _GUESS_S), registry.policy_for("first-come"),
                                 spawn=site.spawn)
         _, ends, _ = executor.execute(prepared, part, again=lambda _: True)
         probes |= {(row.job_id, gang, device_type): row.result if row.status == "done" else
@@ -158,9 +158,9 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
 
     Raises InputError for a wrong file, policy or objective, or a job that cannot run there, before anything is probed.
     """
-    registry.aimed(name, objective)
+    registry.policy_for(name, objective)
     specs, jobs = read(path, out)
-    policy = registry.aimed(name, objective, jobs.has_gangs or jobs.most_devices is not None)
+    policy = registry.policy_for(name, objective, jobs.has_gangs or jobs.most_devices is not None)
     site = site_of(jobs, count)
     fleet = fleet_of(site.slots)
     for job in np.flatnonzero(~(site.able & (fleet.counts >= jobs.gang[:, None])).any(axis=1)):

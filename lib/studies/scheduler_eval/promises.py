@@ -142,7 +142,7 @@ def careful(draw: Mix, spread: np.ndarray, seeds: int) -> pd.DataFrame:
         asked = replace(problem, jobs=replace(problem.jobs, deadline_s=usual_s))
         true = drifted(asked, spread, seed)
         for objective, figure in (("makespan", "makespan_s"), ("deadline", "late")):
-            policy = registry.aimed("hybrid", objective)
+            policy = registry.policy_for("hybrid", objective)
             planned, taken = risk.place(asked, policy, objective, spread[problem.jobs.job_class])
             plain = metrics.metrics(simulate(true, policy))[figure]
             careful = plain if taken == risk.PREDICTED else \

@@ -19,7 +19,7 @@ from lib import files
 from lib.errors import InputError
 from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
-from lib.schedule.runtime.engine.plan import plan, ranked
+from lib.schedule.runtime.engine.plan import plan, with_priorities
 from lib.schedule.runtime.engine.slots import Attempt, Slots, SlotState
 from lib.schedule.runtime.engine.view import View, view_of
 from lib.schedule.runtime.journal import ByDeviceType, Entry, Journal
@@ -61,7 +61,7 @@ class Engine:
                  contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None, gather_s: float = 0.0):
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
         self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
-        self._prioritised_policy = ranked(policy, lambda job: self.view.entries[job].priority)
+        self._prioritised_policy = with_priorities(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._posted, (self._bell, self._ring) = threading.RLock(), deque(), Pipe(duplex=False)
         self._thread = None  # that runs
         self._tried, self._began, self._offset_s = Counter(journal.tried()), time.monotonic(), journal.last_s()

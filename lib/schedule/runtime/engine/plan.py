@@ -26,7 +26,7 @@ class _Shown(NamedTuple):
     memory: dict[type, Any]
 
 
-def ranked(policy: Policy, priority: Callable[[int], int]) -> Policy:
+def with_priorities(policy: Policy, priority: Callable[[int], int]) -> Policy:
     """Return a policy that obeys priorities (by job number, the highest first) and else decides as ``policy`` does.
 
     **No job starts on a device type while a job of higher priority waits that can run there.** ``policy`` sees neither such
@@ -73,7 +73,7 @@ def plan(view: View, policy: Policy, spread: ByDeviceType) -> pd.DataFrame:
     if view.entries:
         running = {ran.job for ran in state.running.values()}
         problem = Problem(state.jobs, state.fleet, view.predict.table, view.predict.table)
-        obeying = ranked(policy, lambda job: view.entries[job].priority)
+        obeying = with_priorities(policy, lambda job: view.entries[job].priority)
         outcome = simulate(problem, obeying, known_contention=state.contention, state=state)
         in_time = _in_time(view, outcome, now_s, spread)
         for row in outcome.attempts_done.sort_values(["start_s", "device"]).itertuples():
