@@ -83,7 +83,8 @@ class Matrix:
             store.write(run, paths.RUNS / f"{name}.csv", "runs")
             return run.iloc[0]
 
-        self._write = lambda cells: matrix.run_matrix(cells, 3, measure=measure)
+        matrix.in_a_process = measure
+        self._write = lambda cells: matrix.run_matrix(cells, 3)
 
     def write(self, folder):
         from lib import paths

@@ -587,6 +587,7 @@ def test_a_fine_tune_is_predicted_by_its_steps_and_evaluations(home):
     steps, step_ms, batches, batch_ms = map(float, numbers)
     assert steps == 3 * 3 and batches == 3 * 3 + 3, "48 samples of each split"
     assert seconds == pytest.approx((steps * step_ms + batches * batch_ms) / 1e3, rel=0.01)
+    assert advice.advise(config | {"autocast_dtype": "bf16"}, [("cpu", "any")]) == {}, "no CPU's training was measured in bf16"
 
 
 def test_journal_and_database_are_brought_together_at_each_start(tmp_path):

@@ -31,6 +31,8 @@ def advise(config: Mapping[str, Any], processors: Sequence[tuple[str, str]]) -> 
             predictor = registry.predictor("cpu" if kind == "cpu" else registry.vendor_of(name), checked.precision)
         except InputError:
             continue
+        if predictor is None:  # a CPU without a model of this element type
+            continue
         steps = {mode: loops[kind].step(predictor, mode) for mode in counts}
         ms = {mode: step.predicted_ms for mode, step in steps.items()}
         words = (f"{counts['train']:,} steps of {ms['train']:,.3g} ms, {counts['infer']:,} evaluated batches of "

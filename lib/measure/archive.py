@@ -13,6 +13,7 @@ from lib.config.definitions import TORCH
 from lib.errors import InputError, choices, entry
 
 NO_MACHINES = ("models", "gavel")  # other folders beside those of machines
+RUNTIMES = "runtimes"  # the campaign of networks in several runtimes
 TRAININGS = ("cpu", "gains", "profiles", "power", "neusight", "aiconfigurator", "timm")  # models --train
 
 
@@ -103,8 +104,12 @@ def of_device(table: pd.DataFrame, devices: Iterable[str], hardware_id: str = ""
 
 
 def networks_files(folder: Path) -> list[Path]:
-    """Return the tables ``networks`` of a machine, those of each of its campaigns."""
-    return sorted([*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet")])
+    """Return the tables ``networks`` of a machine, of each of its campaigns in torch alone.
+
+    Those of a campaign RUNTIMES shared their processes with other runtimes: their memory and its faults are not torch's.
+    """
+    files = (*folder.glob("networks/*.parquet"), *folder.glob("networks/*/networks.parquet"))
+    return sorted(path for path in files if path.parent.name != RUNTIMES)
 
 
 def networks(folder: Path) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from lib import csv_files, store
-from lib.errors import InputError
+from lib.errors import InputError, choices
 from lib.measure import archive
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, network_training, registry
@@ -21,7 +21,7 @@ from lib.predict.scores import half_interval, score
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
-_CAMPAIGN = "networks/runtimes/networks.parquet"
+_CAMPAIGN = f"networks/{archive.RUNTIMES}/networks.parquet"
 _QUANTILES = np.linspace(0.005, 0.995, 100)  # that stand for the errors of a device
 _OUTSIDERS = ("device", "int8_instructions", "network", "input_shape", "condition", "gain", "source")
 
@@ -139,7 +139,9 @@ def outsiders(files: Mapping[str, Runtimes]) -> pd.DataFrame:
     for row in table.to_dict("records"):
         instructions = {"int8": tuple(row["int8_instructions"].split())}
         file = runtimes.nearest([*files.values()], instructions)
-        way = next(way for way in file.conditions if way.words == row["condition"])
+        way = {way.words: way for way in file.conditions}.get(row["condition"])
+        if way is None:
+            raise InputError(f"{OUTSIDERS}: {file.machine} has no networks in {row['condition']}, {row['device']} has")
         if file.lends(way, instructions):
             work = items[row["network"], "infer", 1]
             terms = runtimes.terms(work, composition.predicted_operators(work, model))
@@ -157,10 +159,13 @@ def _half(rows: pd.DataFrame) -> float:
 def ship() -> pd.DataFrame:
     """Learn from each reference machine's networks, write the files that ship and held-out rows, and return the scores.
 
-    The machine with the most networks is learned first; rates of the others are expected near its own.
+    The machine with the most networks is learned first; rates of the others are expected near its own. Raises InputError for
+    fewer than two machines.
     """
-    rows, files, scores, first = {}, {}, [], None
-    for name, path in campaigns().items():
+    rows, files, scores, first, tables = {}, {}, [], None, campaigns()
+    if len(tables) < 2:
+        raise InputError(f"one machine has {_CAMPAIGN}, {choices(tables)}; ranges of other CPUs are learned from two or more")
+    for name, path in tables.items():
         rows[name], files[name], predicted = _learned_file(name, path, first)
         first = rows[name] if first is None else first
         held_out.save(held_out_rows(name, predicted), _path(name))

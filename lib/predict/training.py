@@ -105,9 +105,10 @@ def targets(folder: Path) -> list[Target]:
 def _labelled(path: Path) -> pd.DataFrame:
     """Return a sweep with the GPU's name, by its provenance (its device id where none is known), empty for a CPU's rows."""
     table, meta = store.read(path, "sweep"), path.with_name("sweep.meta.json")
-    names = {device: str(machine.own_hardware(device, {"gpus": [], **identity.get("hardware", {})}).get(
-        "name", device.removeprefix("cpu"))) for device, identity in mapping(
-            mapping(store.read_json(meta), meta).get("devices"), meta).items()}
+    names = {}
+    for device, identity in mapping(mapping(store.read_json(meta), meta).get("devices"), meta).items():
+        hardware = machine.own_hardware(device, {"gpus": [], **identity.get("hardware", {})})
+        names[device] = str(hardware.get("name", device.removeprefix("cpu")))
     gpu = table["device"].map(names).fillna("")
     return table.assign(gpu=gpu, threads=table["threads"].where(gpu == "", 0))  # a GPU's are its host's
 

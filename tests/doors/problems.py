@@ -58,8 +58,7 @@ def _attempt(data, folder):
 
     def read():
         problem = problem_files.read(*paths.values())
-        parts = problem.energy, problem.jobs, problem.fleet
-        return problem.predicted_s, problem.actual_s, *map(astuple, parts)
+        return problem.predicted_s, problem.actual_s, problem.energy, astuple(problem.jobs), astuple(problem.fleet)
 
     tables = _tables(data)
     for name, rows in tables.items():

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -147,7 +148,8 @@ def differences(runs: Sequence[db.Run]) -> tuple[dict[str, list[Any]], dict[str,
     """Return the values of configurations by name: where they differ one for each run, and those that all have."""
     contents = [{**run.config.config_json, **run.config.config_json.get("parameters", {})} for run in runs]
     table = {name: [content.get(name) for content in contents] for name in sorted(set().union(*contents) - {"parameters"})}
-    same = {name: values[0] for name, values in table.items() if values.count(values[0]) == len(runs)}
+    texts = {name: {json.dumps(value, sort_keys=True) for value in values} for name, values in table.items()}
+    same = {name: values[0] for name, values in table.items() if len(texts[name]) == 1}
     return {name: values for name, values in table.items() if name not in same}, same
 
 

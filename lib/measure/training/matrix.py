@@ -197,7 +197,7 @@ def markdown(table: pd.DataFrame) -> str:
             return "–"
         if isinstance(value, float | np.floating):
             return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-        return str(value).replace("|", "\\|")
+        return str(value).replace("\\", "\\\\").replace("|", "\\|")
 
     lines = [list(map(text, table)), ["---"] * len(table.columns)]
     lines += [[text(value) for value in row] for row in table.itertuples(index=False)]

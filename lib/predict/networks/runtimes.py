@@ -180,7 +180,7 @@ def shipped() -> Runtimes:
 def nearest(files: Sequence[Runtimes], instructions: Mapping[str, Sequence[str]], name: str = "") -> Runtimes:
     """Return what was learned on the machine ``name``, or else on the CPU most like one with these ``instructions``."""
     return min(files, key=lambda file: (file.machine != name, sum(
-        theirs != tuple(instructions.get(dtype, ())) for dtype, theirs in file.instructions.items())))
+        tuple(wanted) != file.instructions.get(dtype, ()) for dtype, wanted in instructions.items())))
 
 
 def known() -> tuple[RuntimeCondition, ...]:

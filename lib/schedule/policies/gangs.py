@@ -113,5 +113,6 @@ def _fill_in(plan: _Plan, state: State, predict: Predict, budget: CoreBudget) ->
         fits = (here <= left_s) & (here <= _SLOWER * times.min(axis=1, initial=inf))
         order = jobs[fits][np.argsort(-here[fits], kind="stable")].tolist()
         for place in places:
-            if not any(job not in budget.started and budget.start(job, place) for job in order):
+            started = next((job for job in order if job not in budget.started and budget.start(job, place)), None)
+            if started is None:
                 break

@@ -21,8 +21,9 @@ def policy(name: str, **options: object) -> Policy:
 
 def lacks(name: str, fleet: Fleet) -> str:
     """Return which device a policy needs and a fleet has none of; empty if it can run there."""
-    return {"cpu-only": "a CPU: a CPU's type begins with cpu" * (not fleet.cpu.any()),
-            "gpu-only": "anything but a CPU" * bool(fleet.cpu.all())}.get(name, "")
+    if name == "cpu-only" and not fleet.cpu.any():
+        return "a CPU: a CPU's type begins with cpu"
+    return "anything but a CPU" if name == "gpu-only" and fleet.cpu.all() else ""
 
 
 def policy_for(name: str, objective: str = "makespan", gangs: bool = False) -> Policy:

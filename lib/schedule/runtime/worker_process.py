@@ -28,6 +28,8 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def function(text: str) -> Callable[..., Any]:
     """Return the function that ``module:name`` names; InputError says what is wrong with the text."""
     try:
+        if ":" not in text:
+            raise ValueError("it has no colon")
         return pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"no function {text!r} ({error}); a task calls module:function") from None
