@@ -1,19 +1,23 @@
 """Whole networks measured in processes of their own: rounds, resuming, failures as rows, the verb."""
 
 import json
+import math
 import os
 import re
 import signal
 
 import numpy as np
 import pytest
+import torch
 
 from lib import paths, store
 from lib.config import definitions
 from lib.config.base import build
 from lib.measure import machine
+from lib.measure.energy import meters
 from lib.measure.networks import campaign, end_to_end, visits_file
 from lib.measure.networks.case import Case
+from lib.measure.reference_kernel import ReferenceKernel
 from lib.predict.networks import work
 from lib.work import networks
 from tests import output_of, refusal, refused
@@ -70,6 +74,19 @@ def die_at_batch_3(cases, *_):
     if any(case.batch_size == 3 for case in cases):
         die()
     return [result(case) for case in cases], IDS
+
+
+def test_another_runtime_is_timed_once_torchs_threads_have_stopped_spinning(monkeypatch):
+    """They spin on the cores for milliseconds after the reference kernel, which doubled the time of a short pass."""
+    ran, count = [], {}
+    monkeypatch.setattr(end_to_end, "program", lambda *_: (lambda: ran.append(1), 0.0))
+    for runtime in ("torch", "openvino"):
+        ran.clear()
+        case = Case("simple_cnn", "infer", 2, "3x28x28", runtime=runtime)
+        result = end_to_end._measure_case(case, torch.device("cpu"), end_to_end.Conditions(0.0, energy_s=0.0),
+                                          ReferenceKernel(torch.device("cpu")), meters.absent("none"), math.nan)
+        count[runtime] = len(ran) / len(result.samples_ms)
+    assert count["torch"] < 2 and count["openvino"] > 100
 
 
 def test_a_case_that_ends_the_process_fails_alone(monkeypatch):

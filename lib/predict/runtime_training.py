@@ -27,9 +27,10 @@ _OUTSIDERS = ("device", "int8_instructions", "network", "input_shape", "conditio
 
 
 def campaigns() -> dict[str, Path]:
-    """Return the tables of networks in several runtimes by machine, the largest first; InputError where there is none."""
+    """Return tables of networks in several runtimes by machine, most usable rows first; InputError where there is none."""
     archive.machine_with(_CAMPAIGN, "networks in several runtimes")
-    return dict(sorted(archive.machines_with(_CAMPAIGN).items(), key=lambda item: -len(store.read(item[1], "networks"))))
+    return dict(sorted(archive.machines_with(_CAMPAIGN).items(),
+                       key=lambda item: -store.read(item[1], "networks")["verdict"].isin(VERDICTS[:-1]).sum()))
 
 
 def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:

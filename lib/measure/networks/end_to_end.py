@@ -34,6 +34,7 @@ from lib.work import user_code
 _WARMUP = 2
 LEAST = 5  # passes of a case
 _PATIENCE = 3  # times its budget, while fewer passes than that found the processor as fast as usual
+_SPIN_S = 0.015  # so long torch's threads spin after the reference kernel, on cores that another runtime then lacks
 PREPARE_S = 300.0  # most seconds of an export or a compilation
 LATE = "it was not exported or compiled within"
 _IMPORTED = ("torchvision.models", "timm")  # what networks are built of, and takes longer to import than many to run
@@ -156,6 +157,12 @@ def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: Ref
                   rss_mb=sum(mb for _, mb in parts), prepare_s=prepare_s)
 
 
+def _run_for(seconds: float, run: Callable[[], object]) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        run()
+
+
 def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel, meter: Meter,
                   idle_w: float) -> Result:
     if case.instances > 1:
@@ -168,6 +175,8 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
     watch = LoadWatch(str(device))
     while len(samples_ms) < LEAST or time.perf_counter() < begun + how.case_s * (1 if usual >= LEAST else _PATIENCE):
         before_ms = kernel.wait()
+        if case.runtime != TORCH:
+            _run_for(_SPIN_S, run)
         samples_ms.append(host_ms(run, device))
         reference_ms.append(max(before_ms, kernel.after()))
         usual += not kernel.is_slow(reference_ms[-1])

@@ -178,9 +178,15 @@ def shipped() -> Runtimes:
 
 
 def nearest(files: Sequence[Runtimes], instructions: Mapping[str, Sequence[str]], name: str = "") -> Runtimes:
-    """Return what was learned on the machine ``name``, or else on the CPU most like one with these ``instructions``."""
-    return min(files, key=lambda file: (file.machine != name, sum(
-        tuple(wanted) != file.instructions.get(dtype, ()) for dtype, wanted in instructions.items())))
+    """Return what was learned on the machine ``name``, or else on the CPU most like one with these ``instructions``.
+
+    Of CPUs that are equally like it, that with most networks.
+    """
+    def distance(file: Runtimes) -> tuple[bool, int, int]:
+        differing = sum(tuple(wanted) != file.instructions.get(dtype, ()) for dtype, wanted in instructions.items())
+        return file.machine != name, differing, -sum(fitted.networks for fitted in file.conditions.values())
+
+    return min(files, key=distance)
 
 
 def known() -> tuple[RuntimeCondition, ...]:
