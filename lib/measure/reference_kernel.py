@@ -14,29 +14,48 @@ _MEMORY, _SETTLE_S, _WAIT_S = 600, 0.5, 0.12
 ELASTICITY, _WEIGHT = 0.45, 1.0  # expected of a machine of which nothing is known, and what that weighs, in squared logs
 
 
+class _Reversal:
+    """A square matrix whose rows and columns are reversed in turn by GEMMs, each of which reads what all threads wrote."""
+
+    def __init__(self, size: int):
+        self._reversal = torch.eye(size).flip(0).contiguous()
+        self._matrix, self._other = torch.randn(size, size), torch.empty(size, size)
+
+    def run(self, pairs: int) -> None:
+        for _ in range(pairs):
+            torch.mm(self._reversal, self._matrix, out=self._other)
+            torch.mm(self._other, self._reversal, out=self._matrix)
+
+
 class ReferenceKernel:
     """A fixed piece of work that tells whether the processor is as fast as usual just now.
 
     A neighbour on the same host shows in no counter of ours; it comes and goes within seconds, and slows this by as much
-    as it slows what we measure. Off the CPU it does not run: its times are NaN.
+    as it slows what we measure. A host that moves a virtual machine's cores apart slows what these pass to each other.
+    Off the CPU it does not run: its times are NaN.
     """
 
     def __init__(self, device: torch.device):
         self._runs = device.type == "cpu"
-        self._left, self._right, self._small = torch.randn(256, 256), torch.randn(256, 256), torch.randn(64)
-        self._out, self._history = torch.empty(256, 256), deque(maxlen=_MEMORY)
+        self._large, self._small, self._vector = _Reversal(256), _Reversal(96), torch.randn(64)
+        self._history = deque(maxlen=_MEMORY)
 
     def ms(self) -> float:
-        """Return how long it takes now: the geometric mean of six GEMMs on all threads and a hundred small calls on one."""
+        """Return how long it takes now: the geometric mean of three parts.
+
+        Six large GEMMs on all threads; twelve small ones, whose threads mostly wait for each other's results; a hundred calls
+        on one thread.
+        """
         if not self._runs:
             return np.nan
         begin = time.perf_counter_ns()
-        for _ in range(6):
-            torch.mm(self._left, self._right, out=self._out)
-        middle = time.perf_counter_ns()
+        self._large.run(3)
+        first = time.perf_counter_ns()
+        self._small.run(6)
+        second = time.perf_counter_ns()
         for _ in range(100):
-            torch.relu(self._small)
-        taken = ((middle - begin) * (time.perf_counter_ns() - middle)) ** 0.5 / 1e6
+            torch.relu(self._vector)
+        taken = ((first - begin) * (second - first) * (time.perf_counter_ns() - second)) ** (1 / 3) / 1e6
         self._history.append(taken)
         return taken
 

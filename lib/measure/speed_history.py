@@ -68,7 +68,7 @@ def look() -> Speed:
         ms = kernel.ms()
         taken += [ms] if elapsed > _SETTLE_S else []
     now_ms = float(np.median(taken or [ms]))
-    path = paths.DATA / "speed" / f"{machine.ids()['hardware_id']}_{torch.get_num_threads()}.csv"
+    path = paths.DATA / "speed" / f"{machine.ids()['hardware_id']}_{torch.get_num_threads()}_threads.csv"
     table = csv_files.with_columns(path, ("utc", "kernel_ms"), "delete it: it is the history of this processor's speed")
     good = table[(table["kernel_ms"] > 0) & np.isfinite(table["kernel_ms"])] if len(table) else table
     history = [*good[["utc", "kernel_ms"]].tail(_KEPT).itertuples(index=False, name=None), (store.utc_now(), now_ms)]
