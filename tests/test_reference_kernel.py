@@ -5,11 +5,12 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.measure import speed_history
-from lib.measure.reference_kernel import ProcessorSpeed
+from lib.measure.reference_kernel import ProcessorSpeed, _Reversal
 from lib.measure.speed_history import Speed
 from tests import refused
 
@@ -86,3 +87,11 @@ def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(home, monkeypatc
 
 def full(*_):
     raise OSError(28, "No space left on device")
+
+
+def test_gemms_of_the_kernel_pass_their_results_on():
+    """Where the host moved two cores apart, only what they pass to each other becomes slower."""
+    part = _Reversal(96)
+    first = part._matrix.clone()
+    part.run(3)
+    assert torch.equal(part._matrix, first.flip(0, 1))  # exactly: values never grow, however often it runs
