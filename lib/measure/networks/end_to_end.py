@@ -153,7 +153,7 @@ def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: Ref
         for worker in workers:
             worker.shut_down()
     samples_ms = [ms for part, _ in parts for ms in part]
-    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=[max(before_ms, kernel.wait())] * len(samples_ms),
+    return Result(case=case, samples_ms=samples_ms, reference_kernel_ms=[max(before_ms, kernel.after())] * len(samples_ms),
                   rss_mb=sum(mb for _, mb in parts), prepare_s=prepare_s)
 
 
@@ -188,13 +188,6 @@ def _measure_case(case: Case, device: torch.device, how: Conditions, kernel: Ref
                   prepare_s=prepare_s, tensors_mb=tensors_mb, energy=PassEnergy(energy_j=pass_j, **energy.columns))
 
 
-def _unpin(cores: Sequence[int]) -> None:
-    """Let each thread of this process run on all cores: OpenVINO pins some, and a thread that those start inherits it."""
-    for thread in (int(task.name) for task in Path("/proc/self/task").glob("*")):
-        with suppress(OSError):
-            os.sched_setaffinity(thread, cores)
-
-
 def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[list[Result], store.Facts]:
     """Measure cases in this process, one after another; DeviceLostError where a GPU breaks."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler counts allocations, and is to say nothing
@@ -206,9 +199,8 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
         meter = open_meter(str(device)) if how.energy_s else absent("energy_s is 0")
         idle_w = windows.idle_w(meter)
         torch.nn.functional.conv2d(torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))  # the libraries are there before we count
-        results, cores = [], own_cores()
+        results = []
         for case in cases:
-            _unpin(cores)
             try:
                 with user_code.running(f"model {case.network!r} does not run"):
                     results.append(_measure_case(case, device, how, kernel, meter, idle_w))
