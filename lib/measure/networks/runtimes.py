@@ -4,6 +4,7 @@ Static quantisation (QDQ, weights per channel) is calibrated on one random batch
 """
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,7 @@ def _onnxruntime(path: Path, arrays: Sequence[np.ndarray], _: str) -> Run:
 
 
 def _openvino(path: Path, arrays: Sequence[np.ndarray], dtype: str) -> Run:
+    sys.modules.setdefault("openvino_telemetry", None)  # it reports from a process that takes a core for the first two seconds
     import openvino
 
     wanted = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads(),
