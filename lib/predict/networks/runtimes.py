@@ -26,7 +26,8 @@ from lib.predict.networks.work import Work
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
 RETRAIN = "train it again with: python -m lib models --train runtimes"
-TERMS = (*OPERATOR_KINDS, "weights", "calls", "fresh")
+KINDS = (*OPERATOR_KINDS, "relu", "gelu", "activation", "softmax")
+TERMS = (*KINDS, "weights", "calls", "fresh")
 PREPARED = ("start", "calls", "weights_mb")
 _WEIGHT_MS, _CALL_MS, _FRESH_MS = 0.15, 0.004, 0.3  # what a MB of weights, a call and a MB of fresh memory are expected to cost
 _FLOPS, _BYTES = 1.5e8, 2e7  # in a ms, of a usual CPU: learned rates make up for another one
@@ -75,6 +76,13 @@ class RuntimeCondition:
 EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
 
 
+def _kinds_of(operators: pd.DataFrame) -> np.ndarray:
+    """Return the kind (of KINDS) of each operator: activations and softmax apart, which runtimes fuse or keep in fp32."""
+    names = operators["op"].to_numpy(str)
+    activations = operators["kind"].map({"relu": "relu", "hardtanh": "relu", "gelu": "gelu"}).fillna("activation")
+    return np.select([names == "activation", names == "softmax"], [activations, names], composition.kinds_of(operators))
+
+
 def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
     """Return TERMS of a network in ms; ``operators`` are those of ``work`` as predicted (``predicted_operators``).
 
@@ -82,8 +90,8 @@ def terms(work: Work, operators: pd.DataFrame) -> dict[str, float]:
     runtime has other kernels, which are nearer to the roofline.
     """
     roofline_ms = np.maximum(operators["flops"] / _FLOPS, operators["bytes"] / _BYTES) * operators["calls"]
-    kinds = composition.kinds_ms(operators.assign(cost_ms=np.sqrt(operators["cost_ms"] * roofline_ms)))
-    return kinds | {
+    cost_ms = np.sqrt(operators["cost_ms"] * roofline_ms).groupby(_kinds_of(operators)).sum()
+    return cost_ms.reindex(KINDS, fill_value=0.0).to_dict() | {
         "weights": work.weight_bytes / 1e6 * _WEIGHT_MS, "calls": work.calls * _CALL_MS,
         "fresh": work.fresh_bytes / 1e6 * _FRESH_MS}
 
@@ -112,7 +120,7 @@ def learn(rows: Mapping[RuntimeCondition, pd.DataFrame], elsewhere: Mapping[Runt
                 usual[-1] = _NO_FRESH
             part, (kind, common, beside) = rows.get(way), _FIRST if first else _LATER
             if part is not None and len(part):
-                (model,) = sums(len(OPERATOR_KINDS), (kind,), common, beside, _NOISE, usual)
+                (model,) = sums(len(KINDS), (kind,), common, beside, _NOISE, usual)
                 usual = model.rates(model.logs(part[list(TERMS)].to_numpy(float), part["latency_ms"].to_numpy(float)))
             rates[way] = dict(zip(TERMS, usual.tolist(), strict=True))
         return np.array([*rates[way].values()])
