@@ -88,7 +88,9 @@ def test_research_has_the_errors_on_a_cpu_and_of_gains(table):
 _RUNTIMES = {"AVX2": "amd-epyc-2c-d474a16a", "Zen 5": "amd-epyc-2c-ea2da3d4", "Xeon": "intel-xeon-2c-397e4cfa"}
 _CHOICES = {"always OpenVINO fp32, where it ran": "always openvino fp32", "always eager torch": "always torch eager",
             "always ONNX Runtime fp32, where it ran": "always onnxruntime fp32",
-            "always torch.compile fp32, where it ran": "always torch.compile fp32", "with int8: predicted": "predicted"}
+            "always torch.compile fp32, where it ran": "always torch.compile fp32",
+            "always OpenVINO bf16, where it ran": "always openvino bf16",
+            "always OpenVINO int8, where it ran": "always openvino int8"}
 
 
 def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
@@ -105,10 +107,15 @@ def test_research_has_the_gains_of_runtimes_and_what_choices_cost():
             row = gains.loc[condition, machine]
             assert cell == [f"{row.n:.0f}", f"{row.mean_gain:.1f} ({row.least_gain:.1f} to {row.most_gain:.1f})",
                             f"{row.median_pct:.0f}", f"{row.sign_pct:.0f} / {row.always_pct:.0f}"]
-    for words, *cells in (row for row in shown if row[0] in {"predicted", *_CHOICES}):
-        costs = runtime_choices.summary(runtime_choices.choices(ran, exact="int8" not in words))
-        costs = costs[costs["choice"] == _CHOICES.get(words, words)].set_index("machine").loc[[*_RUNTIMES.values()]]
-        assert cells == [text for row in costs.itertuples() for text in (f"{row.best_named_pct:.0f}", f"{row.regret_pct:.1f}")]
+    costs = {among: runtime_choices.summary(runtime_choices.choices(ran, dtypes)).set_index(["choice", "machine"])
+             for among, dtypes in (("fp32", ["fp32"]), ("all", ["fp32", "bf16", "int8"]))}
+    lines = [row for row in shown if row[0] in costs]
+    assert {row[0] for row in lines} == set(costs)
+    for among, words, *cells in lines:
+        rows_of = costs[among].loc[_CHOICES.get(words, words)]
+        assert cells == [text for machine in _RUNTIMES.values() for text in (
+            (f"{rows_of.best_named_pct[machine]:.0f}", f"{rows_of.regret_pct[machine]:.1f}") if machine in rows_of.index
+            else ("", ""))]
 
 
 def test_research_has_the_errors_of_runtimes_on_measured_cpus_and_on_those_left_out():

@@ -1,5 +1,7 @@
 """Which runtime a network is advised to run in on a CPU, and what that costs beside the best one that was measured."""
 
+from collections.abc import Collection
+
 import pandas as pd
 
 from lib.predict import held_out
@@ -7,8 +9,8 @@ from lib.predict.networks import runtimes
 from lib.predict.networks.runtimes import EAGER
 
 _CASE = ["device", "case", "group", "batch_size"]
-RULES = {"always torch eager": EAGER.words, "always openvino fp32": "openvino fp32",
-         "always onnxruntime fp32": "onnxruntime fp32", "always torch.compile fp32": "torch.compile fp32"}
+RULES = {"always torch eager": EAGER.words} | {f"always {words}": words for words in (
+    "openvino fp32", "onnxruntime fp32", "torch.compile fp32", "openvino bf16", "openvino int8")}
 
 
 def rows() -> pd.DataFrame:
@@ -25,13 +27,13 @@ def rows() -> pd.DataFrame:
                        predicted_gain=both["predicted_eager"] / both["predicted"])
 
 
-def choices(table: pd.DataFrame, exact: bool = False) -> pd.DataFrame:
+def choices(table: pd.DataFrame, dtypes: Collection[str] = ("fp32", "bf16", "int8")) -> pd.DataFrame:
     """Return for each network and batch of ``rows`` the best condition by prediction and by measurement, and regrets in %.
 
-    Of the conditions that were measured of it; ``exact`` leaves out int8. ``regret_pct`` is the time an image takes in the
-    predicted condition over the least measured one; each of RULES has its regret where it was measured.
+    Of the conditions that were measured of it, in the element types ``dtypes``. ``regret_pct`` is the time an image takes in
+    the predicted condition over the least measured one; each of RULES has its regret where it was measured.
     """
-    table = table[~table["condition"].str.contains("int8")] if exact else table
+    table = table[table["condition"].str.split().str[1].isin(dtypes)]
     lines = []
     for case, part in table.set_index("condition").groupby(_CASE, sort=False):
         regret = (part["measured"] / part["measured"].min() - 1) * 100
