@@ -215,6 +215,18 @@ def test_a_cpu_is_answered_from_the_one_whose_instructions_are_its_own(monkeypat
     runtimes.shipped.cache_clear()
 
 
+def test_bf16_in_a_runtime_is_answered_by_a_cpu_without_a_model_of_it(monkeypatch):
+    monkeypatch.setattr(machine, "name", lambda: "another")
+    zen = runtimes.Runtimes.load(runtimes.FOLDER / "cpu-amd-epyc-2c-ea2da3d4.json")
+    monkeypatch.setattr(machine, "instructions", lambda dtype: zen.instructions.get(dtype, ()))
+    monkeypatch.setattr(registry, "has_cpu", lambda dtype: dtype == "fp32")
+    runtimes.shipped.cache_clear()
+    in_fp32, in_bf16 = (advise.advise(Query("squeezenet1_1", 1, runtime="openvino", dtype=dtype), ["cpu"]).table
+                        for dtype in ("fp32", "bf16"))
+    runtimes.shipped.cache_clear()
+    assert in_bf16["predicted_ms"].item() < in_fp32["predicted_ms"].item()
+
+
 def test_rates_of_another_machine_are_where_learning_begins():
     draw = np.random.default_rng(0)
     terms = pd.DataFrame(draw.dirichlet(np.full(len(TERMS), 0.4), 60), columns=list(TERMS))

@@ -62,19 +62,19 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    results = answers(captured, for_networks(devices, query.dtype), bool(devices))
+    results = answers(captured, for_networks(devices, query.dtype, query.is_for_cpu), bool(devices))
     table = predictions(results)
     fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
     compared = [answer for answer in results if answer.predictor.device in fastest]
     return Advice(captured, results, table, _crossovers(compared) if crossovers and len(compared) > 1 else ())
 
 
-def for_networks(devices: Sequence[str], dtype: str) -> list[registry.Predictor]:
+def for_networks(devices: Sequence[str], dtype: str, in_runtime: bool = False) -> list[registry.Predictor]:
     """Return the devices that networks can be predicted on in an element type, see ``registry.for_devices``.
 
-    This machine's CPU answers from its fp32 model and a learned gain if it has no model of the element type.
+    This machine's CPU answers from its fp32 model and a learned gain, or in another runtime, if it has no model of the type.
     """
-    repeated, by_gain = len(set(devices)) < len(devices), dtype == INT8 or gains.serves(dtype)
+    repeated, by_gain = len(set(devices)) < len(devices), in_runtime or dtype == INT8 or gains.serves(dtype)
     if repeated or (devices and "cpu" not in devices) or registry.has_cpu(dtype) or not by_gain:
         return registry.for_devices(devices, dtype)
     (cpu,) = registry.for_devices(["cpu"], "fp32")

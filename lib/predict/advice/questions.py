@@ -99,7 +99,7 @@ def answer(questions: Sequence[Question], more: Sequence[str] = ()) -> pd.DataFr
     A question without an answer has the reason in ``error``, and no numbers. ``more``: fields of the passes' ``Estimate``.
     """
     rows, groups = {}, {}
-    models = cached_with_errors(lambda device, dtype: advise.for_networks([device] if device else [], dtype))
+    models = cached_with_errors(lambda device, *how: advise.for_networks([device] if device else [], *how))
     for question in questions:
         groups.setdefault(question.shared, []).append(question)
     for query, same in track(groups.items(), "networks"):
@@ -132,7 +132,7 @@ def _answered(question: Question, at, models, more: Sequence[str]) -> Iterator[d
         captured = at(query.batch_per_gpu)
         captured = captured.with_changes(**{name: getattr(query, name) for name in _APART},
                                          batch_size=captured.query.batch_size * query.gpus)
-        predictors = models(question.device, query.dtype)
+        predictors = models(question.device, query.dtype, query.is_for_cpu)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):
             yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""} | {
                 name: getattr(result.passes, name) for name in more}
