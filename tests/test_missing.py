@@ -138,7 +138,7 @@ def board():
 
 
 def compared(rows):
-    return (runtime_choices.choices(rows, exact=True),)
+    return runtime_choices.choices(rows), runtime_choices.choices(rows, ["fp32"])
 
 
 def side_by_side(rows):
