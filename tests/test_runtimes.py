@@ -204,6 +204,9 @@ def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
     assert (chosen["regret_pct"] >= 0).all()
     for _, scores in runtime_choices.summary(chosen).set_index("choice").groupby("machine")["regret_pct"]:
         assert scores["predicted"] < scores["always openvino fp32"] < scores["always torch eager"]
+    for rule in runtime_choices.RULES:  # in the cases where its condition ran
+        regrets = chosen[chosen[rule].notna()].groupby("device")[["regret_pct", rule]].mean()
+        assert len(regrets) >= 2 and (regrets["regret_pct"] <= regrets[rule]).all(), rule
 
 
 def test_a_cpu_is_answered_from_the_one_whose_instructions_are_its_own(monkeypatch):
