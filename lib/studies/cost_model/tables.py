@@ -70,9 +70,11 @@ def gains(rows: pd.DataFrame) -> pd.DataFrame:
 def runtime_numbers(chosen: pd.DataFrame, fp32: pd.DataFrame) -> Numbers:
     """Return what the choice of a runtime costs (``runtime_choices.choices``; and in fp32 alone), and what was best."""
     best = chosen["best"].value_counts(normalize=True).mul(100).rename_axis("condition").rename("pct").reset_index()
-    return {"chosen": chosen, "fp32": fp32, "best": best.head(_NAMED), "int8": chosen["always openvino int8"],
-            "openvino": fp32["always openvino fp32"], "hit": (chosen["regret_pct"] == 0).mean() * 100,
-            "hit_fp32": (fp32["regret_pct"] == 0).mean() * 100}
+    numbers = {"chosen": chosen, "fp32": fp32, "best": best.head(_NAMED)}
+    for dtype, costs in (("int8", chosen), ("fp32", fp32)):  # a rule and the prediction in the same cases
+        rule = costs[f"always openvino {dtype}"]
+        numbers |= {f"always_{dtype}": rule, f"beside_{dtype}": costs.loc[rule.notna(), "regret_pct"]}
+    return numbers | {f"{name}_hit": (numbers[name]["regret_pct"] == 0).mean() * 100 for name in ("chosen", "fp32")}
 
 
 def ours(scores: pd.DataFrame) -> pd.DataFrame:
