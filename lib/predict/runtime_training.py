@@ -10,6 +10,9 @@ import pandas as pd
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.measure import archive
+from lib.measure.networks import campaign, visits_file
+from lib.measure.networks.end_to_end import LEAST
+from lib.measure.reference_kernel import USUAL, ProcessorSpeed
 from lib.measure.statistics import VERDICTS
 from lib.predict import held_out, network_training, registry
 from lib.predict.network_training import Works
@@ -21,6 +24,7 @@ from lib.predict.scores import half_interval, score
 from lib.work import networks
 
 _CASE = ["network", "mode", "batch_size"]
+_CONDITION = ["runtime", "compiled", "dtype", "threads", "instances"]
 _CAMPAIGN = f"networks/{archive.RUNTIMES}/networks.parquet"
 _QUANTILES = np.linspace(0.005, 0.995, 100)  # that stand for the errors of a device
 _OUTSIDERS = ("device", "int8_instructions", "network", "input_shape", "condition", "gain", "source")
@@ -40,6 +44,35 @@ def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
     rows = pd.DataFrame([terms[key] for key in table[_CASE].itertuples(index=False, name=None)], table.index)
     return table.assign(family=table["network"].map(networks.family), way=runtimes.words_of(table),
                         usable=table["verdict"] != VERDICTS[-1], **rows)
+
+
+def at_usual_speed(table: pd.DataFrame, raw: Path) -> pd.DataFrame:
+    """Return a table ``networks`` with latencies at the processor's usual speed, by the reference kernel beside each.
+
+    How they follow the kernel is learned from visits in ``raw`` that repeat a case, by batch size, and apart for one process on
+    all threads, whose cores wait for each other. Each condition has a usual time of the kernel: idle threads may slow it.
+    """
+    visits = pd.DataFrame([{**vars(result.case), "latency_ms": np.median(result.samples_ms),
+                            "yardstick_ms": np.median(result.reference_kernel_ms)}
+                           for visit in visits_file.recorded(raw) for result in visit.results
+                           if len(result.samples_ms) >= LEAST])
+    every, latency_ms = table["threads"].max(), table["latency_ms"].copy()
+    visits["threads"] = visits["threads"].replace(0, every)
+    usual_ms = visits.groupby(_CONDITION)["yardstick_ms"].quantile(USUAL / 100).rename("usual_ms")
+
+    def slower(rows: pd.DataFrame, kernel_ms: pd.Series) -> pd.Series:
+        return kernel_ms / rows.join(usual_ms, on=_CONDITION)["usual_ms"]
+
+    def on_all(rows: pd.DataFrame) -> pd.Series:
+        return (rows["threads"] == every) & (rows["instances"] == 1)
+
+    visits = visits.assign(yardstick_ms=slower(visits, visits["yardstick_ms"]),
+                           config=visits.groupby([*_CASE, *_CONDITION]).ngroup())
+    slower_by = slower(table, campaign.reference_ms(table, raw))
+    for (batch_size, is_on_all), rows in table.groupby(["batch_size", on_all(table)]):
+        speed = ProcessorSpeed.from_visits(visits[(visits["batch_size"] == batch_size) & (on_all(visits) == is_on_all)])
+        latency_ms[rows.index] = replace(speed, usual_ms=1.0).at_usual_ms(rows["latency_ms"], slower_by[rows.index])
+    return table.assign(latency_ms=latency_ms)
 
 
 def _by_way(rows: pd.DataFrame, known: Collection[RuntimeCondition] = ()) -> dict[RuntimeCondition, pd.DataFrame]:
@@ -192,7 +225,7 @@ def _path(machine: str) -> Path:
 def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd.DataFrame, Runtimes, pd.DataFrame]:
     """Learn from one machine's networks; return its rows ``with_terms``, its file, and the rows ``left_out``."""
     facts, table = store.read_json(path.with_name("networks.meta.json")), store.read(path, "networks")
-    table = table[table["status"] == "ok"].reset_index(drop=True)
+    table = at_usual_speed(table[table["status"] == "ok"].reset_index(drop=True), path.with_name("visits.jsonl"))
     items = network_training.works(table.assign(input_shape=""))
     rows = with_terms(table, items)
     predicted, rates = left_out(rows, first), _learned(rows, first)
