@@ -16,7 +16,7 @@ from lib.config.base import build
 from lib.config.definitions import Campaign
 from lib.errors import InputError
 from lib.measure import machine, worker
-from lib.measure.networks import campaign, end_to_end
+from lib.measure.networks import campaign, end_to_end, visits_file
 from lib.measure.networks import runtimes as engines
 from lib.measure.networks.case import Case, program
 from lib.measure.networks.end_to_end import Conditions, in_a_process
@@ -190,6 +190,26 @@ def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(like_th
     assert not [change for change in suggestions.changes(cpu_answer("squeezenet1_1", 1)) if "int8" in change.what]
     with refused("no runtime 'tvm'; there are: torch, onnxruntime, openvino"):
         CapturedQuery(Query("squeezenet1_1", 1, runtime="tvm"))
+
+
+def test_times_are_compared_at_the_processors_usual_speed(tmp_path):
+    """Cores far apart delay passes on all threads, in each visit of the first network; not those of a thread alone."""
+    def result(case, ms, kernel_ms):
+        return visits_file.Result(case=case, samples_ms=[ms] * 6, reference_kernel_ms=[kernel_ms] * 6)
+
+    names = ["resnet18", "mobilenet_v2", "squeezenet1_1", "alexnet", "googlenet", "mnasnet1_0", "densenet121", "vgg11"]
+    slow = {(place, number): 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0 for place in range(8) for number in range(9)}
+    visits = [visits_file.Visit(round=number, network=names[place], memory="default", device="cpu", results=[
+        result(Case(names[place], "infer", 1), 5.0 * factor ** 0.8, 0.2 * factor),
+        result(Case(names[place], "infer", 1, threads=1), 9.0, 0.2 * factor)],
+        identity={"threads": 2, "hardware_id": "a", "software_id": "b"}) for (place, number), factor in slow.items()]
+    raw = tmp_path / "visits.jsonl"
+    raw.write_bytes(b"".join(visit.line for visit in visits))
+    table = campaign.summarise(visits, visits[0].identity, "cpu").set_index(["network", "threads"], drop=False)
+    ms = runtime_training.at_usual_speed(table.reset_index(drop=True), raw)["latency_ms"].set_axis(table.index)
+    assert table["latency_ms"]["resnet18", 2] > 6.1 and ms["resnet18", 2] == pytest.approx(5.0, rel=0.05)
+    assert ms.drop("resnet18").xs(2, level="threads").to_numpy() == pytest.approx(5.0, rel=0.01)
+    assert ms.xs(1, level="threads").to_numpy() == pytest.approx(9.0, rel=0.05)
 
 
 def test_committed_predictions_give_the_scores_of_the_file_and_the_choices():
