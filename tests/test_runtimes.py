@@ -198,7 +198,8 @@ def test_times_are_compared_at_the_processors_usual_speed(tmp_path):
         return visits_file.Result(case=case, samples_ms=[ms] * 6, reference_kernel_ms=[kernel_ms] * 6)
 
     names = ["resnet18", "mobilenet_v2", "squeezenet1_1", "alexnet", "googlenet", "mnasnet1_0", "densenet121", "vgg11"]
-    slow = {(place, number): 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0 for place in range(8) for number in range(9)}
+    slow = {(place, number): 1.3 if place == 0 or (place + number) % 3 == 0 else 1.0
+            for place in range(len(names)) for number in range(9)}
     visits = [visits_file.Visit(round=number, network=names[place], memory="default", device="cpu", results=[
         result(Case(names[place], "infer", 1), 5.0 * factor ** 0.8, 0.2 * factor),
         result(Case(names[place], "infer", 1, threads=1), 9.0, 0.2 * factor)],
@@ -208,7 +209,7 @@ def test_times_are_compared_at_the_processors_usual_speed(tmp_path):
     table = campaign.summarise(visits, visits[0].identity, "cpu").set_index(["network", "threads"], drop=False)
     ms = runtime_training.at_usual_speed(table.reset_index(drop=True), raw)["latency_ms"].set_axis(table.index)
     assert table["latency_ms"]["resnet18", 2] > 6.1 and ms["resnet18", 2] == pytest.approx(5.0, rel=0.05)
-    assert ms.drop("resnet18").xs(2, level="threads").to_numpy() == pytest.approx(5.0, rel=0.01)
+    assert ms.xs(2, level="threads").drop("resnet18").to_numpy() == pytest.approx(5.0, rel=0.01)
     assert ms.xs(1, level="threads").to_numpy() == pytest.approx(9.0, rel=0.05)
 
 

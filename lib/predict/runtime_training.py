@@ -46,32 +46,33 @@ def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
                         usable=table["verdict"] != VERDICTS[-1], **rows)
 
 
-def at_usual_speed(table: pd.DataFrame, raw: Path) -> pd.DataFrame:
-    """Return a table ``networks`` with latencies at the processor's usual speed, by the reference kernel beside each.
+def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
+    """Return a table ``networks`` with latencies at the processor's usual speed.
 
-    How they follow the kernel is learned from visits in ``raw`` that repeat a case, by batch size, and apart for one process on
-    all threads, whose cores wait for each other. Each condition has a usual time of the kernel: idle threads may slow it.
+    Each is scaled by a power of the time of the reference kernel beside it over the usual one. The power is learned from visits
+    that repeat a case, by batch size, and apart for one process on all threads, whose cores wait for each other. Each
+    condition has a usual time of the kernel, which a runtime's idle threads may slow.
     """
     visits = pd.DataFrame([{**vars(result.case), "latency_ms": np.median(result.samples_ms),
-                            "yardstick_ms": np.median(result.reference_kernel_ms)}
-                           for visit in visits_file.recorded(raw) for result in visit.results
+                            "kernel_ms": np.median(result.reference_kernel_ms)}
+                           for visit in visits_file.recorded(visits_path) for result in visit.results
                            if len(result.samples_ms) >= LEAST])
-    every, latency_ms = table["threads"].max(), table["latency_ms"].copy()
-    visits["threads"] = visits["threads"].replace(0, every)
-    usual_ms = visits.groupby(_CONDITION)["yardstick_ms"].quantile(USUAL / 100).rename("usual_ms")
+    all_threads, latency_ms = table["threads"].max(), table["latency_ms"].copy()
+    visits["threads"] = visits["threads"].replace(0, all_threads)
+    usual_ms = visits.groupby(_CONDITION)["kernel_ms"].quantile(USUAL / 100).rename("usual_ms")
 
-    def slower(rows: pd.DataFrame, kernel_ms: pd.Series) -> pd.Series:
+    def kernel_ratio(rows: pd.DataFrame, kernel_ms: pd.Series) -> pd.Series:
         return kernel_ms / rows.join(usual_ms, on=_CONDITION)["usual_ms"]
 
-    def on_all(rows: pd.DataFrame) -> pd.Series:
-        return (rows["threads"] == every) & (rows["instances"] == 1)
+    def uses_all(rows: pd.DataFrame) -> pd.Series:
+        return (rows["threads"] == all_threads) & (rows["instances"] == 1)
 
-    visits = visits.assign(yardstick_ms=slower(visits, visits["yardstick_ms"]),
+    visits = visits.assign(yardstick_ms=kernel_ratio(visits, visits["kernel_ms"]),
                            config=visits.groupby([*_CASE, *_CONDITION]).ngroup())
-    slower_by = slower(table, campaign.reference_ms(table, raw))
-    for (batch_size, is_on_all), rows in table.groupby(["batch_size", on_all(table)]):
-        speed = ProcessorSpeed.from_visits(visits[(visits["batch_size"] == batch_size) & (on_all(visits) == is_on_all)])
-        latency_ms[rows.index] = replace(speed, usual_ms=1.0).at_usual_ms(rows["latency_ms"], slower_by[rows.index])
+    ratio = kernel_ratio(table, campaign.reference_ms(table, visits_path)).fillna(1.0)
+    for (batch_size, whole), rows in table.groupby(["batch_size", uses_all(table)]):
+        speed = ProcessorSpeed.from_visits(visits[(visits["batch_size"] == batch_size) & (uses_all(visits) == whole)])
+        latency_ms[rows.index] = rows["latency_ms"] / ratio[rows.index] ** speed.elasticity
     return table.assign(latency_ms=latency_ms)
 
 
