@@ -69,10 +69,10 @@ def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
 
     visits = visits.assign(yardstick_ms=kernel_ratio(visits, visits["kernel_ms"]),
                            config=visits.groupby([*_CASE, *_CONDITION]).ngroup())
-    ratio = kernel_ratio(table, campaign.reference_ms(table, visits_path)).fillna(1.0)
+    ratio = kernel_ratio(table, campaign.reference_ms(table, visits_path))
     for (batch_size, whole), rows in table.groupby(["batch_size", uses_all(table)]):
         speed = ProcessorSpeed.from_visits(visits[(visits["batch_size"] == batch_size) & (uses_all(visits) == whole)])
-        latency_ms[rows.index] = rows["latency_ms"] / ratio[rows.index] ** speed.elasticity
+        latency_ms[rows.index] = replace(speed, usual_ms=1.0).at_usual_ms(rows["latency_ms"], ratio[rows.index])
     return table.assign(latency_ms=latency_ms)
 
 
