@@ -175,7 +175,8 @@ def test_the_page_of_errors_has_the_table_that_the_command_prints(table):
 
 
 def test_the_page_of_errors_has_the_scoreboard_of_outsiders():
-    names = ["source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width"]
+    names = ["source", "device", "question", "n", "median_pct", "mape_pct", "bias_pct", "inside_pct", "range_width",
+             "shipped_mape_pct", "shipped_inside_pct"]
     page = paths.ROOT.joinpath("docs/errors.md").read_text()
     board = scoreboard.summary(scoreboard.shipped())
     assert rows(page, "Judged by outsiders") == cells_of(board[names])

@@ -12,6 +12,7 @@ from lib.config.definitions import load_devices
 from lib.predict import registry, transfer
 from lib.predict.evaluation import gpu_kernels, gpu_networks
 from lib.predict.learners.trees import Trees
+from lib.predict.networks.sums import Parts
 from lib.predict.operators import cudnn, features, features_gpu, fitting, inputs
 from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.features_gpu import Chip
@@ -90,6 +91,23 @@ def test_no_answer_is_far_from_its_roof(published):
     most, least = 8 * (published["roof_ms"] + published["launches_ms"]), 0.5 * published["roof_ms"]
     assert published["predicted_ms"].between(least, most).all()
     assert set(published["network"]) == set(gpu_networks.NETWORKS) and set(published["batch_size"]) == {1, 64}
+
+
+@pytest.mark.parametrize("dtype", gpu_networks.DTYPES)
+def test_no_product_is_faster_than_the_stated_peak(dtype):
+    table = pd.concat([products(size, size, size, 4 if dtype == "fp32" else 2, dtype=dtype) for size in (256, 2048, 8192)])
+    for gpu in registry.for_devices([], dtype):
+        if gpu.model.chip:
+            least_ms = table["flops"] / VENDORS[gpu.kind].peak_gflops[dtype] / 1e6
+            assert (gpu.model.predict(table)["predicted_ms"] >= least_ms.to_numpy() * (1 - 1e-9)).all(), gpu.device
+
+
+def test_networks_of_products_are_not_faster_than_the_stated_peak_and_winograd_may_be():
+    table = pd.DataFrame([convolution(in_channels=512, out_channels=512), convolution(kernel=1)])
+    shares = cudnn.least_ms(features.columns(table), V100) / (table["flops"] / V100.flops_per_ms)
+    assert shares.tolist() == [0.25, 1.0]
+    fast = Parts({"fp32 gemm forward": 0.2}, {}, 0.1, least_ms=2 * 2048 ** 3 / 67e9).predict({"fp32 gemm forward": 0.5}, {})
+    assert fast[0] == pytest.approx(0.25642, rel=1e-4) and fast[1] < fast[0] == fast[2], "2048-cubed on an H100: 67 TFLOP/s"
 
 
 @pytest.mark.parametrize("dtype", gpu_networks.DTYPES)

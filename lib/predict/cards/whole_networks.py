@@ -52,6 +52,7 @@ def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Cond
     parts = _card_pass_parts(fitted, terms, batch_size, condition, work, card) if uses_labelled_rates else None
     times = parts.without(ZEROING).predict(*boards.rates(card.device).of_passes) if parts else \
         fitted.predict(terms, batch_size, half)
+    times = sums.at_least(times, composition.least_ms(work, card.chip)) if work else times
     return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts)
 
 
@@ -69,7 +70,8 @@ def _card_pass_parts(fitted: kernel_sum.FittedWeights, terms: Terms, batch_size:
     launches = composition.launches(work)
     launches["forward"] -= forward
     launches["backward"] -= (cast_backward := forward * (condition.mode == "train"))
-    return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
+    return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)),
+                      composition.least_ms(work, card.chip))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

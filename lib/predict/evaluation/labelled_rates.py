@@ -1,7 +1,9 @@
 """Learns from labels of outsiders what kernels within networks, launches and gradients take; devices and families left out.
 
 Rates are physical: one per kind of kernel, launch and gradient. What the labels of a board share (host, clock) is learned
-beside them and left behind: no rate of a kind may stand for a slow host.
+beside them and left behind: no rate of a kind may stand for a slow host. A matrix product in fp32 takes as long within a
+network as alone, so products have no rate. Where labels say otherwise, the model of that card's products is wrong: each board
+has a factor on its products, which is left behind, too.
 """
 
 from collections.abc import Callable
@@ -19,6 +21,7 @@ _LAUNCH_MS = {"forward": 0.025, "backward": 0.025, "sums": 0.008, "zeroing": 0.0
 _SPREADS = {"depthwise": 0.5, "grouped": 0.3, "memory": 0.15}  # of logs about the usual; of other kernels, launches, boards:
 _SPREAD, _OF_LAUNCHES, _OF_BOARD, _OF_HOST = 0.1, 0.2, 0.2, 0.5
 _OF_GRADIENTS, _NOISE = 0.33, 0.1
+_PRODUCTS, _OF_PRODUCTS = "fp32 gemm ", 0.3  # kinds without a common rate; spread of a board's factor on them
 _LEAST = 10  # labels of a board that tell its rates from those of kernels
 _LEAST_PASS = 0.3  # share of a measured time that its passes take at least, whatever else it includes
 
@@ -37,19 +40,23 @@ def _of_networks(table: pd.DataFrame) -> Rates:
     """Learn from ``parts`` and ``measured_ms`` of networks, and what is ``beside``; large families count less."""
     kernels, launches = (pd.DataFrame([getattr(parts, name) for parts in table["parts"]]).fillna(0.0)
                          for name in ("kernels_ms", "launches"))
-    kernels, usual = kernels.loc[:, kernels.any()], {name: ms for name, ms in _LAUNCH_MS.items() if name in launches}
+    is_product = kernels.columns.str.startswith(_PRODUCTS)
+    products_ms, kernels = kernels.loc[:, is_product].sum(axis=1).to_numpy(), kernels.loc[:, kernels.any() & ~is_product]
+    usual = {name: ms for name, ms in _LAUNCH_MS.items() if name in launches}
     boards, hosts = (table.groupby(keys).ngroup().to_numpy() for keys in (["source", "device", "dtype"], ["source", "device"]))
     spreads = [[next((spread for name, spread in _SPREADS.items() if name in kind), _SPREAD) for kind in kernels],
-               [_OF_LAUNCHES] * len(usual), [_OF_BOARD] * (max(boards) + 1), [_OF_HOST] * (max(hosts) + 1)]
+               [_OF_LAUNCHES] * len(usual), [_OF_BOARD] * (max(boards) + 1), [_OF_PRODUCTS] * (max(boards) + 1),
+               [_OF_HOST] * (max(hosts) + 1)]
     kernels_ms, launches_ms = kernels.to_numpy(), launches[list(usual)].to_numpy() * list(usual.values())
 
     def split(logs):
         return np.split(np.exp(logs), np.cumsum([len(part) for part in spreads])[:-1])
 
     def predicted(logs):
-        of_kernels, of_launches, of_boards, of_hosts = split(logs)
-        sides = kernels_ms @ of_kernels * of_boards[boards], launches_ms @ of_launches * of_hosts[hosts]
-        return sum(side ** OVERLAP for side in sides) ** (1 / OVERLAP)
+        of_kernels, of_launches, of_boards, of_products, of_hosts = split(logs)
+        computing_ms = (kernels_ms @ of_kernels + products_ms * of_products[boards]) * of_boards[boards]
+        launching_ms = launches_ms @ of_launches * of_hosts[hosts]
+        return (computing_ms ** OVERLAP + launching_ms ** OVERLAP) ** (1 / OVERLAP)
 
     ms = table["measured_ms"].astype(float)
     votes = table.groupby("source device dtype mode group".split())["device"].transform("size").to_numpy() ** 0.5

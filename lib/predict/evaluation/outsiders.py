@@ -117,9 +117,11 @@ def _copies(table: pd.DataFrame) -> pd.Series:
 def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     """Return rows ``held_out`` of all labels below folders that can be predicted; ``attrs["left_out"]`` counts the others.
 
-    Each label has two rows: range learned from other devices, and from other sources. Both use the labels of the folders and,
-    unless ``alone``, of the scoreboard that ships. Labelled rates were learned without the label's device and family. They are
-    the rates that ship or, with ``alone``, those learned from the folders (``attrs["boards"]``).
+    Each label has three rows: range learned from other devices, range learned from other sources, and the answer that
+    ``advise`` gives (``left_out`` is ``nothing``: rates and ranges learned from all labels). The labels are those of the
+    folders and, unless ``alone``, of the scoreboard that ships. In the first two rows, labelled rates were learned without the
+    label's device and family. They are the rates that ship or, with ``alone``, those learned from the folders
+    (``attrs["boards"]``).
     """
     table = read(*folders)
     good = table[table["error"] == ""].astype({"gpus": float, "measured_ms": float}).astype({"gpus": int, "model": str})
@@ -134,20 +136,32 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     with boards.scoring(learned):
         answers = _networks(good[~is_kernel & ~is_exchange])
     learned = labelled_rates.with_networks(learned, answers[answers["gpus"] == 1]) if alone else learned
-    answers, costs = _on_gpus(_by_labels(answers, learned), good[is_exchange]) if len(answers) else (answers, None)
-    parts = [part for part in (_by_labels(kernels, learned), answers) if len(part)]
-    answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
-    failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
+    held, is_wide, failed, costs = _answered(table, kernels, answers, good[is_exchange], learned)
     result = pd.DataFrame()
-    if len(rows):
-        rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
-        answers = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
-        more, is_wide = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped()), rows["widened"].astype(bool)
-        result = pd.concat([_conformed(answers, more, is_wide, unit) for unit in scoreboard.LEFT_OUT], ignore_index=True)
+    if len(held):
+        more = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped())
+        shipping = replace(learned, spreads=boards.learn(log_errors(held)).spreads) if alone else learned
+        answers, *_ = _answered(table, kernels, answers, good[is_exchange], replace(learned, left_out={}), leave_out=False)
+        result = pd.concat([*(_conformed(held, more, is_wide, unit) for unit in scoreboard.LEFT_OUT),
+                            _as_shipped(answers, is_wide, shipping)], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
                        + f": {row.error}" for row in failed.itertuples())
     result.attrs |= {"left_out": dict(left_out.most_common()), "boards": learned, "costs": costs}
     return result
+
+
+def _answered(table: pd.DataFrame, kernels: pd.DataFrame, answers: pd.DataFrame, links: pd.DataFrame,
+              learned: boards.Boards, leave_out: bool = True) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, Any]:
+    """Return rows ``held_out`` of labels, which of them are widened, the labels without an answer, and costs of many GPUs."""
+    answers, costs = _on_gpus(_by_labels(answers, learned), links, leave_out) if len(answers) else (answers, None)
+    parts = [part for part in (_by_labels(kernels, learned), answers) if len(part)]
+    answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
+    failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
+    if rows.empty:
+        return rows, rows.get("widened"), failed, costs
+    rows = rows.assign(case=rows["model"], measured=rows["measured_ms"].astype(float), left_out="")
+    held = held_out.frame(**{name: rows[name] for name in columns("held_out") if name in rows})
+    return held, rows["widened"].astype(bool), failed, costs
 
 
 def log_errors(rows: pd.DataFrame) -> pd.DataFrame:
@@ -171,6 +185,16 @@ def _conformed(rows: pd.DataFrame, more: pd.DataFrame, widened: pd.Series, unit:
         low, high = spreads.widened(part["predicted"], part["low"], part["high"], kind, is_known)
         conformed.loc[same.index, "low"], conformed.loc[same.index, "high"] = low, high
     return conformed
+
+
+def _as_shipped(rows: pd.DataFrame, widened: pd.Series, shipping: boards.Boards) -> pd.DataFrame:
+    """Return rows with the ranges that ``advise`` gives."""
+    kinds, answers = log_errors(rows)[["kind", "is_known"]], rows.assign(left_out=scoreboard.NOTHING)
+    for (kind, is_known), same in kinds[widened].groupby(["kind", "is_known"]):
+        part = rows.loc[same.index]
+        low, high = shipping.widened(part["predicted"], part["low"], part["high"], kind, is_known)
+        answers.loc[same.index, "low"], answers.loc[same.index, "high"] = low, high
+    return answers
 
 
 def ship(rows: pd.DataFrame) -> None:
@@ -290,11 +314,11 @@ def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
     return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
 
 
-def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, parallel.Costs | None]:
+def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame, leave_out: bool) -> tuple[pd.DataFrame, parallel.Costs | None]:
     """Return networks with all that labels include, on many GPUs where they ran so, and the costs of all devices.
 
-    Rows of FACTORS start from the measured time on one GPU. A row's costs are learned from other devices and families; without
-    any in the folders, they are the costs that ship.
+    Rows of FACTORS start from the measured time on one GPU. With ``leave_out``, the costs of a row are learned from other
+    devices and families; without any in the folders, they are the costs that ship.
     """
     names = dict(zip(_ENDS, parallel.ENDS, strict=True))
     rows = rows.rename(columns=names).assign(passes_ms=rows["measured_ms"] - rows["beside"],
@@ -306,11 +330,12 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame) -> tuple[pd.DataFrame, par
     measured = many.dropna(subset="alone_ms")
     many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
     measured, parts = measured[measured["parallel"] == parallel.DATA_PARALLEL], [rows[~is_shared]]
+    all_costs = parallel.learn(links, measured)
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
         strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
-        costs = parallel.learn(links[links["device"] != device], strangers)
+        costs = parallel.learn(links[links["device"] != device], strangers) if leave_out else all_costs
         parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
     table = pd.concat(parts, ignore_index=True)
     whole = 1 + table["beside"] / table["predicted_ms"]
     table = table.assign(**{end: table[name] * whole for end, name in names.items()})
-    return table, parallel.learn(links, measured)
+    return table, all_costs

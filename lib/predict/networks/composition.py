@@ -15,6 +15,8 @@ import pandas as pd
 from lib.predict import boards
 from lib.predict.networks.sums import Parts, launched
 from lib.predict.networks.work import Work, key_of
+from lib.predict.operators import cudnn, features
+from lib.predict.operators.chip import Chip
 from lib.predict.operators.cost_model import Composition, CostModel
 from lib.predict.operators.features import CONVOLUTIONS
 
@@ -180,6 +182,11 @@ def zeroing_ms(work: Work, itemsize: int, peak_gbps: float) -> float:
     return sum(work.trained) * _ZEROED * itemsize / peak_gbps / 1e6
 
 
+def least_ms(work: Work, chip: Chip) -> float:
+    """Return the ms that the FLOPs of a pass or step take at the stated peak rate of a GPU, see ``cudnn.least_ms``."""
+    return float(cudnn.least_ms(features.columns(work.table), chip) @ work.table["calls"])
+
+
 def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half: float) -> Parts:
     """Return the kernels and launches of a pass on a GPU; ``half`` is that of the kernels in log time."""
     (ms, calls, backward), facts = (operators[name] for name in ("predicted_ms", "calls", "backward_calls")), model.facts
@@ -190,7 +197,7 @@ def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half:
                                                                                     ("backward", backward))
                for kind, sum_ms in (kernel_ms * times).groupby(names).sum().items() if sum_ms}
     zeroing = zeroing_ms(work, model.chip.item, facts["peak_gbps"])
-    return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
+    return Parts({**kernels, ZEROING: zeroing}, launches(work), half, least_ms(work, model.chip))
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:

@@ -30,7 +30,7 @@ from lib.predict.model_file import (
     Unsaved,
     require,
 )
-from lib.predict.operators import features, gradients, inputs
+from lib.predict.operators import cudnn, features, gradients, inputs
 from lib.predict.operators.chip import Chip
 from lib.predict.operators.features import CONVOLUTIONS, Row
 from lib.predict.operators.features_gpu import gemm_group
@@ -117,12 +117,14 @@ class CostModel(Saved):
         """Return ``predicted_ms, low_ms, high_ms, out_of_range, origin, part`` for rows of a ``sweep`` table.
 
         ``part`` is the part that answered (for gradients: that of forward kernels). ``origin`` names the other device that this
-        part was trained on; it is empty if there is none. Raises InputError for a family or pass that the model was not trained
-        on.
+        part was trained on; it is empty if there is none. On a GPU no prediction is faster than the stated peak rate. Raises
+        InputError for a family or pass that the model was not trained on.
         """
         row = features.columns(table)
         names = self._names(row, table["pass"].to_numpy(str))
         predicted, widths, outside, origin = self._answers(row, names)
+        if self.chip is not None:
+            predicted = np.maximum(predicted, cudnn.least_ms(row, self.chip))
         return pd.DataFrame({"predicted_ms": predicted, "low_ms": predicted * np.exp(-widths),
                              "high_ms": predicted * np.exp(widths), "out_of_range": outside, "origin": origin,
                              "part": [self.answering(name) for name in names.tolist()]}, index=table.index)

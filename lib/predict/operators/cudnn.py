@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lib.predict.operators.chip import Chip
-from lib.predict.operators.features import Row, extents
+from lib.predict.operators.features import CONVOLUTIONS, Row, extents
 
 VECTOR_TILES = ((32, 32), (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (128, 128))
 EDGE = 8  # a tile of m x n takes 1 + 8/m + 8/n times its multiply-adds: it reads m + n values for each m n of them
@@ -22,6 +22,22 @@ _FUSED_FILTERS, _FUSED_TILES, _FUSED_PRODUCTS = 32, 32, 16  # a tile of 2 x 2 ou
 _PRODUCTS, _SIDE = 36, 4  # one of 4 x 4 takes 36
 _WINOGRAD = {"kernel_h": 3, "kernel_w": 3, "kernel_d": 1, "depth": 1, "groups": 1, "stride_h": 1, "stride_w": 1,
              "dilation_h": 1, "dilation_w": 1}  # the convolutions that it computes
+
+_FEWEST_PRODUCTS = _PRODUCTS / (9 * _SIDE ** 2)  # share of the counted products that the Winograd of 4 x 4 tiles computes
+
+
+def takes_winograd(row: Row) -> np.ndarray:
+    """Return which convolutions Winograd's algorithm computes."""
+    return np.isin(row.op, CONVOLUTIONS) & np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
+
+
+def least_ms(row: Row, chip: Chip) -> np.ndarray:
+    """Return the ms (n) that the FLOPs of operators take at the peak rate that the vendor states of a card.
+
+    In fp32, a convolution that Winograd's algorithm computes takes a quarter of them (Lavin and Gray, CVPR 2016).
+    """
+    share = np.where(takes_winograd(row) & (chip.item == 4), _FEWEST_PRODUCTS, 1.0)
+    return share * row.flops / chip.flops_per_ms
 
 
 class Algorithms:
@@ -36,7 +52,7 @@ class Algorithms:
         (groups, m, n, k), batch, ins, outs = gemm, row.batch, row.in_channels, row.out_channels
         _, rows, columns = extents(row)
         again = np.maximum(row.flops, 1.0) / (2.0 * groups * m * n * k)
-        can = np.logical_and.reduce([row[name] == value for name, value in _WINOGRAD.items()])
+        can = takes_winograd(row)
 
         def in_waves(blocks, flops):
             """Return the ms of so many blocks a multiprocessor, of so many FLOPs each, in whole waves."""
