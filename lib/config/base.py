@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lib import csv_files, store
 from lib.errors import InputError, choices
@@ -18,6 +18,12 @@ def _no_truth(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("is no number")
     return value
+
+
+def _not_empty(values: tuple) -> tuple:
+    if not values:
+        raise ValueError("should have at least 1 item")
+    return values
 
 
 NUMBER = BeforeValidator(_no_truth)
@@ -40,7 +46,7 @@ def text(pattern: str) -> Any:
 
 def some(kind: Any) -> Any:
     """Return the type of one or more values of a type."""
-    return Annotated[tuple[kind, ...], Field(min_length=1)]
+    return Annotated[tuple[kind, ...], AfterValidator(_not_empty)]  # min_length would also count values that are wrong
 
 
 Source = Literal["measure", "replay"]
@@ -83,6 +89,8 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if isinstance(error["input"], dict) and error["type"] == "value_error":  # of several values together
+        return f"{'.'.join(str(part) for part in error['loc'])}: {message}".removeprefix(": ")
     return f"{name} = {_short(error['input'])} {message}"
 
 

@@ -121,8 +121,8 @@ def _numbers(text: pd.DataFrame, units: pd.Series, kernels: pd.Series, name: str
             if not _ANY_LOCALE.fullmatch(value):
                 raise InputError(f"{where}; it was not counted there")
             if not (_WHOLE if whole else _ENGLISH).fullmatch(value):
-                raise InputError(f"{where}: in English this is no {'whole number (1,234,567)' if whole else 'number (1,234.5)'}; "
-                                 f"{_LOCALE}")
+                english = "whole number (1,234,567)" if whole else "number (1,234.5)"
+                raise InputError(f"{where}: in English this is no {english}; {_LOCALE}")
             if not whole and _AMBIGUOUS.fullmatch(value):
                 ambiguous = where
             elif "," in value or "." in value:
