@@ -172,6 +172,7 @@ def prepare(trt, cuda, engine, options, stream):
             options.profile, stream):
         raise InputError(f"no optimisation profile {options.profile}; the engine has "
                          f"{engine.num_optimization_profiles}, and the first is 0")
+    cuda.wait(stream)
     inputs, outputs = tensors(trt, engine, options.shape)
     for name in inputs:
         shape = input_shape(engine, name, options.profile, options.shape)

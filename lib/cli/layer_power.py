@@ -152,7 +152,7 @@ def _predict(options: argparse.Namespace) -> None:
         note(f"{target} replaces an earlier table")
     if rows["power_prediction"].isna().all():
         note("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
-             "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
+             "collect_power.py with params/profile_layers.py), then: python -m lib layer-power dataset RAW; python -m lib "
              "layer-power train --device DEVICE")
     for text, count in rows["note"].value_counts().items():
         if text:

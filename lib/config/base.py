@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lib import csv_files, store
 from lib.errors import InputError, choices
@@ -18,12 +18,6 @@ def _no_truth(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("is no number")
     return value
-
-
-def _not_empty(values: tuple) -> tuple:
-    if not values:
-        raise ValueError("should have at least 1 item")
-    return values
 
 
 NUMBER = BeforeValidator(_no_truth)
@@ -46,7 +40,7 @@ def text(pattern: str) -> Any:
 
 def some(kind: Any) -> Any:
     """Return the type of one or more values of a type."""
-    return Annotated[tuple[kind, ...], AfterValidator(_not_empty)]  # min_length would also count values that are wrong
+    return Annotated[tuple[kind, ...], Field(min_length=1)]
 
 
 Source = Literal["measure", "replay"]
@@ -90,7 +84,7 @@ def _reason(error: dict) -> str:
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
     if isinstance(error["input"], dict) and error["type"] == "value_error":  # of several values together
-        return f"{'.'.join(str(part) for part in error['loc'])}: {message}".removeprefix(": ")
+        return f"{name}: {message}" if error["loc"] else message
     return f"{name} = {_short(error['input'])} {message}"
 
 
@@ -104,7 +98,7 @@ def _short(value: Any) -> str:
 
 def error_line(error: ValidationError, where: str, names: Iterable[str]) -> str:
     """Return the line that names each wrong value, the first _REASONS of them, and the known ``names``."""
-    errors = error.errors()
+    errors = [item for item in error.errors() if item["type"] != "too_short" or not item["input"]]  # else for wrong values
     reasons = [_reason(item) for item in errors[:_REASONS]]
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
     known = f" (known: {choices(names)})" if any(item["type"] in _UNKNOWN for item in errors) else ""

@@ -1,8 +1,6 @@
 """What a TensorRT engine says of its layers (engine information, trtexec's graph): shapes, kernels, types, exact work."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable
 from math import isnan, nan, prod
 from pathlib import Path
 from typing import Annotated
@@ -111,10 +109,7 @@ class Layer(_Read):
 
     @property
     def kind(self) -> str:
-        """Return convolutional, pooling, dense, or other.
-
-        The layer type decides, and the parameters' type where the layer type is not known. A deconvolution is other.
-        """
+        """Return convolutional, pooling, dense, or other: by the layer type, or by the parameters' type of unknown ones."""
         if self.layer_type in KINDS:
             return KINDS[self.layer_type]
         kind = _BY_PARAMETERS.get(self.parameter_type, OTHER)
@@ -167,21 +162,12 @@ class Layer(_Read):
 
 
 class Engine(_Read):
-    """The layers of an engine in the order in which they run, and the file that they were read from.
-
-    ``profile`` is the optimisation profile that the layers belong to, one of ``profiles``.
-    """
+    """The layers of one optimisation profile of an engine, in the order in which they run, and the file that they are from."""
 
     path: Path
     layers: some(Layer)
     profile: int = 0
-    profiles: tuple[int, ...] = (0,)
-
-    @property
-    def profile_note(self) -> str:
-        """Say which of several optimisation profiles the layers belong to; empty where the engine has one."""
-        return f"layers of optimisation profile {self.profile} alone; the engine has the profiles {choices(self.profiles)} " \
-            "(--profile)" if len(self.profiles) > 1 else ""
+    profile_note: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -192,8 +178,7 @@ class Engine(_Read):
             return profile
         names = list(dict.fromkeys(printable(name)[:_SHOWN] for layer_formats in formats for name in layer_formats))
         shown = choices(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
-        return (*profile, f"{len(formats)} layers have formats that are not known, and so no bytes: {shown}; known are "
-                          f"{choices(_BYTES)}")
+        return *profile, f"{len(formats)} layers have unknown formats, and so no bytes: {shown}; known are {choices(_BYTES)}"
 
 
 def profile_number(layer_name: str) -> int:
@@ -202,14 +187,14 @@ def profile_number(layer_name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _numbered(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+def _numbered(layers: list[Layer]) -> tuple[Layer, ...]:
     """Return layers with unique names: the second layer that TensorRT calls X is ``X #2``."""
-    times, numbered = Counter(), []
+    numbered = {}
     for layer in layers:
-        times[layer.name] += 1
-        name = f"{layer.name} #{times[layer.name]}" if times[layer.name] > 1 else layer.name
-        numbered.append(layer.model_copy(update={"name": name, "reported": layer.name}))
-    return tuple(numbered)
+        names = (layer.name if number == 1 else f"{layer.name} #{number}" for number in range(1, len(layers) + 1))
+        name = next(name for name in names if name not in numbered)
+        numbered[name] = layer.model_copy(update={"name": name, "reported": layer.name})
+    return tuple(numbered.values())
 
 
 def read(path: Path, profile: int | None = None) -> Engine:
@@ -222,16 +207,14 @@ def read(path: Path, profile: int | None = None) -> Engine:
     layers = content.get("Layers")
     if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")
-    engine = build(Engine, {**{name: content[name] for name in ("Layers",) if name in content}, "Path": path}, str(path))
+    engine = build(Engine, {"Path": path, **{name: content[name] for name in ("Layers",) if name in content}}, str(path))
     profiles = sorted({profile_number(layer.name) for layer in engine.layers})
     chosen = profiles[0] if profile is None else profile
     if chosen not in profiles:
         raise InputError(f"{path} has no optimisation profile {chosen}; there are: {choices(profiles)}")
-    numbered = _numbered(layer for layer in engine.layers if profile_number(layer.name) == chosen)
-    dynamic = next((layer.name for layer in numbered if layer.is_dynamic and layer.kind != OTHER), None)
-    if dynamic is not None:
-        raise InputError(f"{path}: layer {dynamic!r} has dynamic shapes (a dimension is -1): build the engine with fixed ones "
-                         "(trtexec --shapes=INPUT:1x3x224x224), or set the input's shape before the inspector writes this file")
-    if doubled := [name for name, count in Counter(layer.name for layer in numbered).items() if count > 1]:
-        raise InputError(f"{path}: layer {doubled[0]!r} is there twice")
-    return engine.model_copy(update={"layers": numbered, "profile": chosen, "profiles": tuple(profiles)})
+    numbered = _numbered([layer for layer in engine.layers if profile_number(layer.name) == chosen])
+    if dynamic := [layer.name for layer in numbered if layer.is_dynamic and layer.kind != OTHER]:
+        raise InputError(f"{path}: layer {dynamic[0]!r} has dynamic shapes (a dimension is -1): build the engine with fixed "
+                         "ones (trtexec --shapes=INPUT:1x3x224x224), or set the input's shape before the engine is inspected")
+    note = f"layers of optimisation profile {chosen} alone, of {choices(profiles)} (--profile)" if len(profiles) > 1 else ""
+    return engine.model_copy(update={"layers": numbered, "profile": chosen, "profile_note": note})

@@ -75,10 +75,7 @@ def _not_counted(values: pd.Series) -> bool:
 
 
 def _factor(unit: str, role: str, values: pd.Series, name: str) -> float:
-    """Return what one unit of a metric is in bytes, seconds or counts.
-
-    Raises InputError for a unit that does not fit the role, and for a metric that was counted for no kernel.
-    """
+    """Return what one unit is in bytes, seconds or counts; InputError for one of another role, or if nothing was counted."""
     if _not_counted(values) or (role != "flops" and not unit):
         raise InputError(f"{name}: {values.name} was not counted: it has the unit {unit!r} and values such as "
                          f"{values.iloc[0]!r}; see params/nsight_metrics.yaml, and {_COLLECT}")
@@ -108,11 +105,7 @@ def _table(text: str, name: str) -> pd.DataFrame:
 
 
 def _numbers(text: pd.DataFrame, units: pd.Series, kernels: pd.Series, name: str) -> pd.DataFrame:
-    """Return the columns of texts as numbers, one row per kernel.
-
-    Raises InputError for a value that is no number, and for numbers that are not written as in English (1,234.5), or of which
-    none shows how they are written.
-    """
+    """Return texts as numbers; InputError for one that is no number, or that is, or may be, not written as in English."""
     shown, ambiguous = False, ""
     for metric, values in text.items():
         whole = bool(_BASE_UNITS.fullmatch(units[metric]))

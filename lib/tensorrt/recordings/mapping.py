@@ -1,5 +1,6 @@
 """How long the layers of an engine took, and its power: the mean of the samples within each window, idle removed."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,6 @@ COLUMNS = ("cycle", "layer_name", "layer_type", "layer_power_including_idle_powe
            "layer_power_excluding_idle_power_micro_watt", "layer_run_time")
 _TIMES = ["layer_name", "cycle", "layer_run_time", "end_s"]
 _MICRO = 1e6
-_MOST_SHOWN = 5  # names that one note lists
 _Milliseconds = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 _Run = Annotated[tuple[_Milliseconds, Annotated[float, BeforeValidator(seconds)] | None],
                  BeforeValidator(lambda run: run if isinstance(run, list) else (run, None))]
@@ -33,7 +33,7 @@ def read_times(path: Path, engine: Engine) -> pd.DataFrame:
     """
     content = store.read_json(path)
     if isinstance(content, list):
-        content = _of_trtexec(content, path)
+        content = _of_trtexec(content, engine, path)
     try:
         runs = _RUNS.validate_python(content)
     except ValidationError as error:
@@ -43,17 +43,18 @@ def read_times(path: Path, engine: Engine) -> pd.DataFrame:
     return table.assign(start_s=table["end_s"] - table["layer_run_time"] / 1e3)
 
 
-def _of_trtexec(entries: list, path: Path) -> dict[str, list]:
-    """Return the times of trtexec's profile by name; a name that several layers share has several."""
-    times = {}
-    for entry in entries:
-        fields = entry if isinstance(entry, dict) else {}
-        value = fields.get("medianMs", fields.get("averageMs"))
-        if set(fields) == {"count"}:
-            continue
-        if value is None or not isinstance(fields.get("name"), str):
+def _of_trtexec(entries: list, engine: Engine, path: Path) -> dict[str, list]:
+    """Return the times of trtexec's profile by name: a name that several layers share has several."""
+    times, layers = {}, Counter(layer.reported for layer in engine.layers)
+    for fields in entries:
+        if not isinstance(fields, dict) or ("count" not in fields and not isinstance(fields.get("name"), str)):
             raise InputError(f"{path}: an entry is no layer of trtexec's profile, which has a name and medianMs or averageMs")
-        times.setdefault(fields["name"], []).append(value)
+        if "count" not in fields:
+            times.setdefault(fields["name"], []).append(fields.get("medianMs", fields.get("averageMs")))
+    for number, (name, values) in enumerate(times.items()):  # trtexec takes a second layer of the first name for the next run
+        if len(values) > max(layers[name], 1) or (number == 0 and len(values) < layers[name]):
+            raise InputError(f"{path} has {name!r} {len(values)} times, the engine {layers[name]} times: trtexec mixes times "
+                             "where layers share the first layer's name; use params/profile_layers.py")
     return times
 
 
@@ -107,7 +108,7 @@ def layerwise(engine: Engine, times: pd.DataFrame, log: PowerLog | None = None,
     notes += [f"{len(silent)} of {len(layers)} layers have no latency"] * bool(silent)
     shared = sorted({layer.reported for layer in engine.layers if layer.name in silent and layer.reported != layer.name})
     if shared:
-        notes.append(f"layers share a name, and the latencies are not one per layer: {choices(shared[:_MOST_SHOWN])}")
+        notes.append(f"layers share a name, and the latencies are not one per layer: {choices(shared[:5])}")
     if table.empty:
         others = sorted({profile_number(name) for name in unknown} - {engine.profile})
         hint = f"the latencies are of optimisation profile {choices(others)} (--profile)" if others else "; ".join(notes)
