@@ -3,6 +3,7 @@
 #   params/collect_nsight.sh OUT.csv [program and arguments]
 # Without a program: a short run of workload W5. Which counters is in params/nsight_metrics.yaml. NCU_OPTIONS adds options, such
 # as "--launch-skip 500 --launch-count 200": every kernel is run several times, so profile few of them.
+# LC_ALL=C: ncu writes numbers as the locale does, and the import reads English ones (1,234.5).
 # Kernels keep the caches and the clocks that they would have without the profiler.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -40,7 +41,7 @@ done <<<"$wanted"
 
 status=0
 # shellcheck disable=SC2086  # several options in one variable
-ncu --csv --page raw --print-units base --target-processes all --clock-control none --cache-control none \
+LC_ALL=C ncu --csv --page raw --print-units base --target-processes all --clock-control none --cache-control none \
     --metrics "$metrics" --log-file "$out" ${NCU_OPTIONS:-} "$@" || status=$?
 if grep -q ERR_NVGPUCTRPERM "$out" 2>/dev/null; then
     echo "error: the driver lets only administrators read the counters (ERR_NVGPUCTRPERM)." >&2

@@ -3,6 +3,7 @@
 # usage: params/profile_engine.sh NETWORK.onnx [FOLDER] [trtexec option ...]     for example: ... resnet18.onnx raw_data --fp16
 # Writes FOLDER/<network>/trt_profiling/trt_engine_info.json and trt_layer_latency.json, which
 # `python -m lib layer-power dataset FOLDER` reads. trtexec gives one time per layer, without time stamps: no power goes with it.
+# For power, add --saveEngine=NETWORK.engine here, and give that engine to params/profile_layers.py.
 set -eu
 TRTEXEC=${TRTEXEC:-trtexec}
 if [ $# -lt 1 ] || [ ! -f "$1" ]; then

@@ -54,8 +54,9 @@ def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
 
 def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
     folder = recorded(tmp_path)
-    times = mapping.read_times(folder / dataset.LATENCY)
-    assert [layer.name for layer in engine.read(folder / dataset.ENGINE).layers] == list(times["layer_name"].unique())
+    read = engine.read(folder / dataset.ENGINE)
+    times = mapping.read_times(folder / dataset.LATENCY, read)
+    assert [layer.name for layer in read.layers] == list(times["layer_name"].unique())
     assert set(times["cycle"]) == {1, 2, 3} and (times["layer_run_time"] > 0).all()
     assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
     facts = json.loads((folder / dataset.RECORDING).read_text())
@@ -90,7 +91,8 @@ def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
     synthetic_power.add(folder)
     with refused("synthetic power never takes the place of a log"):
         synthetic_power.add(folder)
-    log, times = power_log.read(folder / dataset.POWER), mapping.read_times(folder / dataset.LATENCY)
+    read, log = engine.read(folder / dataset.ENGINE), power_log.read(folder / dataset.POWER)
+    times = mapping.read_times(folder / dataset.LATENCY, read)
     idle = log.at_s < times["start_s"].min()
     assert idle.sum() > 10 and abs(log.power_w[idle].mean() / synthetic_power.IDLE_W - 1) < 0.02
     notes = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")[0].notes
@@ -188,8 +190,7 @@ def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
     output_of(*predict, "--models", models, "--device", "here", "--strict")
     rows = pd.read_csv(table)
     assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() > 3
-    assert "exists already and is not overwritten" in refusal(*predict)
-    output_of(*predict, "--force", "--models", models)
+    assert "replaces an earlier table" in called(*predict, "--models", models)[2]
 
 
 def as_published(folder, networks=6):

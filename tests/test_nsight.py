@@ -62,10 +62,12 @@ def test_kernels_are_summed_and_a_fused_multiply_add_counts_two(tmp_path):
 
 
 @pytest.mark.parametrize("metric, column, text, units", [
+    ("gpu__time_duration.sum", "seconds", "2,000", {"nsecond": 2e-6, "ns": 2e-6}),
     ("gpu__time_duration.sum", "seconds", "2,000.5", {
-        "nsecond": 2000.5e-9, "ns": 2000.5e-9, "usecond": 2000.5e-6, "us": 2000.5e-6, "msecond": 2.0005, "ms": 2.0005,
-        "second": 2000.5}),
-    ("dram__bytes_read.sum", "bytes", "1,234.5", {"byte": 1234.5, "Kbyte": 1234.5e3, "Mbyte": 1234.5e6, "Gbyte": 1234.5e9})])
+        "usecond": 2000.5e-6, "us": 2000.5e-6, "msecond": 2.0005, "ms": 2.0005, "second": 2000.5}),
+    ("dram__bytes_read.sum", "bytes", "1,048,576.00", {"byte": 1048576.0}),
+    ("dram__bytes_read.sum", "bytes", "1e6", {"byte": 1e6}),
+    ("dram__bytes_read.sum", "bytes", "1,234.5", {"Kbyte": 1234.5e3, "Mbyte": 1234.5e6, "Gbyte": 1234.5e9})])
 def test_units_of_time_and_bytes(tmp_path, metric, column, text, units):
     for unit, value in units.items():
         file = write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0", metric: text})], units={metric: unit}))
@@ -77,11 +79,51 @@ def test_the_tensor_cores_decide_the_element_type(tmp_path):
     assert work["precision"][0] == "bf16" and work["flops"][0] == pytest.approx(9e9 + 6e6)
 
 
+# as one small network was counted on two machines: the right sums are 132.256 us, 1,089,792 bytes and 1,068,536 FLOPs
+TWO = [("gemm", ["117,344", "595,520", "48,576", "1,000", "2,000", "500,000"]),
+       ("relu", ["14,912", "348,544", "97,152", "0", "65,536", "0"])]
+DECIMALS = [("gemm", ["117,34", "595,52", "48,58", "1.000", "2.000", "500.000"]),
+            ("relu", ["14,91", "348,54", "97,15", "0", "65.536", "0"])]
+SCALED = dict(zip(NEEDED[:3], ["us", "Kbyte", "Kbyte"], strict=True))
+
+
+def counted_as(kernels, separator=",", units=None):
+    """Return a page of kernels (name, texts of the needed metrics), with another separator of thousands."""
+    return page([(name, {metric: text.replace(",", separator) for metric, text in zip(NEEDED, texts, strict=True)})
+                 for name, texts in kernels], NEEDED, units)
+
+
+@pytest.mark.parametrize("text, words", [
+    *[(counted_as(TWO, separator), "kernel 0 has .117.*in English this is no whole number.*LC_ALL=C ncu")
+      for separator in (".", "\u202f", "\xa0", "'", "’")],
+    (counted_as(DECIMALS, units=SCALED), "'117,34' for gpu__time_duration.sum.*LC_ALL=C ncu"),
+    (counted_as([("gemm", ["27.595.520", "1", "1", "1", "1", "1"])]), "'27.595.520'.*LC_ALL=C ncu"),
+    (counted_as([("gemm", ["10,48,576", "1", "1", "1", "1", "1"])]), "'10,48,576'.*LC_ALL=C ncu"),
+    (counted_as([("gemm", ["1.000", "1", "1", "1", "1", "1"])]), "'1.000'.*LC_ALL=C ncu"),
+    *[(counted_as([("gemm", [text, "1", "1", "1", "1", "1"])], units=SCALED), f"'{text}'.*a fraction.*LC_ALL=C ncu")
+      for text in ("117,344", "117.344")]])
+def test_numbers_in_another_locale_are_refused(tmp_path, text, words):
+    counted = nsight.read(write(tmp_path, counted_as(TWO))).kernels
+    assert (counted["seconds"].sum(), counted["bytes"].sum(), counted["flops"].sum()) == (
+        pytest.approx(132.256e-6), 1_089_792, 1_068_536)
+    with refused(words):
+        nsight.read(write(tmp_path, text))
+
+
+def test_fractions_of_scaled_units_are_read_where_other_numbers_show_that_they_are_english(tmp_path):
+    text = counted_as([("gemm", ["117.344", "595.52", "48.58", "1,000", "2,000", "500,000"])], units=SCALED)
+    assert nsight.read(write(tmp_path, text)).kernels["seconds"].sum() == pytest.approx(117.344e-6)
+
+
 @pytest.mark.parametrize("without", ["_op_h", "_tensor_", "nothing"])
 def test_counters_that_a_file_lacks_are_named_and_the_rest_is_taken(tmp_path, without):
-    there = [name for name in definitions.load_metrics() if without not in name]
+    names = [*definitions.load_metrics()]
+    there = [name for name in names if without not in name]
+    nothing = dict.fromkeys({*names} - {*there}, "n/a")  # as ncu writes counters that this GPU does not have
     counted = nsight.read(write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0"})], there)))
-    assert counted.kernels["flops"].sum() == 6e6
+    alike = nsight.read(write(tmp_path, page([kernel(**{"dram__bytes_write.sum": "0", **nothing})], names,
+                                             dict.fromkeys(nothing, ""))))
+    assert counted.kernels["flops"].sum() == alike.kernels["flops"].sum() == 6e6 and counted.warning == alike.warning
     lacking = {"_tensor_": "lacks counters of tensor cores", "nothing": "^$"}.get(
         without, f"lacks (smsp__[a-z_]*{without}(add|mul|fma)_pred_on.sum(, |:|;)){{3}}")
     assert re.search(lacking, counted.warning) and "\n" not in counted.warning
@@ -113,7 +155,12 @@ def test_users_choose_the_counters(tmp_path, monkeypatch):
     (quoted([*FIXED, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]), "details page.*--page raw"),
     (quoted([*FIXED, *NEEDED]) + quoted(["0"] * (len(FIXED) + len(NEEDED))), "row of units"),
     (page([kernel()]).replace('"9.0",', '"9.0","7",', 1), "line 5 has [0-9]+ fields, the header has"),
-    *[(page([kernel(**{FFMA: text})]), f"kernel 0 has '{text}' for {FFMA}") for text in ("nan", "-1", "1_0")],
+    *[(page([kernel(**{FFMA: text}), kernel()]), f"kernel 0 has '{text}' for {FFMA}; it was not counted there")
+      for text in ("n/a", "nan", "-1", "1_0")],
+    (page([kernel(**{"dram__bytes_read.sum": "n/a"})], units={"dram__bytes_read.sum": ""}),
+     "dram__bytes_read.sum was not counted: it has the unit '' and values such as 'n/a'"),
+    (page([kernel(**{FFMA: "n/a"})]), f"{FFMA} was not counted"),
+    (page([kernel()]) + page([kernel()]), "two or more pages.*each run of ncu its own file"),
 ])
 def test_a_wrong_file_is_told_in_one_line(tmp_path, text, words):
     with refused(words):

@@ -1,8 +1,10 @@
 """TensorRT engines: what their files say, exact work, power brought to layers, and the folders of training data."""
 
+import importlib.util
 import json
 import math
 import subprocess
+import sys
 from datetime import UTC, datetime
 
 import numpy as np
@@ -16,7 +18,7 @@ from lib.measure.energy import power_log
 from lib.measure.energy.power_log import PowerLog
 from lib.tensorrt import engine
 from lib.tensorrt.recordings import dataset, mapping
-from tests import SHARED, refused
+from tests import SHARED, called, fake_tensorrt, output_of, refusal, refused
 
 EDGE = SHARED / "data/edgeprofiler"
 HALF = "Channel major FP16 format where channel % 8 == 0"
@@ -66,13 +68,77 @@ def test_work_and_bytes_of_layers_are_exact(tmp_path):
         ({"Stride": []}, "without Stride"), ({"Groups": 3}, "not divisible by 3 groups"),
         ({"Weights": {"Type": "Half", "Count": 100}}, "100 weights, its shapes make 144"),
         ({"Inputs": [tensor(1, 8)]}, "dimensions"), ({"Outputs": [tensor(1, -4, 8, 8)]}, "Outputs"))),
-    ([convolution(), convolution()], "'conv' is there twice"), ([], r"Layers = \[\]"), (["a", "b"], "verbosity detailed")])
+    ([convolution(Inputs=[tensor(-1, 8, 16, 16, kind="N/A due to dynamic shapes")])],
+     "layer 'conv' has dynamic shapes .*: build the engine with fixed ones .*--shapes"),
+    ([], r"Layers = \[\]"), (["a", "b"], "verbosity detailed")])
 def test_an_engine_that_contradicts_itself_or_is_none_is_refused(tmp_path, layers, what):
-    with refused(what):
+    with refused(what) as wrong:
         engine.read(written(tmp_path / "e.json", *layers))
+    assert "{" not in str(wrong.value), "no dictionary is quoted"
     (tmp_path / "e.json").write_text(json.dumps(layers))
     with refused("expected a mapping"):
         engine.read(tmp_path / "e.json")
+
+
+def test_the_type_of_its_parameters_decides_the_kind_of_a_layer_of_another_type(tmp_path):
+    pool = {"LayerType": "CudaPooling", "ParameterType": "Pooling"}
+    changed = [pooling("a", **pool), convolution("b", LayerType="CudaDepthwiseConvolution"), pooling("c", **pool, Stride=[]),
+               convolution("d", LayerType="CaskDeconvolutionV2"), {**REFORMAT, "Outputs": [tensor(-1, 8)]}]
+    read = engine.read(written(tmp_path / "e.json", *changed))
+    assert [layer.kind for layer in read.layers] == ["pooling", "convolutional", "other", "other", "other"]
+    assert read.layers[0].flops == 4 * 4 * 4 * 9 and math.isnan(read.layers[4].bytes)
+
+
+def with_profiles(path):
+    """Write an engine of two optimisation profiles; layers of the second are of batch 8."""
+    second = " [profile 1]"
+    return written(path, convolution(), dense(), convolution(f"conv{second}", Inputs=[tensor(8, 8, 16, 16)],
+                                                             Outputs=[tensor(8, 4, 8, 8)]), {**dense(), "Name": f"fc{second}"})
+
+
+def test_the_layers_of_one_optimisation_profile_are_read(tmp_path):
+    path = with_profiles(tmp_path / "raw/net/net.graph.json")
+    first, second = engine.read(path), engine.read(path, 1)
+    assert [layer.name for layer in first.layers] == ["conv", "fc"]
+    assert [layer.name for layer in second.layers] == ["conv [profile 1]", "fc [profile 1]"]
+    assert second.layers[0].flops == 8 * first.layers[0].flops and "profile 0 alone, of 0, 1" in first.notes[0]
+    with refused("no optimisation profile 2; there are: 0, 1"):
+        engine.read(path, 2)
+    latency = path.with_name("net.profile.json")
+    latency.write_text(json.dumps([{"name": layer.name, "medianMs": 0.5} for layer in second.layers]))
+    with refused(r"the latencies are of optimisation profile 1 \(--profile\)"):
+        dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
+    output_of("layer-power", "dataset", tmp_path / "raw", "--out", tmp_path, "--profile", 1)
+    table = pd.read_csv(tmp_path / "training_data/net/convolutional.csv")
+    assert table[["layer_name", "batch_size", "runtime"]].to_numpy().tolist() == [["conv [profile 1]", 8, 0.5]]
+    predict = "layer-power", "predict", "--trt-engine-path", path, "--result-csv-path", tmp_path / "new/out.csv"
+    for profile, batch in ((0, 1), (1, 8)):
+        status, out, told = called(*predict, "--profile", profile)
+        assert status == 0 and "2 of 2 layers predicted" in out and f"profile {profile} alone" in told
+        assert (f"{tmp_path / 'new/out.csv'} replaces an earlier table" in told) == (batch == 8)
+    (tmp_path / "link.csv").symlink_to(tmp_path / "new/out.csv")
+    for target, what in ((path, "is the engine"), (tmp_path, "is a folder"), (tmp_path / "link.csv", "is a link")):
+        assert what in refusal(*predict[:-1], target)
+
+
+@pytest.mark.parametrize("content, runs", [
+    ([{"count": 9}, *({"name": name, "medianMs": ms} for name, ms in (("conv", 1.0), ("r", 9.0), ("conv", 2.0), ("fc", 3.0)))],
+     {"conv": [1.0], "conv #2": [2.0], "fc": [3.0], "r": [9.0]}),
+    ({"conv": [1.0, 2.0, 1.5, 2.5], "fc": [3.0, 3.5]}, {"conv": [1.0, 1.5], "conv #2": [2.0, 2.5], "fc": [3.0, 3.5]}),
+    ({"conv": [1.0, 2.0]}, {"conv": [1.0], "conv #2": [2.0]}),
+    ({"conv": [1.0, 2.0], "fc": [3.0, 3.5]}, {"fc": [3.0, 3.5]}),  # one run per pass: whose is it?
+    ({"conv": [1.0, 2.0, 3.0], "fc": [3.0, 3.5]}, {"fc": [3.0, 3.5]})])
+def test_a_name_that_layers_share_is_numbered_in_engine_and_latencies_alike(tmp_path, content, runs):
+    odd = {**REFORMAT, "Name": "r #2"}
+    layers = convolution(), odd, REFORMAT, convolution(Stride=[1, 1]), dense(), REFORMAT
+    read = engine.read(written(tmp_path / "e.json", *layers))
+    assert [layer.name for layer in read.layers] == ["conv", "r #2", "r", "conv #2", "fc", "r #3"]
+    (tmp_path / "l.json").write_text(json.dumps(content))
+    times = mapping.read_times(tmp_path / "l.json", read)
+    assert times.groupby("layer_name")["layer_run_time"].apply(list).to_dict() == runs
+    assert times["cycle"].max() == max(map(len, runs.values()))
+    notes = mapping.layerwise(read, times)[1]
+    assert any("not one per layer" in note and "conv" in note for note in notes) == ("conv" not in runs)
 
 
 def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
@@ -82,7 +148,7 @@ def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
     assert [layer.unknown_formats for layer in read.layers] == [("Row major linear NF4", "Odd"), (), (), ("no format",)]
     assert [math.isnan(layer.bytes) for layer in read.layers] == [True, False, False, True]
     (note,) = read.notes
-    assert note.startswith("2 layers have formats that are not known, and so no bytes: Row major linear NF4, Odd, no format;")
+    assert note.startswith("2 layers have unknown formats, and so no bytes: Row major linear NF4, Odd, no format;")
 
 
 @pytest.mark.parametrize("path, gmacs", [
@@ -99,19 +165,25 @@ def test_multiply_adds_of_sample_engines_are_those_of_the_networks(path, gmacs):
 
 
 def test_latencies_with_and_without_time_stamps(tmp_path):
-    path = tmp_path / "l.json"
+    path, read = tmp_path / "l.json", engine.read(written(tmp_path / "e.json", REFORMAT))
     path.write_text(json.dumps({"a": [0.5, 1.5], "b": [[0.25, "20241212-10:00:00.500000"]]}))
-    times = mapping.read_times(path)
+    times = mapping.read_times(path, read)
     assert times["layer_run_time"].tolist() == [0.5, 1.5, 0.25] and times["end_s"].isna().tolist() == [True, True, False]
     assert times["end_s"].iloc[2] % 1 == pytest.approx(0.5)
+    path.write_text(json.dumps([{"count": 100}, {"name": "a", "timeMs": 2.0, "averageMs": 0.02, "percentage": 50.0}]))
+    assert mapping.read_times(path, read)["layer_run_time"].tolist() == [0.02], "trtexec 8.2 and older have no median"
 
 
-@pytest.mark.parametrize("content", ["{}", '{"a": ["x"]}', '{"a": [[1, "yesterday"]]}', '{"a": [-1]}', '{"a": [NaN]}',
-                                     '[{"name": "a"}]'])
-def test_what_is_no_latency_is_refused(tmp_path, content):
+@pytest.mark.parametrize("content, words", [
+    ("{}", "no latencies"), ('{"a": ["x"]}', "no latencies"), ('{"a": [[1, "yesterday"]]}', "yesterday"),
+    ('{"a": [-1]}', "no latencies"), ('{"a": [NaN]}', "no latencies|not readable"),
+    ('[{"name": "a", "timeMs": 1.0}]', "a.0.0 = None"), ('["a"]', "has a name and medianMs or averageMs"),
+    ('[{"name": "r", "medianMs": 1.0}, {"name": "b", "medianMs": 1.0}]', "'r' 1 times, the engine 2 times.*profile_layers"),
+    ('[{"name": "b", "medianMs": 1.0}, {"name": "b", "medianMs": 1.0}]', "'b' 2 times, the engine 1 times")])
+def test_what_is_no_latency_is_refused(tmp_path, content, words):
     (tmp_path / "l.json").write_text(content)
-    with refused(""):
-        mapping.read_times(tmp_path / "l.json")
+    with refused(words):
+        mapping.read_times(tmp_path / "l.json", engine.read(written(tmp_path / "e.json", REFORMAT, REFORMAT, pooling("b"))))
 
 
 def stamped(at_s):
@@ -246,6 +318,54 @@ def test_the_script_profiles_an_engine_with_trtexec(tmp_path):
     assert "is there already" in script("my net.onnx", "raw").stderr
     (made,) = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")
     assert made.model == "my net" and pd.read_csv(made.written[0])["layer_run_time"].tolist() == [0.25]
+
+
+@pytest.fixture
+def profiler(monkeypatch):
+    """Return params/profile_layers.py on a stand-in for TensorRT: two convolutions of one name, a pooling, a dense layer."""
+    spec = importlib.util.spec_from_file_location("profile_layers", paths.PARAMS / "profile_layers.py")
+    program, clock = importlib.util.module_from_spec(spec), [datetime(2026, 11, 28, 12)]
+    spec.loader.exec_module(program)
+    layers = [convolution(), convolution(Stride=[1, 1]), pooling(), dense()]
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt.package(layers, [20.0, 40.0, 10.0, 30.0], clock))
+    monkeypatch.setattr(program.ctypes, "CDLL", fake_tensorrt.cuda)
+    monkeypatch.setattr(program, "now", lambda: clock[-1])
+    return program
+
+
+def test_layers_that_are_profiled_with_time_stamps_have_their_watts(tmp_path, profiler):
+    folder, watts = tmp_path / "raw/net", {"conv": 6.0, "conv #2": 3.0, "pool": 4.0, "fc": 8.0}
+    (tmp_path / "net.engine").write_bytes(b"engine")
+    words = [str(tmp_path / "net.engine"), str(folder), "--runs", "12", "--warmup", "2"]
+    assert profiler.main(words) == 0
+    log = json.loads((folder / dataset.LATENCY).read_text())
+    assert {name: len(runs) for name, runs in log.items()} == {"conv": 24, "pool": 12, "fc": 12}
+    assert log["conv"][:2] == [[20.0, "20261128-12:00:00.235000"], [40.0, "20261128-12:00:00.275000"]], "run 3"
+    assert log["fc"][0][1] == "20261128-12:00:00.315000"
+    ends_s = np.array([power_log.seconds(stamp) for _, stamp in log["fc"]])
+    at_s = np.arange(ends_s[0] - 0.2, ends_s[-1] + 0.1, 0.001) + 0.0003
+    since_s = at_s - (ends_s[np.minimum(np.searchsorted(ends_s, at_s), len(ends_s) - 1)] - 0.1)
+    layer = np.searchsorted([0.0, 0.02, 0.06, 0.07, 0.1], since_s)  # 0: before the first layer, 5: after the last one
+    power_log.write(PowerLog(at_s, np.array([2.0, 8.0, 5.0, 6.0, 10.0, 2.0])[layer]), folder / dataset.POWER)
+    (folder / dataset.IDLE).write_text(json.dumps({"timestamp": "x", "avg_idle_power": 2_000_000}))
+    output_of("layer-power", "dataset", tmp_path / "raw", "--out", tmp_path)
+    tables = pd.concat(map(pd.read_csv, (tmp_path / "training_data/net").glob("*.csv"))).set_index("layer_name")
+    assert tables["power"].to_dict() == pytest.approx(watts, rel=0.02)
+    assert tables["runtime"].to_dict() == {"conv": 20.0, "conv #2": 40.0, "pool": 10.0, "fc": 30.0}
+    assert profiler.main(words) == 2, "nothing is overwritten"
+
+
+@pytest.mark.parametrize("engine_bytes, words, told", [
+    (None, [], "cannot be read"), (b"other", [], "is no engine of this TensorRT (10.3.0)"),
+    (b"engine", ["--profile", "1"], "no optimisation profile 1; the engine has 1, and the first is 0"),
+    (b"engine", ["--shape", "x=1x3"], "no input x; its inputs are: input"),
+    (b"engine", ["--shape", "input=1x3x16x16"], "input does not take the shape 1x3x16x16")])
+def test_the_profiler_of_layers_says_what_is_wrong_in_one_line(tmp_path, profiler, capsys, engine_bytes, words, told):
+    if engine_bytes:
+        (tmp_path / "e").write_bytes(engine_bytes)
+    assert profiler.main([str(tmp_path / "e"), str(tmp_path / "out"), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line and not (tmp_path / "out").exists()
 
 
 def test_folders_without_recordings_or_with_two_of_one_name_are_refused(tmp_path):

@@ -12,6 +12,8 @@ _TARGETS, _KINDS = ("runtime", "power"), ("convolutional", "pooling", "dense")
 _TRAINING = option("training", read=a_path, default=FOLDER / "training_data", nargs="?")
 _LEAST = option("--per-layer-measurements", "runs with a power sample that a layer's power needs at least", whole(1), 10,
                 metavar="N")
+_PROFILE = option("--profile", "the optimisation profile whose layers are read (default: the first, 0)", whole(0, 999_999),
+                  metavar="N")
 _REGISTRY = option("--registry", "an MLflow registry (default: SQLite in data/mlflow)", default="", metavar="URI")
 
 
@@ -26,7 +28,7 @@ def _show(recordings) -> None:
 def _preprocess(options: argparse.Namespace) -> None:
     from lib.tensorrt.recordings import dataset
 
-    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data"))
+    _show(dataset.preprocess(options.raw, options.out / "preprocessed_data", options.profile))
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -134,20 +136,23 @@ def _predict(options: argparse.Namespace) -> None:
     from lib.tensorrt import engine
     from lib.tensorrt.models import predictions
 
-    read, models, target = engine.read(options.trt_engine_path), _models(options), options.result_csv_path
-    files.folder(target.parent)
-    if not options.force:
-        files.check_new(target)
+    read, models, target = engine.read(options.trt_engine_path, options.profile), _models(options), options.result_csv_path
+    stream, earlier = files.is_stream(target), target.is_file()
+    what = "a folder" if target.is_dir() else "the engine" if target.resolve() == options.trt_engine_path.resolve() else (
+        "a link to another file" if target.is_symlink() and not stream else "")  # as /dev/stdout may be
+    if what:
+        raise InputError(f"{target} is {what}; --result-csv-path names a table, which is replaced where it exists")
     rows = predictions.of_engine(read, models, options.device, options.strict)
-    write = files.replace if options.force and not files.is_stream(target) else files.create
-    write(target, rows.to_csv(index=False).encode())
+    (files.create if stream else files.replace)(target, rows.to_csv(index=False).encode())
     sums = predictions.total(rows)
     line = "{covered} of {layers} layers predicted: {runtime_ms:,.3f} ms ({low_ms:,.3f}-{high_ms:,.3f}), " + (
         "{power_w:,.2f} W above idle, {energy_mj:,.2f} mJ" if sums["energy_mj"] == sums["energy_mj"] else "power not known")
     print(f"{target}: {line.format_map(sums)}")
+    if earlier:
+        note(f"{target} replaces an earlier table")
     if rows["power_prediction"].isna().all():
         note("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
-             "collect_power.py beside time-stamped layer times), then: python -m lib layer-power dataset RAW; python -m lib "
+             "collect_power.py with params/profile_layers.py), then: python -m lib layer-power dataset RAW; python -m lib "
              "layer-power train --device DEVICE")
     for text, count in rows["note"].value_counts().items():
         if text:
@@ -164,9 +169,10 @@ def add(verbs) -> None:
     steps = verb.add_subparsers(dest="step", required=True, metavar="step")
     add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert",
              option("raw", "folder of recordings, <model>/trt_engine_info.json and beside it its latencies", a_path),
-             _out(), _LEAST, option("--push", "push what was built as the next version there", metavar="REMOTE[@branch]"))
+             _out(), _LEAST, _PROFILE,
+             option("--push", "push what was built as the next version there", metavar="REMOTE[@branch]"))
     add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers",
-             option("raw", "folder of recordings", a_path), _out())
+             option("raw", "folder of recordings", a_path), _out(), _PROFILE)
     add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer",
              option("preprocessed", read=a_path, default=FOLDER / "preprocessed_data", nargs="?"),
              _out(), _LEAST)
@@ -203,9 +209,9 @@ def _add_models(steps) -> None:
              flag("--write", "put the best settings into params/layer_power.yaml, for review"))
     add_verb(steps, _predict, "predict", "predict the runtime and power of each layer of an engine",
              option("--trt-engine-path", "the engine's information as JSON", a_path, required=True),
-             option("--result-csv-path", "the table to write, a row a layer", a_path, required=True),
-             flag("--force", "replace that table where it is there already"),
-             _REGISTRY,
+             option("--result-csv-path", "the table to write, one row per layer; an existing file is replaced", a_path,
+                    required=True),
+             _PROFILE, _REGISTRY,
              option("--model", "registered models, by alias or version", default=[], nargs="+", metavar="NAME@ALIAS"),
              option("--models", "folder of trained models (default: this machine's, then the shipped ones)", a_path),
              option("--model-device", "the device whose models are asked (default: that of --device, or the only one)",

@@ -83,6 +83,8 @@ def _reason(error: dict) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if isinstance(error["input"], dict) and error["type"] == "value_error":  # of several values together
+        return f"{name}: {message}" if error["loc"] else message
     return f"{name} = {_short(error['input'])} {message}"
 
 
@@ -96,7 +98,7 @@ def _short(value: Any) -> str:
 
 def error_line(error: ValidationError, where: str, names: Iterable[str]) -> str:
     """Return the line that names each wrong value, the first _REASONS of them, and the known ``names``."""
-    errors = error.errors()
+    errors = [item for item in error.errors() if item["type"] != "too_short" or not item["input"]]  # else for wrong values
     reasons = [_reason(item) for item in errors[:_REASONS]]
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
     known = f" (known: {choices(names)})" if any(item["type"] in _UNKNOWN for item in errors) else ""

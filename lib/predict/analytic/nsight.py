@@ -17,6 +17,13 @@ _UNITS = {"time": "([num]?)(second|s)", "bytes": "([KMGT]?)(byte|B)", "flops": "
 _TENSOR = "counters of tensor cores (GEMMs and convolutions of bf16, fp16 and tf32)"  # a GPU has some of them
 _SUMS = {"time": "seconds", "bytes": "bytes", "flops": "flops"}  # columns of what was counted, by role
 _COLLECT = "collect it with params/collect_nsight.sh"
+_LOCALE = "ncu writes numbers as the locale does: collect again with LC_ALL=C ncu --print-units base, or " \
+    "params/collect_nsight.sh"
+_BASE_UNITS = re.compile("ns|nsecond|byte|B|inst|ops?|")  # counts in these are whole numbers
+_WHOLE = re.compile(r"(\d+|\d{1,3}(,\d{3})+)(\.0{1,2})?|\d(\.\d+)?[eE]\+?\d{1,2}")
+_ENGLISH = re.compile(r"(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][+-]?\d{1,2})?")
+_AMBIGUOUS = re.compile(r"\d{1,3}[.,]\d{3}")  # of a scaled unit: thousands in one locale, a fraction in another
+_ANY_LOCALE = re.compile(r"\d[\d.,'\s\u2019]*([eE][+-]?\d{1,2})?")
 _MESSAGES = {
     "ERR_NVGPUCTRPERM": "the driver lets only administrators read the counters (ERR_NVGPUCTRPERM): run as root, or load the "
                         "driver with NVreg_RestrictProfilingToAdminUsers=0",
@@ -63,11 +70,18 @@ def _short(kernel: str) -> str:
     return re.sub(r"<.*|\(.*", "", kernel.removeprefix("void ")).rpartition("::")[2][:40] or kernel[:40]
 
 
-def _factor(unit: str, role: str, where: str) -> float:
-    """Return what one unit is in bytes, seconds or counts; InputError for one that does not fit the role."""
+def _not_counted(values: pd.Series) -> bool:
+    return values.str.lower().isin(["n/a", "nan", ""]).all()
+
+
+def _factor(unit: str, role: str, values: pd.Series, name: str) -> float:
+    """Return what one unit is in bytes, seconds or counts; InputError for one of another role, or if nothing was counted."""
+    if _not_counted(values) or (role != "flops" and not unit):
+        raise InputError(f"{name}: {values.name} was not counted: it has the unit {unit!r} and values such as "
+                         f"{values.iloc[0]!r}; see params/nsight_metrics.yaml, and {_COLLECT}")
     match = re.fullmatch(_UNITS[role], unit)
     if not match:
-        raise InputError(f"{where}: the unit {unit!r} is none of {role}; collect again with --print-units base")
+        raise InputError(f"{name}: {values.name}: the unit {unit!r} is none of {role}; collect again with --print-units base")
     return _PREFIX[match[1]]
 
 
@@ -78,6 +92,8 @@ def _table(text: str, name: str) -> pd.DataFrame:
     if not start:
         raise InputError(f"{name}: {reason or 'this is no CSV of Nsight Compute: no header that starts with ID'}")
     log = re.sub(r"[^\n]", "", text[:start.start()])  # so that lines keep their numbers
+    if len(re.findall(r'^"?ID"?,', text, re.M)) > 1:
+        raise InputError(f"{name} holds two or more pages, each with a header: give each run of ncu its own file")
     header, *rows = csv_files.rows(log + re.sub(r"(?m)^==.*$", "", text[start.start():]), Path(name))
     if "Metric Name" in header:
         raise InputError(f"{name} is the details page, a row a metric; export the raw page: ncu --import FILE --csv --page raw")
@@ -88,12 +104,25 @@ def _table(text: str, name: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=header, dtype=str)
 
 
-def _numbers(text: pd.Series, metric: str, kernels: pd.Series, name: str) -> pd.Series:
-    wrong = ~text.str.strip().str.fullmatch(r"[\d,]+(\.\d+)?([eE][+-]?\d{1,2})?")
-    if wrong.any():
-        raise InputError(f"{name}: kernel {kernels[wrong].iloc[0]} has {text[wrong].iloc[0]!r} for {metric}; it was not "
-                         "counted there")
-    return text.str.replace(",", "").astype(float)
+def _numbers(text: pd.DataFrame, units: pd.Series, kernels: pd.Series, name: str) -> pd.DataFrame:
+    """Return texts as numbers; InputError for one that is no number, or that is, or may be, not written as in English."""
+    shown, ambiguous = False, ""
+    for metric, values in text.items():
+        whole = bool(_BASE_UNITS.fullmatch(units[metric]))
+        for row, value in values.drop_duplicates().items():
+            where = f"{name}: kernel {kernels[row]} has {value!r} for {metric}"
+            if not _ANY_LOCALE.fullmatch(value):
+                raise InputError(f"{where}; it was not counted there")
+            if not (_WHOLE if whole else _ENGLISH).fullmatch(value):
+                english = "whole number (1,234,567)" if whole else "number (1,234.5)"
+                raise InputError(f"{where}: in English this is no {english}; {_LOCALE}")
+            if not whole and _AMBIGUOUS.fullmatch(value):
+                ambiguous = where
+            elif "," in value or "." in value:
+                shown = True
+    if ambiguous and not shown:
+        raise InputError(f"{ambiguous}: this may be thousands or a fraction; {_LOCALE}")
+    return text.apply(lambda column: column.str.replace(",", "").astype(float))
 
 
 def read(path: Path) -> Counted:
@@ -108,17 +137,17 @@ def read(path: Path) -> Counted:
     except InputError as error:
         raise InputError(f"the counters cannot be read: {error}") from None
     table = _table(text, path.name)
-    units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True)
-    absent = [metric for metric in metrics if metric.name not in table]
+    units, table = table.iloc[0].str.strip(), table.iloc[1:].reset_index(drop=True).apply(lambda column: column.str.strip())
+    absent = [metric for metric in metrics if metric.name not in table or metric.optional and _not_counted(table[metric.name])]
     if needed := [metric.name for metric in absent if not metric.optional]:
         there = [column for column in table if "__" in column]
         raise InputError(f"{path.name} lacks {choices(needed)}; it has: {choices(there) or 'no metric'}; {_COLLECT}")
-    ids = table.iloc[:, 0]
+    ids, here = table.iloc[:, 0], [metric for metric in metrics if metric not in absent]
+    factors = {metric.name: _factor(units[metric.name], metric.role, table[metric.name], path.name) for metric in here}
+    numbers = _numbers(table[[*factors]], units, ids, path.name)
     sums = pd.DataFrame({"kernel": table.get("Kernel Name", ids), **dict.fromkeys(_SUMS.values(), 0.0)})
-    here = [metric for metric in metrics if metric.name in table]
     for metric in here:
-        factor = _factor(units[metric.name], metric.role, f"{path.name}: {metric.name}")
-        values = _numbers(table[metric.name], metric.name, ids, path.name) * factor * metric.weight
+        values = numbers[metric.name] * factors[metric.name] * metric.weight
         for column in (_SUMS[metric.role], *([f"flops_{metric.dtype}"] if metric.dtype else [])):
             sums[column] = sums.get(column, 0.0) + values
     tensor = [] if any("tensor" in metric.name for metric in here) else [_TENSOR]

@@ -106,7 +106,8 @@ def _with_power(folder: Path) -> None:
 
 
 def _read(source: dataset.Source) -> Recorded:
-    read, times = engine.read(source.engine), mapping.read_times(source.latency)
+    read = engine.read(source.engine)
+    times = mapping.read_times(source.latency, read)
     if not source.power:
         return Recorded(source.name, read, times, None, np.nan, pd.DataFrame(columns=mapping.COLUMNS), "not measured")
     log, idle_w = power_log.read(source.power), power_log.read_idle_w(source.idle)

@@ -74,9 +74,9 @@ def energy(recorded: Recorded) -> pd.DataFrame:
 
     A layer without a single sample counts with the mean power of its kind; ``unsampled`` counts such layers.
     """
-    means = recorded.layerwise.groupby(["layer_name", "layer_type"], sort=False).agg(
+    means = recorded.layerwise.groupby("layer_name", sort=False).agg(
         power_w=(_EXCLUDING, "mean"), ms=("layer_run_time", "mean")).reset_index()
-    means["kind"] = means["layer_type"].map(KINDS).fillna("other")
+    means["kind"] = means["layer_name"].map({layer.name: layer.kind for layer in recorded.engine.layers})
     filled_w = means["power_w"].fillna(means.groupby("kind")["power_w"].transform("mean")) / 1e6
     table = means.assign(mj=filled_w * means["ms"], unsampled=means["power_w"].isna()).groupby("kind", as_index=False)[
         ["ms", "mj", "unsampled"]].sum()

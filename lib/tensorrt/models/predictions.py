@@ -29,7 +29,8 @@ def of_engine(engine: Engine, models: Collection[LayerModel], device: str = "", 
         raise InputError(f"{engine.path}: {stranger}")
     table = pd.DataFrame([{"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
                            **(dataset.features(layer) if layer.kind != OTHER else {}), "model_device": owners[0],
-                           "note": "; ".join(filter(None, [*_missing(layer, modelled, owners[0]), stranger]))}
+                           "note": "; ".join(filter(None, [*_missing(layer, modelled, owners[0]), stranger,
+                                                            engine.profile_note]))}
                           for layer in engine.layers])
     for target in TARGETS:  # power needs the runtime
         parts = [model.predict(rows) for model in models if model.target == target and (model.kind, "runtime") in modelled

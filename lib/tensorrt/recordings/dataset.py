@@ -100,16 +100,17 @@ def _visible(raw: Path, *patterns: str) -> list[Path]:
                   if not any(part.startswith(".") for part in path.relative_to(raw).parts))
 
 
-def preprocess(raw: Path, target: Path) -> list[Recording]:
+def preprocess(raw: Path, target: Path, profile: int | None = None) -> list[Recording]:
     """Bring power to layers for each recording under ``raw``; write ``target/<model>/`` with a row a cycle and layer.
 
-    Power stays empty where none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
+    ``profile``: the optimisation profile whose layers were recorded (default: each engine's first). Power stays empty where
+    none was recorded. Raises InputError where nothing is there to read, or for a damaged file.
     """
     recordings = []
     for model, source in models(raw).items():
-        read, folder, place = engine.read(source.engine), source.engine.parent, target / model
+        read, folder, place = engine.read(source.engine, profile), source.engine.parent, target / model
         power = (power_log.read(source.power), power_log.read_idle_w(source.idle)) if source.power else ()
-        table, notes = mapping.layerwise(read, mapping.read_times(source.latency), *power)
+        table, notes = mapping.layerwise(read, mapping.read_times(source.latency, read), *power)
         power_source(folder)  # a recording that says nothing that is known of its power is refused
         with files.writing(place):
             for name in (LAYERWISE, RECORDING):  # of an earlier recording; what says where the power is from comes before it
@@ -146,10 +147,11 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
         raise InputError(f"{preprocessed} holds no <model>/{LAYERWISE}; make them with: python -m lib layer-power preprocess")
     recordings = []
     for folder in folders:
-        read, layerwise, source = engine.read(folder / ENGINE), csv_files.frame(folder / LAYERWISE), power_source(folder)
-        place, why = target / folder.name, ""
+        layerwise, source, place, why = csv_files.frame(folder / LAYERWISE), power_source(folder), target / folder.name, ""
         if tuple(layerwise) != mapping.COLUMNS:
             raise InputError(f"{folder / LAYERWISE} has other columns than {', '.join(mapping.COLUMNS)}")
+        profiles = {engine.profile_number(str(name)) for name in layerwise["layer_name"]}
+        read = engine.read(folder / ENGINE, min(profiles, default=None))
         if source != MEASURED:  # no model is ever trained on it
             layerwise[_EXCLUDING], why = np.nan, f": it is {source}"
         table = layer_table(read, layerwise, least_samples)

@@ -43,7 +43,8 @@ def add(folder: Path) -> None:
     facts = json_mapping(folder / dataset.RECORDING)
     if (folder / dataset.POWER).exists():
         raise InputError(f"{folder / dataset.POWER} is there already; synthetic power never takes the place of a log")
-    read, times = engine.read(folder / dataset.ENGINE), mapping.read_times(folder / dataset.LATENCY)
+    read = engine.read(folder / dataset.ENGINE)
+    times = mapping.read_times(folder / dataset.LATENCY, read)
     rule = (f"{PJ_A_FLOP:g} pJ a FLOP, {PJ_A_BYTE:g} pJ a byte, {STATIC_W:g} W while a layer runs, {IDLE_W:g} W idle, "
             f"noise of {_NOISE:.0%}")
     made = {**facts, "power": dataset.SYNTHETIC, "reason": rule}
