@@ -93,8 +93,7 @@ def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
             raise InputError(f"cpu_color_jitter and gpu_batch_aug change pictures, but {config.root} holds volumes; set "
                              "both to false")
     else:
-        images, source = pictures.splits(config.image_folder, jitter), "imagefolder"
-        note = f"Images from {config.root}."
+        images, source, note = pictures.splits(config.image_folder, jitter), "imagefolder", f"Images from {config.root}."
     splits = {split: Samples(of_split, config.seed, order) for split, of_split in images.items()}
     indices = {split: capped(samples.labels, len(labels), config.max_datapoints_per_class, config.seed)
                if split in config.capped_splits else list(range(len(samples))) for split, samples in splits.items()}

@@ -43,9 +43,9 @@ def _pictures(workload: Workload, transforms: dict[str, Callable]) -> dict[str, 
 
 
 class _Prepare:
-    """Turn what a MedMNIST item holds into a normalised float tensor of the workload's size (mean 0.5, std 0.5).
+    """Turn a picture's central square, or a volume, into a float tensor of the workload's size (mean 0.5, std 0.5).
 
-    ``random_crop`` resizes a random part of a picture and flips half of them first, as torchvision's ImageNet example does.
+    ``random_crop`` takes a random part instead and flips half of the pictures, as torchvision's ImageNet example does.
     """
 
     def __init__(self, spatial: int, size: int, augment: bool, random_crop: bool = False):
@@ -56,10 +56,10 @@ class _Prepare:
             self.crop = transforms.Compose([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()])
 
     def __call__(self, image) -> torch.Tensor:
-        image = self.crop(image) if self.crop else image
         if self.spatial == 3:
             tensor = torch.from_numpy(image).float()
         else:
+            image = self.crop(image) if self.crop else pictures.central_square(image)
             array = np.atleast_3d(np.array(image, dtype=np.uint8))
             tensor = torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
         if tensor.shape[-2:] != (self.size, self.size):
@@ -116,7 +116,7 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
         raise InputError(f"{workload.id} reads {workload.dataset!r}; data_source={data_source!r} does not fit it (use auto)")
     changes = {split: (augment and split == "train", random_crop and split == "train") for split in medmnist_files.SPLITS}
     if workload.dataset == "imagefolder":
-        transforms = {split: _FolderPrepare(2, workload.size, *changes[split]) for split in medmnist_files.SPLITS}
+        transforms = {split: _Prepare(2, workload.size, *changes[split]) for split in medmnist_files.SPLITS}
         return Opened(_pictures(workload, transforms), "imagefolder", f"Images from {workload.folder}.")
     import medmnist
 
@@ -135,15 +135,6 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
                                     transform=_Prepare(spatial, workload.size, *changes[split]))
                   for split in medmnist_files.SPLITS}
     return Opened(splits, source, note)
-
-
-class _FolderPrepare(_Prepare):
-    """Crop a picture of any shape to its central square (without ``random_crop``), then as for MedMNIST."""
-
-    def __call__(self, image) -> torch.Tensor:
-        side = min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        return super().__call__(image if self.crop else image.crop((left, top, left + side, top + side)))
 
 
 def length(dataset) -> int:
