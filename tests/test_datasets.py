@@ -98,8 +98,8 @@ def test_a_missing_package_is_named(monkeypatch):
 def test_unknown_datasets_and_wrong_sources():
     with refused("no dataset 'catmnist'; there are: imagefolder, pathmnist"):
         workloads.prepare(small("catmnist"))
-    for folder in ("", "nowhere"):
-        with refused("imagefolder needs 'folder:' with train and val"):
+    for folder, words in (("", "imagefolder needs 'folder:', a folder with"), ("nowhere", "nowhere/train is no folder; ")):
+        with refused(words):
             opened(small("imagefolder", folder=folder))
 
 
@@ -116,7 +116,7 @@ def test_an_image_folder(tmp_path):
     cropped = opened(workload, random_crop=True).splits
     recipe = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
                                  transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
-    path, _ = cropped["train"].samples[0]
+    path, _ = cropped["train"].imgs[0]
     Image.effect_noise((40, 30), 90).save(path)
     for seed in range(4):
         torch.manual_seed(seed)

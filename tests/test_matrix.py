@@ -58,8 +58,9 @@ def test_cells_of_the_default_matrix():
     cell = found[0]
     assert cell.workload.id == "pathmnist-224" and cell.params.batch_size == 16
     assert cell.label == f"{machine.name()}/resnet50/b16/fp32" and cell.params.optimizer == "adam"
-    one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3"})
-    assert one.name == "vgg16/b16/fp32" and one.params.iters == 3
+    assert all(cell.params.random_crop for cell in found), "as in the original, unless --no-augment is given"
+    one, = matrix.cells(plan, "cpu", ["vgg16/b16/fp32"], {"iters": "3", "random_crop": "false"})
+    assert one.name == "vgg16/b16/fp32" and one.params.iters == 3 and not one.params.random_crop
 
 
 @pytest.mark.parametrize("device, instructions, precision", [

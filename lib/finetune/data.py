@@ -5,17 +5,16 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from lib import files
 from lib.config.definitions import Workload
-from lib.errors import InputError, choices
+from lib.errors import InputError, beginning, choices
 from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs, Prepare
-from lib.work import datasets, medmnist_files
+from lib.work import datasets, medmnist_files, pictures
 from lib.work.processes import ALONE, Processes
 
 Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on nothing else
@@ -24,30 +23,26 @@ Key = tuple[int, int]  # epoch and sample: what is random in a sample depends on
 class Samples(torch.utils.data.Dataset):
     """A split of (tensor, label array); a key is (epoch, index), so that augmentation is a function of seed and key."""
 
-    def __init__(self, pictures: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None):
-        self.pictures, self._seed, self._order = pictures, seed, order
-        self._random = getattr(pictures.transform, "random", False)
+    def __init__(self, images: torch.utils.data.Dataset, seed: int, order: Sequence[int] | None):
+        self.images, self._seed, self._order = images, seed, order
+        self._random = getattr(images.transform, "random", False)
 
     def __len__(self) -> int:
-        return datasets.length(self.pictures)
+        return datasets.length(self.images)
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, np.ndarray]:
         epoch, index = key
-        try:
-            with torch.random.fork_rng(devices=(), enabled=self._random):
-                if self._random:
-                    text = f"{self._seed} {epoch} {index}".encode()
-                    torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
-                inputs, label = self.pictures[index]
-        except (OSError, SyntaxError) as error:  # PIL's, of a damaged picture
-            raise InputError(f"{self.pictures.root}: picture {index} cannot be read: {error}") from None
+        with torch.random.fork_rng(devices=(), enabled=self._random):
+            if self._random:
+                text = f"{self._seed} {epoch} {index}".encode()
+                torch.default_generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()))
+            inputs, label = self.images[index]
         return inputs, self._ordered(np.atleast_1d(label))
 
     @property
     def labels(self) -> np.ndarray:
         """Return all labels: (N, 1) classes, or (N, L) of 0 and 1."""
-        labels = self.pictures.labels if hasattr(self.pictures, "labels") else np.array(self.pictures.targets)[:, None]
-        return self._ordered(labels)
+        return self._ordered(self.images.labels)
 
     def _ordered(self, labels: np.ndarray) -> np.ndarray:
         """Return labels (..., 1) as the config numbers the classes, or (..., L) of 0 and 1 in its order."""
@@ -78,19 +73,9 @@ def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
     if config.medmnist:
         table = medmnist_files.info()[config.medmnist]["label"]
         return tuple(table[str(index)] for index in range(len(table))), datasets.facts(_workload(config, 8))
-    folder = config.image_folder
-    for split in ("train", "val"):
-        if not (folder / split).is_dir():
-            raise InputError(f"root {config.root!r}: {folder / split} is no folder; a dataset has train/ and val/, perhaps "
-                             "test/, with a folder a class in each (or medmnist:NAME, synthetic:NAME)")
-    classes = _classes(folder / "train")
-    if not classes:
-        raise InputError(f"root {config.root!r}: {folder / 'train'} holds no folder of a class")
+    with beginning(f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"):
+        classes = pictures.classes(config.image_folder)
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
-
-
-def _classes(folder: Path) -> Classes:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
@@ -100,16 +85,16 @@ def open_data(config: TrainConfig, inputs: Inputs, names: Classes) -> Data:
     if config.medmnist:
         workload = _workload(config, inputs.size)
         opened = datasets.open_splits(workload, config.root.partition(":")[0], "native")
-        pictures, source, note = opened.splits, opened.data_source, opened.note
+        images, source, note = opened.splits, opened.data_source, opened.note
         if datasets.facts(workload).spatial == 2:
-            for split, images in pictures.items():
-                images.transform = jitter[split]
+            for split, of_split in images.items():
+                of_split.transform = jitter[split]
         elif config.cpu_color_jitter or config.gpu_batch_aug:
             raise InputError(f"cpu_color_jitter and gpu_batch_aug change pictures, but {config.root} holds volumes; set "
                              "both to false")
     else:
-        pictures, source, note = _image_folders(config, names, jitter), "imagefolder", f"Images from {config.root}."
-    splits = {split: Samples(images, config.seed, order) for split, images in pictures.items()}
+        images, source, note = pictures.splits(config.image_folder, jitter), "imagefolder", f"Images from {config.root}."
+    splits = {split: Samples(of_split, config.seed, order) for split, of_split in images.items()}
     indices = {split: capped(samples.labels, len(labels), config.max_datapoints_per_class, config.seed)
                if split in config.capped_splits else list(range(len(samples))) for split, samples in splits.items()}
     return Data(splits, indices, labels, source, note)
@@ -125,24 +110,6 @@ def _labels(config: TrainConfig, names: Classes) -> tuple[Classes, list[int] | N
         raise InputError(f"class_labels, label2id or id2label name some classes of {config.root} ({choices(sorted(shared))}), "
                          f"but others than {choices(sorted(set(names) - shared))}; name them as they are, or all of them anew")
     return wanted, [wanted.index(name) for name in names] if shared and wanted != names else None
-
-
-def _image_folders(config: TrainConfig, names: Classes, transforms: dict[str, Prepare]) -> dict:
-    from torchvision.datasets import ImageFolder
-
-    class Folder(ImageFolder):
-        """A split whose classes are those of train, also where some have no pictures."""
-
-        def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-            if unknown := sorted(set(_classes(Path(directory))) - set(names)):
-                raise InputError(f"{directory} has classes that train/ has not: {choices(unknown)}; that has: {choices(names)}")
-            return list(names), {name: index for index, name in enumerate(names)}
-
-    splits = {split: Folder(str(config.image_folder / split), transforms[split], allow_empty=True)
-              for split in medmnist_files.SPLITS if (config.image_folder / split).is_dir()}
-    if empty := [split for split, images in splits.items() if not images.imgs]:
-        raise InputError(f"root {config.root!r}: {choices(empty)} hold no pictures")
-    return splits
 
 
 def capped(labels: np.ndarray, classes: int, most: int | tuple[int, ...], seed: int) -> list[int]:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from lib.work.pictures import central_square
+
 _HALF = (0.5,)
 BILINEAR = int(Image.Resampling.BILINEAR)
 
@@ -36,10 +38,9 @@ class Prepare:
 
     def __call__(self, picture: Image.Image) -> torch.Tensor:
         """Return the tensor; random changes draw from torch's generator."""
-        size, side = self._inputs.size, min(picture.size)
+        size = self._inputs.size
         picture = picture.convert("L" if self._inputs.channels == 1 else "RGB")
-        left, top = (picture.width - side) // 2, (picture.height - side) // 2
-        picture = picture.crop((left, top, left + side, top + side)).resize((size, size), self._inputs.resample)
+        picture = central_square(picture).resize((size, size), self._inputs.resample)
         if self.random:
             picture = self._jitter(picture)
         array = np.array(picture, dtype=np.float32).reshape(size, size, -1)

@@ -1,7 +1,8 @@
 """What is run.
 
-From the ground up: ``dtypes``, ``models``, ``losses``, ``weights`` (on disk), ``medmnist_files``; ``datasets``, ``workloads``;
-``training`` (the loop), ``processes`` (which train one model together); ``user_code`` (users' code), ``building`` (named
-networks, also without memory), ``networks`` (anything that ``advise`` can name); and ``graph``, the operators of a network.
-``data_versions`` carries folders to and from a ``remote``, which holds ``manifests``.
+From the ground up: ``dtypes``, ``models``, ``losses``, ``weights`` (on disk), ``medmnist_files``; ``pictures`` (in
+folders), ``datasets``, ``workloads``; ``training`` (the loop), ``processes`` (which train one model together);
+``user_code`` (users' code), ``building`` (named networks, also without memory), ``networks`` (anything that ``advise``
+can name); ``graph``, the operators of a network. ``data_versions`` carries folders to and from a ``remote``, which
+holds ``manifests``.
 """

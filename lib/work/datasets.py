@@ -9,8 +9,8 @@ import torch
 
 from lib import paths
 from lib.config.definitions import Workload
-from lib.errors import InputError, choices
-from lib.work import medmnist_files
+from lib.errors import InputError, beginning, choices
+from lib.work import medmnist_files, pictures
 from lib.work.medmnist_files import Facts
 
 
@@ -26,37 +26,26 @@ class Opened:
 def facts(workload: Workload) -> Facts:
     """Return the facts of a workload's dataset; InputError lists the datasets when there is none of that name."""
     if workload.dataset == "imagefolder":
-        folder = _image_folder(workload, "train")
-        sizes = tuple(len(_image_folder(workload, split)) if split in _folder_splits(workload) else 0
-                      for split in medmnist_files.SPLITS)
-        return Facts(3, len(folder.classes), 2, False, sizes)
+        found = _pictures(workload, {})
+        sizes = tuple(len(found.get(split, ())) for split in medmnist_files.SPLITS)
+        return Facts(3, len(found["train"].classes), 2, False, sizes)
     if workload.dataset not in (table := medmnist_files.info()):
         raise InputError(f"{workload.id}: no dataset {workload.dataset!r}; there are: imagefolder, {choices(table)}")
     return medmnist_files.facts(workload.dataset)
 
 
-def _folder_splits(workload: Workload) -> list[str]:
-    """Return the splits of a folder of images, which may have no ``test``."""
-    return [split for split in medmnist_files.SPLITS if split != "test" or (paths.ROOT / workload.folder / split).is_dir()]
-
-
-def _image_folder(workload: Workload, split: str, transform: Callable | None = None):
-    from torchvision.datasets import ImageFolder
-
-    folder = (paths.ROOT / workload.folder / split) if workload.folder else None
-    if folder is None or not folder.is_dir():
-        raise InputError(f"{workload.id}: imagefolder needs 'folder:' with train and val, and where there is one test, inside; "
-                         f"{folder or 'it is empty'} is no folder")
-    try:
-        return ImageFolder(str(folder), transform=transform, target_transform=lambda label: np.array([label]))
-    except FileNotFoundError as error:
-        raise InputError(f"{workload.id}: {error}") from None
+def _pictures(workload: Workload, transforms: dict[str, Callable]) -> dict[str, pictures.Pictures]:
+    """Return the splits of a workload's folder of pictures."""
+    if not workload.folder:
+        raise InputError(f"{workload.id}: imagefolder needs 'folder:', a folder with train/ and val/, perhaps test/")
+    with beginning(workload.id):
+        return pictures.splits(paths.ROOT / Path(workload.folder).expanduser(), transforms)
 
 
 class _Prepare:
-    """Turn what a MedMNIST item holds into a normalised float tensor of the workload's size (mean 0.5, std 0.5).
+    """Turn a picture's central square, or a volume, into a float tensor of the workload's size (mean 0.5, std 0.5).
 
-    ``random_crop`` resizes a random part of a picture and flips half of them first, as torchvision's ImageNet example does.
+    ``random_crop`` takes a random part instead and flips half of the pictures, as torchvision's ImageNet example does.
     """
 
     def __init__(self, spatial: int, size: int, augment: bool, random_crop: bool = False):
@@ -67,10 +56,10 @@ class _Prepare:
             self.crop = transforms.Compose([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()])
 
     def __call__(self, image) -> torch.Tensor:
-        image = self.crop(image) if self.crop else image
         if self.spatial == 3:
             tensor = torch.from_numpy(image).float()
         else:
+            image = self.crop(image) if self.crop else pictures.central_square(image)
             array = np.atleast_3d(np.array(image, dtype=np.uint8))
             tensor = torch.from_numpy(array).permute(2, 0, 1).contiguous().float().div_(255)
         if tensor.shape[-2:] != (self.size, self.size):
@@ -127,8 +116,8 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
         raise InputError(f"{workload.id} reads {workload.dataset!r}; data_source={data_source!r} does not fit it (use auto)")
     changes = {split: (augment and split == "train", random_crop and split == "train") for split in medmnist_files.SPLITS}
     if workload.dataset == "imagefolder":
-        return Opened({split: _image_folder(workload, split, _FolderPrepare(2, workload.size, *changes[split]))
-                       for split in _folder_splits(workload)}, "imagefolder", f"Images from {workload.folder}.")
+        transforms = {split: _Prepare(2, workload.size, *changes[split]) for split in medmnist_files.SPLITS}
+        return Opened(_pictures(workload, transforms), "imagefolder", f"Images from {workload.folder}.")
     import medmnist
 
     native = medmnist_files.native_size(workload.dataset, workload.size, resolution)
@@ -137,7 +126,8 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
     real_class = getattr(medmnist, medmnist_files.info()[workload.dataset]["python_class"])
     spatial = medmnist_files.facts(workload.dataset).spatial
     if random_crop and spatial == 3:
-        raise InputError(f"{workload.id}: random_crop is of pictures, and {workload.dataset} holds volumes; use augment")
+        raise InputError(f"{workload.id}: random_crop is of pictures, and {workload.dataset} holds volumes; set "
+                         "random_crop to false; augment changes volumes")
     if native != workload.size:
         note += f" Resized from {native} to {workload.size} while loading."
     with medmnist_files.reading(path):
@@ -145,15 +135,6 @@ def open_splits(workload: Workload, data_source: str, resolution: str, augment: 
                                     transform=_Prepare(spatial, workload.size, *changes[split]))
                   for split in medmnist_files.SPLITS}
     return Opened(splits, source, note)
-
-
-class _FolderPrepare(_Prepare):
-    """Crop a picture of any shape to its central square (without ``random_crop``), then as for MedMNIST."""
-
-    def __call__(self, image) -> torch.Tensor:
-        image, side = image.convert("RGB"), min(image.size)
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        return super().__call__(image if self.crop else image.crop((left, top, left + side, top + side)))
 
 
 def length(dataset) -> int:
