@@ -134,7 +134,7 @@ assert "torch" not in sys.modules
 def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
     """A server's first request would wait for torch for seconds."""
     python("-c", WITHOUT_TORCH, LIB_OUTPUT=str(tmp_path))
-    assert {*folders._OURS, *folders._TORCHVISION} <= {*models.names()}
+    assert {*folders.OURS, *folders.TORCHVISION} <= {*models.names()}
 
 
 @pytest.mark.parametrize("changes, words", [

@@ -208,9 +208,9 @@ class Run(_InProject, Base):
     attempt: Mapped[Count]
     predicted_s: Mapped[float | None]
     placement: Mapped[Line]
-    docker_image: Mapped[Line]  # kept, not run
+    docker_image: Mapped[Line]  # of runs of earlier versions, as env; no run uses either
     gpu_indices: Mapped[fields.Indices]  # of that agent; the only cards that it may be placed on
-    env: Mapped[fields.Environment]  # kept, not set
+    env: Mapped[fields.Environment]
     tags: Mapped[Names]
     notes: Mapped[Long | None] = mapped_column(default=None)
     archived_at: Mapped[datetime | None]  # lists leave it out from then on

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from lib.dashboard import database as db
 from lib.dashboard.fields import Line, Long, Names, Object, Priority, RowId, Seconds
 from lib.errors import choices
+from lib.finetune.config import Refused
 
 
 class _In(BaseModel):
@@ -67,8 +68,8 @@ GpuIn = _in(db.Gpu, "agent_id index uuid name total_mem_mb compute_capability")
 # ``config`` has the fields of a TrainConfig, or {"notebook": ..., "parameters": {...}}
 ConfigIn = _in(db.TrainConfig, "project_id group_id name", {"config_json": "config"}, config=(Object, ...))
 # without ``enqueue`` somebody carries the run out by hand
-RunIn = _in(db.Run, "gpu_indices docker_image env tags", agent_id=(RowId | None, None), priority=(Priority, 0),
-            deadline_s=(Seconds | None, None), enqueue=(bool, True))
+RunIn = _in(db.Run, "gpu_indices tags", docker_image=(Refused, None), env=(Refused, None),
+            agent_id=(RowId | None, None), priority=(Priority, 0), deadline_s=(Seconds | None, None), enqueue=(bool, True))
 
 
 class PriorityIn(_In):
