@@ -77,7 +77,7 @@ def ends_of(service):
     return service.journal.results().set_index("job_id")["status"].to_dict()
 
 
-def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_path):
+def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_path, monkeypatch):
     watched = Watched()
     with opened(tmp_path, watched, "hybrid", lambda spec, device: 60.0, logged) as service, running(service):
         assert service.submit(light("a")) and not service.submit(light("a"))
@@ -89,6 +89,14 @@ def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_pat
         assert plan["status"].to_dict() == {"long": "running", "never": "planned"} and set(plan["attempt"]) == {1}
         assert plan["start_s"].tolist() == pytest.approx([start_s, start_s + 60])
         assert plan["end_s"]["long"] == pytest.approx(start_s + 60)
+        plan = service.plan(left_s=lambda job_id: 500.0).set_index("job_id")  # as its progress says
+        assert plan["end_s"]["long"] == plan["start_s"]["never"] == pytest.approx(service.now() + 500, abs=5)
+        assert plan["start_s"]["long"] == start_s and plan["reason"]["long"] == "end by its progress; predicted 60 s here"
+        monkeypatch.setattr(service, "_offset_s", service._offset_s + 100)
+        plan = service.plan().set_index("job_id")
+        assert plan["start_s"]["long"] == start_s and plan[["start_s", "end_s"]].isna().sum().sum() == 3
+        assert plan["reason"].tolist() == ["takes longer than predicted; predicted 60 s here",
+                                           "after a run whose end is unknown; predicted 60 s here"]
         assert [service.cancel(name) for name in ("never", "long", "a", "no")] == [True, True, False, False]
         until(lambda: not service.left)
         assert not service.reorder("long", 1)

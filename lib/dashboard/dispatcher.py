@@ -120,7 +120,10 @@ class Dispatcher:
         A run that reports its progress ends as that says. A run that takes longer than predicted has no end, and runs planned
         behind it have no times.
         """
-        return self._from_now(self._service.plan(self._predictions.spread, self._records.remaining_s))
+        plan = self._from_now(self._service.plan(self._predictions.spread, self._records.remaining_s))
+        sources = [self._predictions.source(row.job_id, device_type_of(row.device)) if row.status == "planned" else ""
+                   for row in plan.itertuples()]
+        return plan.assign(reason=plan["reason"] + sources)
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""

@@ -145,6 +145,10 @@ class Predictions:
         spread = _spread([s / (start_s + ratio * advised) for advised, s in pairs], "model")
         return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}", spread
 
+    def source(self, run_id: str, device_type: str) -> str:
+        """Return what the predicted time of a run rests on, in brackets; empty where the run or the device type is gone."""
+        return f" ({self._predict(run_id, device_type)[1]})" if run_id in self._runs and device_type in self._places else ""
+
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""
         seconds, source, _ = self._predict(run_id, device_type)
