@@ -96,8 +96,9 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         project = site.get("projects")[0]["id"]
         for width in (1200, 390):
             show(browser, width)
-            for page in (f"projects/{project}/configs", f"projects/{project}/runs", f"runs/{run.id}", "schedule"):
-                browser.get(f"{url}/web/{page}")
+            for page in (f"web/projects/{project}/configs", f"web/projects/{project}/runs", f"web/runs/{run.id}",
+                         "web/schedule", "docs"):
+                browser.get(f"{url}/{page}")
                 assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
         assert browser.title != "run"
         wrong = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
