@@ -104,7 +104,8 @@ class Predictions:
                 advised = worker.call(advice.advise, run.config.config_json, processors, timeout_s=_PATIENCE_S,
                                       environment={"CUDA_VISIBLE_DEVICES": ""})
             except Exception as error:  # whatever a network may raise: it runs all the same, by a guess
-                advised = {name: (inf, one_line(error)) for _, name in processors}
+                known = isinstance(error, InputError | worker.WorkerLostError)  # their messages are sentences
+                advised = {name: (inf, str(error) if known else one_line(error)) for _, name in processors}
             self._advised[digest] = {name: (inf, "no model is of it") for _, name in processors} | advised
 
     def seconds(self, spec: Spec, device_type: str) -> float:

@@ -105,9 +105,10 @@ OUT |= {db.Run: _out(db.Run, job=(OUT[db.Job] | None, None)), db.Agent: _out(db.
 
 
 class PlannedOut(BaseModel):
-    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times.
+    """A running or planned job: its times in seconds from now, its device and the reason.
 
-    ``in_time``: the probability that it keeps its deadline, if it has one.
+    A job without a slot, or behind a run whose end is unknown, has no times. ``in_time``: the probability that it keeps its
+    deadline, if it has one.
     """
 
     job_id: str

@@ -75,15 +75,15 @@ def plan(view: View, policy: Policy, spread: ByDeviceType, left_s: Callable[[str
     """
     rows, blocked, state, now_s = [], set(), view.state, view.state.now_s  # blocked: devices whose job has no known end
     if view.entries:
-        running = {(ran.job, device) for device, ran in state.running.items()}
+        running = {(ran.job, ran.attempt) for ran in state.running.values()}
         actual_s, notes = _times_left(view, left_s)
         problem = Problem(state.jobs, state.fleet, view.predict.table, actual_s)
         obeying = with_priorities(policy, lambda job: view.entries[job].priority)
         outcome = simulate(problem, obeying, known_contention=state.contention, state=state)
         in_time, attempts = _in_time(view, outcome, now_s, spread), outcome.schedule.sort_values(["start_s", "device"])
-        for (job, _), parts in attempts.groupby(["job", "attempt"], sort=False):
+        for (job, attempt), parts in attempts.groupby(["job", "attempt"], sort=False):
             first, devices = parts.iloc[0], parts["device_index"]
-            runs, moved = (job, first["device_index"]) in running, first["status"] != "done"
+            runs, moved = (job, attempt) in running, first["status"] != "done"
             if moved and not runs:
                 continue
             note = _BEHIND if not blocked.isdisjoint(devices) else notes.get(job, "") if runs and not moved else ""
