@@ -199,12 +199,20 @@ function followRun(address, after) {
   };
 }
 
+// The plan of a waiting run changes while the run itself does not.
+async function followPlan() {
+  for (;;) {
+    await pause(2000);
+    if (run?.state === "queued") await refresh().catch(() => {});
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   const root = document.getElementById("run"), topic = document.body.dataset.topic.trim();
   if (root) {
     followRun(root.dataset.events, root.dataset.after);
     setInterval(showTime, 1000);
-    setInterval(() => { if (run?.state === "queued") refresh().catch(() => {}); }, 2000);  // the plan changes
+    followPlan();
   } else if (topic) followTopic(topic);
   const compared = document.getElementById("compared");
   if (compared) drawCompared(compared);
