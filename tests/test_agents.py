@@ -534,14 +534,16 @@ def test_the_end_of_a_run_follows_its_progress_in_this_attempt_and_is_never_past
     database, dispatcher = dispatcher_in(tmp_path)
     now_s = iter([0.0, 10.0, 30.0, 35.0, 35.0, 40.0])  # two reports, two plans of two runs, a report of the next attempt
     monkeypatch.setattr(run_records, "time", Mock(monotonic=lambda: next(now_s)))
-    plan = pd.DataFrame({"job_id": ["late", "halfway", "waits"], "start_s": [0.0, 0.0, np.nan], "end_s": [30.0, 30.0, np.nan],
-                         "status": ["running", "running", "waiting"], "reason": "large"})
-    dispatcher._service = Mock(plan=lambda spread: plan, now=lambda: 30.4)
+    plan = pd.DataFrame({"job_id": ["silent", "halfway", "next"], "device": "a/cpu", "start_s": [0.0, 0.0, np.nan],
+                         "status": ["running", "running", "planned"], "reason": "large"})
+    dispatcher._service = Mock(plan=lambda spread, left_s: plan.assign(end_s=30.4 + plan["job_id"].map(left_s)),
+                               now=lambda: 30.4)
+    dispatcher._predictions = Mock(source=lambda job_id, device_type: f" ({job_id} on {device_type})")
     for share in (0.25, 0.5):
         dispatcher._records.reported("halfway#1", {"metrics": {"step": 1, "progress": share}})
     rows = dispatcher.plan()
-    assert rows["end_s"].fillna(-1).tolist() == [-1, 0.0, -1] and rows["reason"].tolist() == [
-        "takes longer than predicted; large", "end by its progress; large", "large"]
+    assert rows["end_s"].fillna(-1).tolist() == [-1, 0.0, -1]
+    assert rows["reason"].tolist() == ["large", "large", "large (next on a/cpu)"]
     dispatcher._records.state("halfway", db.QUEUED)
     dispatcher._records.reported("halfway#2", {"metrics": {"progress": 0.5}})
     assert dispatcher.plan()["end_s"].isna().sum() == 3  # one report is no rate

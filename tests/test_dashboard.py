@@ -237,16 +237,58 @@ def test_the_schedule_says_when_where_and_why_also_of_earlier_attempts_and_what_
         (None, None, "large"), (-1.0, 5.0, "earliest end"), (5.0, None, "free first")]
     page = site.shown("schedule")
     assert "waits" in page and "large" in page and page.count("<rect") == 3 and "bar lost" in page and "1 waiting" in page
+    assert re.findall(r'"(?:Starts|Ends)" class="number">(.*?)<', page) == [
+        "waits", "not known", "1.0 s ago", "in 5.0 s", "in 5.0 s", "not known"]
     assert page.count(" %</td>") == page.count("97 %</td>") == 1
 
 
 def test_the_schedule_counts_waiting_runs_that_are_being_predicted_and_has_round_ticks(site):
     run = site.run()
+    site.run(run.config, enqueue=False)  # by hand: nothing predicts it
     assert "1 waiting; the times of 1 are being predicted" in site.shown("schedule")
     assert "being predicted" in site.shown(f"projects/{run.project_id}/runs")
     site.dispatcher.planned = [(run.id, "ws/cpu", -7.6, 4.1, "planned", "earliest end")]
     page = site.shown("schedule")
+    assert 'class="number">next<' in page and "starts next on ws/cpu" in site.shown(f"runs/{run.id}")
+    listed = site.shown(f"projects/{run.project_id}/runs")
+    assert "starts next<" in listed and 'data-name="Predicted" class="number">11.7 s<' in listed
     assert "being predicted" not in page and re.findall(r"(now|in [\d.]+ s|[\d.]+ s ago)</text>", page) == ["5.0 s ago", "now"]
+
+
+def test_the_page_of_the_api_shows_every_call_and_body_behind_the_login_and_loads_nothing_from_elsewhere(site):
+    answer, document = site.page.get("/docs"), site.get("openapi.json")
+    assert answer.status_code == 200 and document == site.page.get("/docs/openapi.json").json()
+    shown = re.findall(r"<summary><b>(\w+)</b> <code>(.*?)</code>", answer.text)
+    assert shown == [(method.upper(), path) for path, calls in document["paths"].items() for method in calls]
+    assert set(re.findall(r'href="#(\w+)"', answer.text)) <= set(re.findall(r'<div class="card" id="(\w+)"', answer.text))
+    assert 'href="#RunIn">RunIn</a>' in answer.text and not re.search(r'(src|href)="(http|//)', answer.text)
+    login = site.stranger.post("/login", data={"token": TOKEN, "next": "/docs"}, headers=HERE)
+    assert login.headers["location"] == "/docs"
+
+
+def test_the_form_of_a_fine_tune_has_choices_for_what_is_needed(site, tmp_path, monkeypatch):
+    (tmp_path / "pets/train").mkdir(parents=True)
+    monkeypatch.setattr(configurations, "data_roots", [tmp_path])
+    fields = configurations.form_fields()
+    assert fields["root"]["examples"][:2] == [str(tmp_path / "pets"), "synthetic:pathmnist"]
+    assert {"simple_cnn", "resnet50"} <= set(fields["model_flavour"]["examples"])
+    assert "cross_entropy" in fields["loss_name"]["enum"]
+    assert not {"hf_token", "docker_image", "env"} & set(fields) and set(configurations.BASIC) <= set(fields)
+    page = site.shown(f"projects/{site.project().id}/configs")
+    assert '<option value="">choose one</option>\n<option>cross_entropy</option>' in page
+    assert f'list="root-examples">\n<datalist id="root-examples"><option value="{tmp_path}/pets">' in page
+
+
+def test_an_image_of_a_container_and_variables_are_refused_with_what_to_do_and_empty_ones_are_taken(site):
+    config = site.config(site.project())
+    for name, value in (("docker_image", "lab/torch:2"), ("env", {"KEY": "secret-123"})):
+        for path, body in ((f"runs/from-config/{config.id}", {name: value}), ("configs", {
+                "project_id": config.project_id, "name": "c", "config": {**TINY, name: value}})):
+            errors = site.post(path, **body).json()["errors"]
+            assert list(errors) == [name] and errors[name].startswith("is refused, because a run ")
+            assert "secret" not in errors[name]
+    assert site.get("runs") == []
+    assert site.post(f"runs/from-config/{config.id}", docker_image="", env={}).status_code == 201
 
 
 def test_the_document_of_the_api_names_every_call(site):

@@ -72,7 +72,11 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         press(browser, "Queue run")
         wait(browser, "document.querySelector('[data-fact=state]')?.textContent === 'queued'")
         run = site.operations.get(db.Run, site.dispatcher.submit.call_args[0][0])
+        wait(browser, "document.getElementById('now').textContent.includes('It waits: its time is being predicted')")
+        site.dispatcher.planned = [(run.id, "ws/cpu", 90.0, 95.0, "planned", "earliest end")]
+        wait(browser, "document.getElementById('now').textContent.includes('it starts in 0:01:30 on ws/cpu')")
         site.move(run, "running", device="cpu[0]", placement="earliest end")
+        wait(browser, "!document.getElementById('now').textContent.includes('It waits')")
         write(run.id, 40)
         wait(browser, "document.querySelectorAll('[data-line]').length === 40")
         wait(browser, "document.querySelectorAll('#curves .curve polyline').length === 2")
@@ -92,8 +96,9 @@ def test_a_run_from_the_login_to_its_end(browser, home):
         project = site.get("projects")[0]["id"]
         for width in (1200, 390):
             show(browser, width)
-            for page in (f"projects/{project}/configs", f"projects/{project}/runs", f"runs/{run.id}", "schedule"):
-                browser.get(f"{url}/web/{page}")
+            for page in (f"web/projects/{project}/configs", f"web/projects/{project}/runs", f"web/runs/{run.id}",
+                         "web/schedule", "docs"):
+                browser.get(f"{url}/{page}")
                 assert browser.execute_script("return document.documentElement.scrollWidth") <= width, page
         assert browser.title != "run"
         wrong = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -22,12 +22,13 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Jobs, Problem
 from lib.schedule.runtime import executor
 from lib.schedule.runtime.engine import engine
+from lib.schedule.runtime.engine import plan as plans
 from lib.schedule.runtime.engine.plan import with_priorities
 from lib.schedule.runtime.journal import Journal, Spec
 from lib.schedule.runtime.output import Output
 from lib.schedule.runtime.workers import Limits, Slot, SlotLost, device_type_of, logged
 from lib.schedule.simulation.events import simulate
-from lib.schedule.state import Start
+from lib.schedule.state import Restart, Start
 from tests import killed, nightly, placed, refused, served
 from tests.agents import until
 from tests.test_execute import LIMITS
@@ -89,6 +90,23 @@ def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_pat
         assert plan["status"].to_dict() == {"long": "running", "never": "planned"} and set(plan["attempt"]) == {1}
         assert plan["start_s"].tolist() == pytest.approx([start_s, start_s + 60])
         assert plan["end_s"]["long"] == pytest.approx(start_s + 60)
+        plan = service.plan(left_s=lambda job_id: 500.0).set_index("job_id")  # as its progress says
+        assert plan["end_s"]["long"] == plan["start_s"]["never"] == pytest.approx(service.now() + 500, abs=5)
+        assert plan["start_s"]["long"] == start_s and plan["reason"]["long"] == "end by its progress; predicted 60 s here"
+        with service.lock:
+            view = service.snapshot(planning=True)
+        view.state.now_s += 100  # later than predicted, without a word about its progress
+        plan = plans.plan(view, service.policy, lambda *_: 0.0, lambda job_id: math.nan).set_index("job_id")
+        assert plan["start_s"]["long"] == start_s and plan[["start_s", "end_s"]].isna().sum().sum() == 3
+        assert plan["reason"].tolist() == ["takes longer than predicted; predicted 60 s here",
+                                           "after a run whose end is unknown; predicted 60 s here"]
+        with service.lock:
+            view = service.snapshot(planning=True)
+        moves = iter([[Restart(view.numbers["long"], 0)]])
+        plan = plans.plan(view, lambda *seen: next(moves, None) or service.policy(*seen), lambda *_: 0.0, lambda job_id: 500.0)
+        plan = plan[plan["job_id"] == "long"]  # a job that moves still runs, and is planned anew
+        assert plan["status"].tolist() == ["running", "planned"] and plan["attempt"].tolist() == [1, 2]
+        assert plan["end_s"].iloc[0] == plan["start_s"].iloc[1] == pytest.approx(service.now(), abs=5)
         assert [service.cancel(name) for name in ("never", "long", "a", "no")] == [True, True, False, False]
         until(lambda: not service.left)
         assert not service.reorder("long", 1)

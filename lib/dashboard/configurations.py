@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ _MADE = ("medmnist", "synthetic")  # roots that are no folder
 _PATHS, _CODE = {"nsight", "recordings", "engine", "jobs", "energy", "folder"}, ("models", "model")  # parameters of notebooks
 _IMAGES = ("root", "folder")  # fields that may lie in ``data_roots``
 data_roots: list[Path] = []  # folders of images elsewhere, which the server's command line allows
-BASIC = ("root", "model_flavour", "loss_name", "epochs", "batch_size", "lr", "optimizer", "autocast_dtype")  # fields of a form
+BASIC = ("root", "model_flavour", "loss_name", "epochs", "batch_size", "lr", "optimizer", "autocast_dtype",
+         "load_pretrained")  # fields of a form
 _MOST_EPOCHS = 1_000_000_000
 
 
@@ -109,11 +111,20 @@ def _check_notebook(values: Mapping[str, Any]) -> Checked:
 
 
 def form_fields() -> dict[str, dict[str, Any]]:
-    """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them."""
+    """Return the fields of a TrainConfig for a form, by name, as JSON Schema has them, with ``examples`` to choose from."""
+    from lib.finetune import folders, metrics
     from lib.finetune.config import TrainConfig
+    from lib.work import losses, medmnist_files
 
     schemas = TrainConfig.model_json_schema()["properties"]
-    del schemas[_SECRET]
+    schemas = {name: schemas[name] for name in TrainConfig.model_fields if not TrainConfig.model_fields[name].exclude}
+    found = [str(path.parent) for root in data_roots for path in sorted(root.glob("*/train"))]
+    schemas["root"]["examples"] = [*found, *(f"{made}:{name}" for made in reversed(_MADE) for name in medmnist_files.info())]
+    schemas["model_flavour"]["examples"] = [*folders.OURS, *folders.TORCHVISION, "google/vit-base-patch16-224-in21k"]
+    schemas["loss_name"]["enum"] = list(losses.LOSSES)
+    measured = metrics.names(schemas["eval_topk"]["default"], math.inf, False)
+    schemas["monitor_metric"]["examples"] = [f"val_{name}" for name in measured]
+    schemas["device"]["examples"] = ["auto", "cpu", "cuda:0", "mps"]
     return schemas
 
 

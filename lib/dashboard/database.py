@@ -86,7 +86,7 @@ class Base(DeclarativeBase):
     """Base of the tables."""
 
     type_annotation_map = {float: _Finite, datetime: _Utc, str: _Text, int: _NUMBER, **dict.fromkeys(
-        (dict[str, Any], dict[str, JsonValue], dict[str, Line], list[Any], list[Name], list[fields.Index]), sa.JSON)}
+        (dict[str, Any], dict[str, JsonValue], list[Any], list[Name], list[fields.Index]), sa.JSON)}
 
 
 Table = type[Base]
@@ -208,9 +208,9 @@ class Run(_InProject, Base):
     attempt: Mapped[Count]
     predicted_s: Mapped[float | None]
     placement: Mapped[Line]
-    docker_image: Mapped[Line]  # kept, not run
+    docker_image: Mapped[Line]  # of runs of earlier versions, as env; no run uses either
     gpu_indices: Mapped[fields.Indices]  # of that agent; the only cards that it may be placed on
-    env: Mapped[fields.Environment]  # kept, not set
+    env: Mapped[Object]
     tags: Mapped[Names]
     notes: Mapped[Long | None] = mapped_column(default=None)
     archived_at: Mapped[datetime | None]  # lists leave it out from then on

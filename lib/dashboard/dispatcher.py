@@ -14,7 +14,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from sqlalchemy import select
 
@@ -118,23 +117,22 @@ class Dispatcher:
     def plan(self) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status, reason and in_time of running and planned jobs.
 
-        What reports its progress ends as that says; what takes longer than predicted has no end.
+        A run that reports its progress ends as that says. A run that takes longer than predicted has no end, and runs planned
+        behind it have no times.
         """
-        planned = self._from_now(self._service.plan(self._predictions.spread))
-        runs = planned["status"] == "running"
-        left_s = planned["job_id"].map(self._records.remaining_s).where(runs)
-        late = runs & left_s.isna() & (planned["end_s"] <= 0)
-        notes = np.select([left_s.notna(), late], ["end by its progress; ", "takes longer than predicted; "], "")
-        return planned.assign(end_s=left_s.fillna(planned["end_s"].mask(late)), reason=notes + planned["reason"])
+        plan = self._from(self._service.now(), self._service.plan(self._predictions.spread, self._records.remaining_s))
+        sources = [self._predictions.source(row.job_id, device_type_of(row.device)) if row.status == "planned" else ""
+                   for row in plan.itertuples()]
+        return plan.assign(reason=plan["reason"] + sources)
 
     def attempts(self, past_s: float) -> pd.DataFrame:
         """Return job_id, device, start_s, end_s (from now), status and reason of attempts that ended in the last seconds."""
-        table = self._from_now(self._service.journal.attempts())
+        table = self._from(self._service.now(), self._service.journal.attempts())
         return table[table["end_s"] > -past_s]
 
-    def _from_now(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Return a table with its times counted from now, which is later than the table: what starts at once does so by now."""
-        now_s = self._service.now()
+    @staticmethod
+    def _from(now_s: float, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table with its times counted from ``now_s``, before it was made: nothing planned lies in the past."""
         return table.assign(start_s=table["start_s"] - now_s, end_s=table["end_s"] - now_s)
 
     # ------------------------------------------------------------------------------------------ journal and database

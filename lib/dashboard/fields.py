@@ -80,7 +80,6 @@ Capability = Annotated[str, Field(pattern=r"^(\d{1,2}\.\d{1,2})?$"), mapped_colu
 Seconds = number(above=0, most=1e9)
 Priority = Annotated[int, Field(ge=-1000, le=1000), mapped_column(default=0)]
 Object = Annotated[dict[str, JsonValue], BOUNDED, mapped_column(default=dict)]
-Environment = Annotated[dict[str, Line], BOUNDED, mapped_column(default=dict)]
 Indices = Annotated[list[Index], Field(max_length=64), LISTED, mapped_column(default=list)]
 Names = Annotated[list[Name], Field(max_length=32), LISTED, mapped_column(default=list)]
 Items = Annotated[list[Any], mapped_column(default=list)]

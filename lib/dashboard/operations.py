@@ -129,7 +129,7 @@ class Operations:
             "project_id": config.project_id, "config_id": config.id, "folder": str(folder.relative_to(paths.DATA)),
             "name": self._next_name(config), "only_agent_id": body.agent_id,
             "job": db.Job(priority=body.priority, deadline_s=body.deadline_s) if body.enqueue else None, **checked.facts,
-            **body.model_dump(include={"gpu_indices", "docker_image", "env", "tags"})})
+            **body.model_dump(include={"gpu_indices", "tags"})})
         if body.enqueue:
             self.dispatcher.submit(run.id)
         return run

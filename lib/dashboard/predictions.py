@@ -104,7 +104,8 @@ class Predictions:
                 advised = worker.call(advice.advise, run.config.config_json, processors, timeout_s=_PATIENCE_S,
                                       environment={"CUDA_VISIBLE_DEVICES": ""})
             except Exception as error:  # whatever a network may raise: it runs all the same, by a guess
-                advised = {name: (inf, one_line(error)) for _, name in processors}
+                known = isinstance(error, InputError | worker.WorkerLostError)  # their messages are sentences
+                advised = {name: (inf, str(error) if known else one_line(error)) for _, name in processors}
             self._advised[digest] = {name: (inf, "no model is of it") for _, name in processors} | advised
 
     def seconds(self, spec: Spec, device_type: str) -> float:
@@ -144,6 +145,10 @@ class Predictions:
         by = f"by {len(pairs)} other fine-tune{'s' * (len(pairs) > 1)} there" if pairs else "assumed"
         spread = _spread([s / (start_s + ratio * advised) for advised, s in pairs], "model")
         return max(1e-3, start_s + ratio * advised_s), f"{words}, and {start_s:,.3g} s to start, {by}", spread
+
+    def source(self, run_id: str, device_type: str) -> str:
+        """Return what the predicted time of a run rests on, in brackets; empty where the run or the device type is gone."""
+        return f" ({self._predict(run_id, device_type)[1]})" if run_id in self._runs and device_type in self._places else ""
 
     def placement(self, run_id: str, device_type: str) -> dict[str, Any]:
         """Return the predicted time of a run on a device type, and those elsewhere, as columns of Run."""

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from lib.dashboard import database as db
 from lib.dashboard.fields import Line, Long, Names, Object, Priority, RowId, Seconds
 from lib.errors import choices
+from lib.finetune.config import Refused
 
 
 class _In(BaseModel):
@@ -67,8 +68,8 @@ GpuIn = _in(db.Gpu, "agent_id index uuid name total_mem_mb compute_capability")
 # ``config`` has the fields of a TrainConfig, or {"notebook": ..., "parameters": {...}}
 ConfigIn = _in(db.TrainConfig, "project_id group_id name", {"config_json": "config"}, config=(Object, ...))
 # without ``enqueue`` somebody carries the run out by hand
-RunIn = _in(db.Run, "gpu_indices docker_image env tags", agent_id=(RowId | None, None), priority=(Priority, 0),
-            deadline_s=(Seconds | None, None), enqueue=(bool, True))
+RunIn = _in(db.Run, "gpu_indices tags", docker_image=(Refused, None), env=(Refused, None),
+            agent_id=(RowId | None, None), priority=(Priority, 0), deadline_s=(Seconds | None, None), enqueue=(bool, True))
 
 
 class PriorityIn(_In):
@@ -104,9 +105,10 @@ OUT |= {db.Run: _out(db.Run, job=(OUT[db.Job] | None, None)), db.Agent: _out(db.
 
 
 class PlannedOut(BaseModel):
-    """A running or planned job: its times in seconds from now, its device and the reason; a job without a slot has no times.
+    """A running or planned job: its times in seconds from now, its device and the reason.
 
-    ``in_time``: the probability that it keeps its deadline, if it has one.
+    A job without a slot, or behind a run whose end is unknown, has no times. ``in_time``: the probability that it keeps its
+    deadline, if it has one.
     """
 
     job_id: str

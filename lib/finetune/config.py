@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from lib import files, paths, store
-from lib.config.base import Count, Positive, Seed, Strict, Threads, number, some, whole
+from lib.config.base import REFUSED, Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
 from lib.errors import InputError, choices
 from lib.work import medmnist_files
@@ -20,12 +21,21 @@ Amount = number(0, 1e6)
 Classes = tuple[str, ...]  # names in the order of their indices
 Folder = Annotated[str, Field(pattern=rf"^{files.NAME}(/{files.NAME})*$", max_length=500)]
 OUTSIDE = "experiments/"  # of places that are not in the run's folder
+_INSTEAD = {
+    "docker_image": "is refused, because a run starts no container; start the agent, or this command, inside of that image",
+    "env": "is refused, because a run sets no environment variables; set them where the agent, or this command, starts"}
 _LOSSES = {"CE": "cross_entropy"}  # the original's names
 
 
 def _secret(value: Any) -> Any:
     """Take any value as a secret: an error about its type would show it."""
     return value if value is None or isinstance(value, SecretStr) else SecretStr(str(value))
+
+
+def _refused(value: Any, info: ValidationInfo) -> None:
+    """Take an empty value of a field that no run uses; refuse any other without showing it: ``env`` may hold secrets."""
+    if value not in (None, "", {}, []):
+        raise PydanticCustomError(REFUSED, _INSTEAD[info.field_name])
 
 
 def _printable(value: str) -> str:
@@ -49,6 +59,7 @@ def _differing(value: Classes) -> Classes:
     return value
 
 
+Refused = Annotated[None, BeforeValidator(_refused)]
 Place = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
 
 
@@ -92,6 +103,8 @@ class TrainConfig(Strict):
     max_datapoints_per_class: Positive | some(Positive) = 10_000
 
     hf_token: Annotated[SecretStr | None, BeforeValidator(_secret)] = Field(None, exclude=True, repr=False)
+    docker_image: Refused = Field(None, exclude=True)
+    env: Refused = Field(None, exclude=True)
     gpu_batch_aug: bool = False
     cpu_color_jitter: bool = False
     class_labels: Annotated[Classes, AfterValidator(_differing)] | None = None

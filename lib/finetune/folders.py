@@ -9,8 +9,8 @@ from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.finetune.config import TrainConfig
 
-_OURS = ("simple_cnn", "resnet18_2d")  # for pictures, from scratch
-_TORCHVISION = """
+OURS = ("simple_cnn", "resnet18_2d")  # for pictures, from scratch
+TORCHVISION = """
     alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
     efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
     efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
@@ -30,7 +30,7 @@ def check(config: TrainConfig) -> None:
 
     Only names that are not known here load torch.
     """
-    model, resolvable = config.model_flavour, _TORCHVISION if config.load_pretrained else (*_OURS, *_TORCHVISION)
+    model, resolvable = config.model_flavour, TORCHVISION if config.load_pretrained else (*OURS, *TORCHVISION)
     if (config.medmnist or ":" not in config.root) and (
             "/" in model or model in resolvable and not config.medmnist.endswith("3d")):
         return

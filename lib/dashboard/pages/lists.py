@@ -83,13 +83,14 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
     def schedule() -> Facts:
         planned = operations.schedule()
         past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
-        waiting = operations.page(db.Run, state=db.QUEUED)
+        in_queue = (db.Run.state == db.QUEUED) & db.Run.job.has()
+        waiting = operations.page(db.Run, 500, 0, in_queue)
         with operations.database.reading() as session:
-            count = session.scalar(select(func.count(db.Run.id)).filter_by(state=db.QUEUED))
+            count = session.scalar(select(func.count(db.Run.id)).where(in_queue))
         attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
-        predicted = sum(row["status"] != "running" for row in planned)
-        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count, "predicted": predicted,
-                "names": {run.id: run.name for run in (*past, *waiting)}}
+        unpredicted = len({run.id for run in waiting} - {row["job_id"] for row in planned})
+        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count,
+                "unpredicted": unpredicted, "names": {run.id: run.name for run in (*past, *waiting)}}
 
     add_page(pages, "/web/projects", "projects.html", projects,
              ("/web/projects", adding(db.Project, schemas.ProjectIn, "/web/projects/{row.id}/configs"), "name"))
@@ -133,8 +134,8 @@ def _add_project(pages: APIRouter, operations: Operations) -> None:
         rows = wanted.page(operations, project_id)
         older = wanted.offset + _MOST_ROWS if len(rows) == _MOST_ROWS else None
         waits = any(run.job and run.state == db.QUEUED for run in rows)
-        starts = {row["job_id"]: row["start_s"] for row in (operations.schedule() if waits else ())}
-        return facts(project_id, runs=rows, starts=starts, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
+        plans = {row["job_id"]: row for row in (operations.schedule() if waits else ())}
+        return facts(project_id, runs=rows, plans=plans, wanted=wanted, older=older, states=db.STATES, sorts=_SORTS,
                      agents=operations.page(db.Agent))
 
     def new_run(form: Form, project_id: str) -> str:
@@ -183,6 +184,14 @@ def router(operations: Operations, token: str) -> APIRouter:
     def home():
         return RedirectResponse("/web/projects", 303)
 
+    @pages.get("/docs")
+    def docs(request: Request):
+        return render(request, "docs.html", api=request.app.openapi(), host=str(request.base_url).rstrip("/"))
+
+    @pages.get("/docs/openapi.json")
+    def document(request: Request) -> dict[str, Any]:
+        return request.app.openapi()
+
     @pages.get("/web/changes/{topic}")
     def changes(topic: str):
         if topic not in events.TOPICS:
@@ -202,7 +211,7 @@ def _add_login(pages: APIRouter, token: str) -> None:
         target = form.get("next", "/")
         if not security.same(form.get("token", "").strip(), token):
             return render(request, "login.html", 401, next=target, error="this is not the token")
-        is_page = re.fullmatch(r"/(web/[\w/.-]*)?", target, re.ASCII)
+        is_page = re.fullmatch(r"/(docs|web/[\w/.-]*)?", target, re.ASCII)
         response = RedirectResponse(target if is_page else "/", 303)
         security.set_cookie(response, token, request.url.scheme == "https")
         return response

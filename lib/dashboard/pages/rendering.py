@@ -27,6 +27,11 @@ def _seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value < 60 else str(datetime.timedelta(seconds=round(value)))
 
 
+def _moment(at_s: float) -> str:
+    """Return a time, in seconds from now, in words."""
+    return f"in {_seconds(at_s)}" if at_s > 0 else f"{_seconds(-at_s)} ago"
+
+
 def _taken(run: db.Run) -> float | None:
     """Return the seconds of a run's last attempt, until now while it runs; None while it waits."""
     return ((run.finished_at or db.now()) - run.started_at).total_seconds() if run.started_at else None
@@ -34,7 +39,7 @@ def _taken(run: db.Run) -> float | None:
 
 _environment = Environment(loader=FileSystemLoader(FOLDER / "templates"), undefined=StrictUndefined, autoescape=True,
                            trim_blocks=True, lstrip_blocks=True)
-_environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "seconds": _seconds,
+_environment.filters |= {"json": partial(json.dumps, indent=1, ensure_ascii=False), "seconds": _seconds, "moment": _moment,
                          "taken": _taken, "is_late": lambda at: at and db.now() - at > _LATE,
                          "time": lambda at: f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else ""}
 _templates = Jinja2Templates(env=_environment)

@@ -166,6 +166,7 @@ function showTime() {
 }
 
 function showState(state) {
+  const changed = document.querySelector('[data-fact="state"]').textContent !== state.state;
   run = state;
   ahead = run.now - Date.now() / 1000;
   put("state", run.state).className = `state ${run.state}`;
@@ -174,6 +175,7 @@ function showState(state) {
   put("best_value", plain(run.best_value));
   for (const name of ["step", "reason", "placement", "place"]) put(name, run[name] ?? "");
   showTime();
+  if (changed) refresh().catch(() => {});
 }
 
 function followRun(address, after) {
@@ -188,7 +190,6 @@ function followRun(address, after) {
   on("end", () => {
     source.close();
     note.textContent = "";
-    document.getElementById("controls")?.remove();
     refresh().catch(() => {});
   });
   source.onopen = () => { note.textContent = ""; };
@@ -198,11 +199,20 @@ function followRun(address, after) {
   };
 }
 
+// The plan of a waiting run changes while the run itself does not.
+async function followPlan() {
+  for (;;) {
+    await pause(2000);
+    if (run?.state === "queued") await refresh().catch(() => {});
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   const root = document.getElementById("run"), topic = document.body.dataset.topic.trim();
   if (root) {
     followRun(root.dataset.events, root.dataset.after);
     setInterval(showTime, 1000);
+    followPlan();
   } else if (topic) followTopic(topic);
   const compared = document.getElementById("compared");
   if (compared) drawCompared(compared);

@@ -105,15 +105,17 @@ class Engine:
         """Predict the times of the jobs that wait again, as when more is known of devices."""
         self.post(self._forget_times)
 
-    def plan(self, spread: ByDeviceType = lambda spec, device_type: 0.0) -> pd.DataFrame:
+    def plan(self, spread: ByDeviceType = lambda spec, device_type: 0.0,
+             left_s: Callable[[str], float] = lambda job_id: np.nan) -> pd.DataFrame:
         """Return what runs and what the policy plans for the rest, with reasons (``engine.plan.plan``).
 
-        ``spread`` gives the standard deviation of the log time of a job on a device type (default: predictions are exact).
+        ``spread`` gives the standard deviation of the log time of a job on a device type (default: predictions are exact),
+        ``left_s`` the seconds that a running job still takes (default: by its prediction).
         """
         self.settle()
         with self.lock:
             view = self.snapshot(planning=True)
-        return plan(view, self.policy, spread)
+        return plan(view, self.policy, spread, left_s)
 
     # ------------------------------------------------------------------------------------------ changes of the list
 

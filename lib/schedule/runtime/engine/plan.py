@@ -17,6 +17,8 @@ from lib.schedule.state import Action, Policy, Predict, State
 from lib.tables import columns
 
 _SHOWN = 3  # other device types in a reason
+_BY_PROGRESS, _LATE, _BEHIND = "end by its progress; ", "takes longer than predicted; ", "after a run whose end is unknown; "
+_ENDLESS = _LATE, _BEHIND
 
 
 class _Shown(NamedTuple):
@@ -62,27 +64,49 @@ def _part(state: State, table: np.ndarray, jobs: np.ndarray, rank: np.ndarray) -
     return part, table
 
 
-def plan(view: View, policy: Policy, spread: ByDeviceType) -> pd.DataFrame:
+def plan(view: View, policy: Policy, spread: ByDeviceType, left_s: Callable[[str], float]) -> pd.DataFrame:
     """Return the table ``schedule`` with ``reason`` and ``in_time``: what runs, what is planned, what no slot can run.
 
     ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
-    fails. ``in_time`` is the probability to keep a deadline, NaN without one; ``spread`` gives the standard deviation of the
-    log time of a job on a device type. The view cannot be used afterwards.
+    fails. ``left_s`` gives the seconds that a running job still takes, NaN where its prediction is all that is known. A job
+    that takes longer than predicted has no end; jobs planned behind it on its devices have neither start nor end.
+    ``in_time`` is the probability to keep a deadline, NaN without one; ``spread`` gives the standard deviation of the log time
+    of a job on a device type. The view cannot be used afterwards.
     """
-    rows, state, now_s = [], view.state, view.state.now_s
+    rows, blocked, state, now_s = [], set(), view.state, view.state.now_s  # blocked: devices whose job has no known end
     if view.entries:
-        running = {ran.job for ran in state.running.values()}
-        problem = Problem(state.jobs, state.fleet, view.predict.table, view.predict.table)
+        running = {(ran.job, ran.attempt) for ran in state.running.values()}
+        actual_s, notes = _times_left(view, left_s)
+        problem = Problem(state.jobs, state.fleet, view.predict.table, actual_s)
         obeying = with_priorities(policy, lambda job: view.entries[job].priority)
         outcome = simulate(problem, obeying, known_contention=state.contention, state=state)
-        in_time = _in_time(view, outcome, now_s, spread)
-        for row in outcome.attempts_done.sort_values(["start_s", "device"]).itertuples():
-            runs = row.job in running
-            rows.append((row.job_id, row.device, row.start_s, row.end_s, max(1, view.entries[row.job].attempt + (not runs)),
-                         "running" if runs else "planned", _reason(view, row, outcome.schedule), in_time[row.job]))
+        in_time, attempts = _in_time(view, outcome, now_s, spread), outcome.schedule.sort_values(["start_s", "device"])
+        for (job, attempt), parts in attempts.groupby(["job", "attempt"], sort=False):
+            first, devices = parts.iloc[0], parts["device_index"]
+            runs, moved = (job, attempt) in running, first["status"] != "done"
+            if moved and not runs:
+                continue
+            note = _BEHIND if not blocked.isdisjoint(devices) else notes.get(job, "") if runs and not moved else ""
+            blocked.update(devices if note in _ENDLESS else ())
+            times_s = np.nan if note == _BEHIND else first["start_s"], np.nan if note in _ENDLESS else first["end_s"]
+            facts = max(1, view.entries[job].attempt + (not runs)), "running" if runs else "planned"
+            rows += [(row.job_id, row.device, *times_s, *facts, note + _reason(view, row, outcome.schedule), in_time[job])
+                     for row in parts.itertuples()]
     rows += [(entry.job_id, "", np.nan, np.nan, entry.attempt + 1, "waiting", _nowhere(entry), np.nan)
              for entry in view.stranded]
     return pd.DataFrame(rows, columns=[*columns("schedule"), "reason", "in_time"])
+
+
+def _times_left(view: View, left_s: Callable[[str], float]) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the seconds of each job (jobs, types), of running jobs by what is left, and notes on ends by job number."""
+    seconds, notes, state = view.predict.table.copy(), {}, view.state
+    for device, ran in state.running.items():
+        cell, passed_s, more_s = (ran.job, state.type_of[device]), state.now_s - ran.start_s, left_s(state.jobs.ids[ran.job])
+        if not np.isnan(more_s):
+            seconds[cell], notes[ran.job] = passed_s + more_s, _BY_PROGRESS
+        elif passed_s >= seconds[cell]:
+            seconds[cell], notes[ran.job] = 2 * passed_s, _LATE  # so that the plan leaves its device alone for a while
+    return seconds, notes
 
 
 def _in_time(view: View, outcome: Outcome, now_s: float, spread: ByDeviceType) -> np.ndarray:
