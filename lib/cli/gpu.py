@@ -26,8 +26,9 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
         failure = command_list.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
-            if not (machine / "runs").is_dir():
-                return target, "no training step was profiled yet (step profiles); a later call adds it"
+            for measured, step in (("runs", "profiles"), ("ceilings", "ceilings")):
+                if not (machine / measured).is_dir():
+                    return target, f"no {measured} were measured yet (step {step}); a later call adds them"
             words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
                      device.partition(":")[0]]  # as runs name their backend
             failure = command_list.call(words, log, _CHECK_S, output=scratch)
