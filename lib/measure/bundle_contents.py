@@ -111,8 +111,7 @@ _OF_JOBS = ("{0}ran.json", "is of a run of jobs that was cut short: its ran.json
 _KINDS = (
     Kind("profile", rf"profiles/({NAME})_(train|eval|test)\.csv", _RUN, ("split", "epoch", "global_step"),
          (("run_id", "run"), ("task_type", "pass")), _OF_RUN),
-    Kind("profile", rf"training/({NAME})/({NAME})/profile\.csv", _RUN, ("split", "epoch", "global_step"),
-         (("dataset", "dataset"), ("run_id", "run")), _OF_TRAINING),
+    Kind("profile", rf"training/({NAME})/({NAME})/profile\.csv", ("run_id", "started_utc"), needs=_OF_TRAINING, repeat=True),
     Kind("history", rf"training/({NAME})/({NAME})/history\.csv", needs=_OF_TRAINING, repeat=True),
     Kind("summary", rf"training/({NAME})/({NAME})/summary\.json", entrance=True, foreign=True),
     Kind("runs", rf"runs/({NAME})\.csv", _RUN, ("run_id",), (("run_id", "run"),), entrance=True),
@@ -281,7 +280,8 @@ def without_host(path: Path, name: str) -> bytes:
     if name.endswith(META) or table in ("record", "summary"):
         meta = store.read_json(path)
         neutral = _neutral(meta) if not name.endswith(META) else {
-            fact: _neutral(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
+            fact: _neutral(value) if fact in _WITH_PATHS or name.startswith("training/") else value
+            for fact, value in meta.items()}
         if "devices" in neutral:
             neutral["devices"] = {device: {fact: value for fact, value in facts.items() if fact not in _OF_THE_OWNER}
                                   for device, facts in neutral["devices"].items()}
