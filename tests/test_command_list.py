@@ -6,7 +6,6 @@ import signal
 import time
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from lib import command_list, paths
@@ -109,7 +108,7 @@ def test_the_first_steps_show_what_only_a_card_can_within_four_minutes(monkeypat
     options = {name: main._parser().parse_args(line[1:]) for name, line in words.items() if line[0] == "lib"}
     given = {name: assignments(getattr(chosen, "parameter", None) or []) for name, chosen in options.items()}
     profiles, switches = (build(ProfileParams, given[name], name) for name in ("profiles", "profile_switches"))
-    assert sorted([*options["profiles"].workloads, *options["profile_switches"].workloads]) == sorted(definitions.workloads())
+    assert options["profiles"].workloads == ["all"] and options["profile_switches"].workloads == ["W5"]
     assert switches.precision == "amp" and switches.cudnn_benchmark and switches.nvtx and profiles.precision == "fp32"
     sweep = build(SweepParams, {**given["convolutions"], "device": "cuda:0"}, "convolutions")
     assert sweep.latency_type == "both" and sweep.grid in spaces.load_sweeps().grids and sweep.budget_s == 30
@@ -136,17 +135,14 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
     assert "bundle.zip: would not replay: nothing to pack" in printed
 
 
-@pytest.mark.parametrize("there, missing", [(("sweeps",), "no runs were measured yet (step profiles)"),
-                                            (("runs", "sweeps"), "no ceilings were measured yet (step ceilings)")])
-def test_a_bundle_without_profiles_or_ceilings_is_packed_and_says_what_is_missing(tmp_path, monkeypatch, there, missing):
+def test_a_bundle_of_the_first_steps_is_packed_and_says_what_a_replay_lacks(tmp_path, monkeypatch):
     def imported(words, log, most_s, output):
         assert words[:3] == ["lib", "import", "bundle"], "nothing is replayed"
-        for name in there:
-            (output / "data/imported/box" / name).mkdir(parents=True)
+        (output / "data/imported/box").mkdir(parents=True)
         return ""
 
     monkeypatch.setattr(gpu, "pack", lambda target, with_host_name: target.touch())
     monkeypatch.setattr(command_list, "call", imported)
-    bundle, failure = gpu._packed(tmp_path, "cuda:0")
-    assert bundle.is_file() and failure == f"{missing}; a later call adds them"
+    bundle, failure = gpu._packed(tmp_path, "cuda:0", {"ceilings": "no time", "agent": "failed"})
+    assert bundle.is_file() and failure == "a replay needs what these steps measure in a later call: ceilings"
     assert not (tmp_path / "check").exists()
