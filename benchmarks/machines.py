@@ -18,7 +18,7 @@ from torch import nn
 
 from lib import paths
 from lib.errors import InputError
-from lib.measure import machine, speed_history
+from lib.measure import machine, speed_history, worker
 from lib.measure.networks import campaign, visits_file
 from lib.measure.networks.allocator import HEAPS
 from lib.measure.networks.case import Case
@@ -177,7 +177,7 @@ def _run(emulated: str, options: argparse.Namespace, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     limits = dict(zip(("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"), INSTRUCTIONS[instructions],
                       strict=False))
-    cores = sorted(os.sched_getaffinity(0))[:int(threads)]
+    cores = worker.allowed_cores()[:int(threads)]
     environment = {**os.environ, **limits, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "LIB_OUTPUT": str(folder)}
     command = [sys.executable, "-m", "benchmarks.machines", "--child", str(path), "--budget-s", str(options.budget_s),
                "--moments", str(options.moments), "--networks", *options.networks, "--heaps", *options.heaps, "--modes",
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
     flags, several, root = machine._proc_cpuinfo().get("flags", ""), [], paths.OUTPUT / "machines"
     for emulated in options.machines:
         instructions, _, threads = emulated.rpartition("-")
-        if int(threads) > len(os.sched_getaffinity(0)) or (instructions == "avx512" and "avx512f" not in flags):
+        if int(threads) > len(worker.allowed_cores()) or (instructions == "avx512" and "avx512f" not in flags):
             print(f"   {emulated}: this host has too few cores, or not these instructions")
             continue
         print(f"   {emulated}", flush=True)

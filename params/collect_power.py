@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Log the power of a board with an INA3221 sensor (such as NVIDIA's Jetson): idle first, then while a command runs.
+"""Log the power of an NVIDIA Jetson board by its INA3221 and INA238 sensors: idle first, then while a command runs.
 
     python3 collect_power.py FOLDER [--idle-s 120] [--period-ms 1] -- COMMAND [ARGUMENT ...]
 
@@ -8,7 +8,8 @@ microwatts) and ``power_log.log`` (a line a sample: YYYYMMDD-HH:MM:SS.ffffff,mV,
 command writes (trt_engine_info.json, trt_layer_latency.json). Time stamps are the board's local time: a profiler that stamps
 layers must use the same clock. The exit status is the command's, or 2 for wrong input.
 
-Needs Python 3.8 and nothing else; copy it to the board. Written from the documented formats; not tested on a board.
+Needs Python 3.6 and nothing else: copy this one file to the board. Written from the documented formats; not tested on a board.
+``BOARDS`` says which rails are the power of which board; lib/measure/energy/meters.py reads the same table.
 """
 
 import argparse
@@ -19,8 +20,40 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+
+# total: the rails whose sum is the power; rails that they feed are never added. The first row whose rails (total and known_by)
+# are all there is the board. covers: module (without its carrier board) or board. VDD_MUX (TX1, TX2) feeds the carrier board.
+Board = namedtuple("Board", "name total known_by covers source")
+BOARDS = (
+    Board("AGX Thor", ("VIN",), ("VDD_CPU_SOC_MSS",), "board",
+          "INA238 at the input of the carrier board: forums.developer.nvidia.com/t/366461, jetson_stats pull request 900"),
+    Board("AGX Thor, carrier board without INA238", ("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"), (), "module",
+          "forums.developer.nvidia.com/t/366461: the INA3221 is left; its rails are taken to be fed as those of the AGX Orin"),
+    Board("AGX Orin", ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"), (), "module",
+          "forums.developer.nvidia.com/t/223111: VIN_SYS_5V0 feeds VDDQ_VDD2_1V8AO, the other two have a source of their own"),
+    Board("AGX Xavier", ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"), (), "module",
+          "Product Design Guide DG-09840-001, 5.6.2: six supplies side by side, none feeds another"),
+    Board("Nano", ("POM_5V_IN",), (), "module",
+          "L4T 32.6.1 guide, power_management_nano; forums.developer.nvidia.com/t/73608: it feeds POM_5V_GPU and POM_5V_CPU"),
+    Board("Xavier NX, Orin NX or Orin Nano", ("VDD_IN",), ("VDD_CPU_GPU_CV", "VDD_SOC"), "module",
+          "forums.developer.nvidia.com/t/200883, /t/242804: VDD_IN is the total of the module"),
+    Board("TX2 NX", ("VDD_IN",), ("VDD_CPU_GPU", "VDD_SOC"), "module",
+          "L4T 32.6.1 guide: VDD_IN is the input of the module (energymon's JetsonPowerRails.md)"),
+    Board("TX2", ("VDD_IN",), ("VDD_SYS_GPU", "VDD_SYS_CPU"), "module",
+          "L4T 32.6.1 guide: VDD_IN is the input of the module (energymon's JetsonPowerRails.md)"),
+    Board("TX1", ("VDD_IN",), ("VDD_GPU", "VDD_CPU"), "module",
+          "L4T 32.6.1 guide: VDD_IN is the input of the module (energymon's JetsonPowerRails.md)"),
+    Board("another board with VDD_IN", ("VDD_IN",), (), "module", "VDD_IN is the module's input on every Jetson that has it"))
+# chip: numbers of its channels, files of a channel's label, voltage (mV) and current (mA). ina3221x: JetPack 4.
+CHIPS = {"ina3221": ((1, 2, 3), "in{}_label", "in{}_input", "curr{}_input"),
+         "ina238": ((1,), "in{}_label", "in{}_input", "curr{}_input"),
+         "ina3221x": ((0, 1, 2), "rail_name_{}", "in_voltage{}_input", "in_current{}_input")}
+UNLABELLED = {"ina238": "VIN"}  # the driver may give no label
+SENSORS = (Path("/sys/class/hwmon"), Path("/sys/bus/iio/devices"))  # where the kernel lists them; the latter on JetPack 4
+Channel = namedtuple("Channel", "chip label volts amperes")
 
 STAMP = "%Y%m%d-%H:%M:%S.%f"
 LEAST = 10  # samples of an idle board
@@ -42,33 +75,39 @@ def text(path):
         return ""
 
 
-def find_channels(folder):
-    """Return labels and files of voltage (mV) and current (mA): the channel VDD_IN of the whole board, else all connected."""
-    channels = []
-    for sensor in sorted(folder.glob("hwmon*")):
-        if text(sensor / "name") == "ina3221":
-            for number in (1, 2, 3):
-                volts, amperes = sensor / f"in{number}_input", sensor / f"curr{number}_input"
-                if volts.exists() and amperes.exists():
-                    channels.append((text(sensor / f"in{number}_label"), volts, amperes))
-    if not channels:
-        raise InputError(f"no INA3221 sensor in {folder}")
-    whole = [channel for channel in channels if channel[0] == "VDD_IN"][:1]
-    return whole or [channel for channel in channels if channel[0] not in ("", "NC")] or channels
+def find_channels(folders):
+    """Return the board in these folders of sensors, and the channels whose sum is its power."""
+    found = {}
+    for sensor in sorted(path for folder in folders for path in folder.glob("*")):
+        chip = text(sensor / "name")
+        numbers, label, volts, amperes = CHIPS.get(chip, ((), "", "", ""))
+        for number in numbers:
+            channel = Channel(chip, text(sensor / label.format(number)) or UNLABELLED.get(chip, f"channel {number}"),
+                              sensor / volts.format(number), sensor / amperes.format(number))
+            if channel.label != "NC" and channel.volts.exists() and channel.amperes.exists():  # NC: not connected
+                found.setdefault(channel.label, channel)
+    where = " or ".join(map(str, folders))
+    if not found:
+        raise InputError(f"no INA3221 or INA238 sensor in {where}")
+    for board in BOARDS:
+        if {*board.total, *board.known_by} <= set(found):
+            return board, [found[label] for label in board.total]
+    raise InputError(f"the rails {', '.join(found)} in {where} are of no board in BOARDS of params/collect_power.py; "
+                     "add the board there, with the rails whose sum is its power")
 
 
 class Sensor:
     """The channels of a board; reads that fail are counted."""
 
-    def __init__(self, folder):
-        self._channels = find_channels(folder)
-        self.label = " + ".join(filter(None, (label for label, _, _ in self._channels)))
+    def __init__(self, folders):
+        self.board, self._channels = find_channels(folders)
+        self.label = " + ".join(self.board.total)
         self.failed = 0
 
     def read(self):
         """Return mV and mA, of several channels 1000 mV and their sum in mW; None where the sensor did not answer."""
         try:
-            rails = [(float(volts.read_text()), float(amperes.read_text())) for _, volts, amperes in self._channels]
+            rails = [(float(channel.volts.read_text()), float(channel.amperes.read_text())) for channel in self._channels]
             sample = rails[0] if len(rails) == 1 else (1000.0, sum(volts * amperes for volts, amperes in rails) / 1000.0)
             if not all(map(math.isfinite, sample)):
                 raise ValueError(sample)
@@ -124,7 +163,8 @@ def parse(arguments):
     parser.add_argument("folder", type=Path, help="where the two files are written; nothing there is overwritten")
     parser.add_argument("--idle-s", type=float, default=120.0, help="how long to log the idle board, in s (default 120)")
     parser.add_argument("--period-ms", type=float, default=1.0, help="pause between samples, in ms (default 1)")
-    parser.add_argument("--hwmon", type=Path, default=Path("/sys/class/hwmon"), help="where the kernel lists its sensors")
+    parser.add_argument("--hwmon", type=Path, help="where the kernel lists its sensors (default: {})".format(
+        " and ".join(map(str, SENSORS))))
     if "--" not in arguments or not arguments[arguments.index("--") + 1:]:
         parser.error("no command: give one after --")
     split = arguments.index("--")
@@ -143,10 +183,10 @@ def main(arguments):
         for path in (idle, log):
             if path.exists():
                 raise InputError(f"{path} exists already and is not overwritten")
-        sensor = Sensor(options.hwmon)
+        sensor = Sensor([options.hwmon] if options.hwmon else SENSORS)
         os.makedirs(str(options.folder), exist_ok=True)
         idle_w = log_idle(sensor, options.idle_s, options.period_ms / 1e3, idle)
-        print("{}: {:.3f} W, channel {}".format(idle, idle_w, sensor.label or "1"), file=sys.stderr)
+        print(f"{idle}: {idle_w:.3f} W, {sensor.label} ({sensor.board.covers} of Jetson {sensor.board.name})", file=sys.stderr)
         status, samples = log_command(sensor, command, options.period_ms / 1e3, log)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

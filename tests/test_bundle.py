@@ -33,7 +33,8 @@ pytestmark = pytest.mark.slow
 EVAL, _, CSV, META = NAMES
 SWEEP = "sweeps/elements_kernel_cold"
 MODEL = next(registry.SHIPPED.glob("cpu-*.json.gz"))
-READERS = {"model": registry.load, "record": run_record.ends}
+READERS = {"model": registry.load, "record": run_record.ends, "summary": store.read_json}
+TUNED = "training/pets/tuned"
 
 
 def measured(median=1.0):
@@ -114,6 +115,14 @@ def everything(tmp_path_factory):
         shutil.copy(REFERENCE / f"{name}.meta.json", folder / place)
     for table in ("configs", "repeats", "energies"):
         store.write(row(table), folder / SWEEP / f"cpu/{table}.csv", table)
+    copied(folder, f"profiles/{RUN}_train")
+    for suffix, change in ((".csv", {"run_id": "tuned"}),
+                           (".meta.json", {"run_id": "tuned", "parameters": {"root": "/home/alice/pets"}})):
+        target = files.folder(folder / TUNED) / f"profile{suffix}"
+        shutil.move(folder / f"profiles/{RUN}_train{suffix}", target)
+        edit(target, **change)
+    store.write(row("history"), folder / TUNED / "history.csv", "history")
+    store.write_json({"run": "tuned", "folder": "/home/alice/data/training/pets/tuned"}, folder / TUNED / "summary.json")
     store.write(row("cells", reason="no kernel image in /home/alice/lib/x.so"), folder / "matrix/cells.csv", "cells")
     return folder, {path.relative_to(folder).as_posix() for path in folder.rglob("*.*") if path.name != "jobs.csv"}
 
@@ -143,24 +152,28 @@ def test_there_and_back(home):
 
 def test_everything_measured_comes_back(collect, home):
     expected = collect()
-    for name in ("runs/notes.txt", "runs/.run_x.csv.lock", "runs/model.pkl", "ceilings/run.sh", "points/points.parquet"):
+    for name in ("runs/notes.txt", f"{TUNED}/train_config.json", f"{TUNED}/last.pt", "runs/.run_x.csv.lock", "runs/model.pkl",
+                 "ceilings/run.sh", "points/points.parquet"):
         (paths.DATA / name).write_text("x")
     folder, new = sent()
     merged = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
     assert set(merged) == expected and new == len(merged)
     different = {name for name in merged if merged[name] != (paths.DATA / name).read_bytes()}
-    assert different == {CSV, "matrix/cells.csv", f"{SWEEP}/sweep.meta.json"}, "a host, a folder and cards are left out"
+    assert different == {CSV, "matrix/cells.csv", f"{SWEEP}/sweep.meta.json", f"{TUNED}/profile.meta.json",
+                         f"{TUNED}/summary.json"}, "a host, folders and cards are left out"
+    assert not any(b"alice" in content for content in merged.values())
     assert store.read(folder / "matrix/cells.csv", "cells")["reason"].tolist() == ["no kernel image in x.so"]
     run_record.read(folder / "schedule/mine")
 
 
 def test_what_was_cut_short_stays_behind(collect, home):
     expected = collect()
-    for name in (f"{SWEEP}/sweep.parquet", "schedule/mine/ran.json", CSV):
+    for name in (f"{SWEEP}/sweep.parquet", "schedule/mine/ran.json", f"{TUNED}/summary.json", CSV):
         (paths.DATA / name).unlink()
     (paths.DATA / "runs/run_W1.meta.json").write_text("{}")  # written when a run begins
     names = bundle.pack(home / "b.zip", "box", readers=READERS)
-    assert set(names) == {name for name in expected if not name.startswith(("sweeps/", "schedule/", "runs/", "profiles/"))}
+    cut = ("sweeps/", "schedule/", "runs/", "profiles/", "training/")
+    assert set(names) == {name for name in expected if not name.startswith(cut)}
     assert bundle.merge(home / "b.zip", readers=READERS)[1] == len(names)
 
 

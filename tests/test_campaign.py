@@ -193,7 +193,7 @@ def test_a_failed_probe_says_why_and_is_tried_by_the_next_call(tmp_path, monkeyp
 
 def test_what_runs_at_once_fits_together(with_card, monkeypatch):
     """Slots share memory and cores: what one slot takes is its share, and fewer slots have larger ones; a GPU has its own."""
-    monkeypatch.setattr(local_site, "own_cores", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(local_site, "allowed_cores", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "memory_mb", {"cpu": 8000.0, "cuda:0": 16000.0}.__getitem__)
     jobs = replace(Jobs.plain(4), memory_mb=np.array([2000.0, 2001.0, 16000.0, 0.0]), cpu_cores=np.array([1.0, 0.0, 4.0, 2.0]))
     assert local_site.local_site(jobs).able.tolist() == [[True, True], [False, True], [False, True], [False, True]]
@@ -211,7 +211,7 @@ def test_what_runs_at_once_fits_together(with_card, monkeypatch):
 @pytest.mark.parametrize("cores, count, slots, width", [
     (16, 0, 16, 1), (20, 0, 10, 2), (128, 128, 128, 1)])
 def test_a_large_host_has_few_slots_unless_they_are_asked_for(monkeypatch, cores, count, slots, width):
-    monkeypatch.setattr(local_site, "own_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(local_site, "allowed_cores", lambda: list(range(cores)))
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
     monkeypatch.setattr(load, "free_cores", lambda: cores)
     assert [len(slot.cores) for slot in local_site.slots_here(count)] == [width] * slots

@@ -6,9 +6,18 @@ import signal
 import time
 from types import SimpleNamespace
 
+import torch
+
 from lib import command_list, paths
-from lib.cli import gpu
+from lib.cli import gpu, main
+from lib.cli.options import assignments
 from lib.config import definitions
+from lib.config.base import build, load
+from lib.config.notebooks import ProfileParams, SweepParams
+from lib.finetune.config import TrainConfig
+from lib.measure import machine
+from lib.measure.training import matrix
+from lib.work.graph import spaces
 from tests import output_of, refused
 
 MARKED = re.compile(r"mark\.cuda\b")
@@ -88,6 +97,28 @@ def test_the_plan_needs_what_is_pinned_and_tests_every_file_with_tests_for_a_car
     assert {word for word in shlex.split(commands) if word.startswith("tests/")} == files
 
 
+def test_the_first_steps_show_what_only_a_card_can_within_four_minutes(monkeypatch):
+    """Each command is parsed and its parameters are checked, as the verb would on a machine with a card."""
+    monkeypatch.setattr(machine, "device", torch.device)
+    steps = definitions.load_gpu_plan().steps
+    first = list(steps)[:list(steps).index("networks")]
+    assert sum(steps[name].minutes for name in first) <= 4
+    words = {name: shlex.split(steps[name].command.format(device="cuda:0", cards=1, slots=1, seconds=30, total=30))
+             for name in steps}
+    options = {name: main._parser().parse_args(line[1:]) for name, line in words.items() if line[0] == "lib"}
+    given = {name: assignments(getattr(chosen, "parameter", None) or []) for name, chosen in options.items()}
+    profiles, switches = (build(ProfileParams, given[name], name) for name in ("profiles", "profile_switches"))
+    assert options["profiles"].workloads == ["all"] and options["profile_switches"].workloads == ["W5"]
+    assert switches.precision == "amp" and switches.cudnn_benchmark and switches.nvtx and profiles.precision == "fp32"
+    sweep = build(SweepParams, {**given["convolutions"], "device": "cuda:0"}, "convolutions")
+    assert sweep.latency_type == "both" and sweep.grid in spaces.load_sweeps().grids and sweep.budget_s == 30
+    cells = matrix.cells(definitions.load_matrix(), "cuda:0", options["matrix"].cells, given["matrix"])
+    assert [cell.workload.model for cell in cells] == ["resnet50", "vgg16", "mobilenet_v2"], "one of each model"
+    short = load(TrainConfig, options["finetune"].config)
+    assert short.num_workers and options["finetune"].device == "cuda:0"
+    assert all(options[name].device == "cuda:0" for name in ("finetune_cut", "finetune_resumed"))
+
+
 def test_a_command_with_a_name_that_nothing_fills_in_is_refused_in_one_line(tmp_path):
     plan = tmp_path / "gpu.yaml"
     for wrong in ("{devices}", "{device", "{seconds:g}"):
@@ -104,7 +135,7 @@ def test_a_call_that_measured_nothing_says_so_and_what_is_left(home, monkeypatch
     assert "bundle.zip: would not replay: nothing to pack" in printed
 
 
-def test_a_bundle_without_profiles_is_packed_and_says_what_is_missing(tmp_path, monkeypatch):
+def test_a_bundle_of_the_first_steps_is_packed_and_says_what_a_replay_lacks(tmp_path, monkeypatch):
     def imported(words, log, most_s, output):
         assert words[:3] == ["lib", "import", "bundle"], "nothing is replayed"
         (output / "data/imported/box").mkdir(parents=True)
@@ -112,6 +143,6 @@ def test_a_bundle_without_profiles_is_packed_and_says_what_is_missing(tmp_path, 
 
     monkeypatch.setattr(gpu, "pack", lambda target, with_host_name: target.touch())
     monkeypatch.setattr(command_list, "call", imported)
-    bundle, failure = gpu._packed(tmp_path, "cuda:0")
-    assert bundle.is_file() and failure == "no training step was profiled yet (step profiles); a later call adds it"
+    bundle, failure = gpu._packed(tmp_path, "cuda:0", {"ceilings": "no time", "agent": "failed"})
+    assert bundle.is_file() and failure == "a replay needs what these steps measure in a later call: ceilings"
     assert not (tmp_path / "check").exists()

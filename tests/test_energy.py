@@ -2,7 +2,6 @@
 
 import ast
 import math
-import runpy
 import sys
 
 import numpy as np
@@ -94,12 +93,39 @@ def test_rapl_counts_packages_alone_and_follows_a_counter_that_begins_anew(tmp_p
 
 # ------------------------------------------------------------------------------------------------ boards and recorded logs
 
-def a_board(folder, channels=(("VDD_IN", 5000, 1200), ("VDD_CPU", 5000, 300)), name="ina3221"):
-    """Make a folder as the kernel shows it of a board: an unrelated sensor, and one with some channels (label, mV, mA)."""
-    shown = {"hwmon0/name": "nvme", "hwmon1/name": name}
-    for number, (label, volts, amperes) in enumerate(channels, start=1):
-        shown |= {f"hwmon1/in{number}_input": volts, f"hwmon1/curr{number}_input": amperes}
-        shown |= {f"hwmon1/in{number}_label": label} if label else {}
+# What the kernel shows of each board: (chip, label, mV, mA); the power of the module, or of a Thor's whole board, in W.
+RAILS = {
+    "Nano": (6.0, "ina3221", ("POM_5V_IN", 5000, 1200), ("POM_5V_GPU", 5000, 300), ("POM_5V_CPU", 5000, 400)),
+    "AGX Thor": (60.0, "ina3221", ("VDD_GPU", 20000, 1000), ("VDD_CPU_SOC_MSS", 20000, 800), ("VIN_SYS_5V0", 5000, 900),
+                 "ina238", ("", 20000, 3000)),
+    "AGX Thor, carrier board without INA238": (40.5, "ina3221", ("VDD_GPU", 20000, 1000), ("VDD_CPU_SOC_MSS", 20000, 800),
+                                               ("VIN_SYS_5V0", 5000, 900)),
+    "AGX Orin": (14.0, "ina3221", ("VDD_GPU_SOC", 20000, 400), ("VDD_CPU_CV", 20000, 100), ("VIN_SYS_5V0", 5000, 800),
+                 "ina3221", ("NC", 0, 0), ("VDDQ_VDD2_1V8AO", 5000, 200), ("NC", 0, 0)),
+    "AGX Xavier": (19.0, "ina3221", ("GPU", 19000, 500), ("CPU", 19000, 200), ("SOC", 19000, 150),
+                   "ina3221", ("CV", 19000, 0), ("VDDRQ", 19000, 50), ("SYS5V", 19000, 100)),
+    "Xavier NX, Orin NX or Orin Nano": (5.5, "ina3221", ("VDD_IN", 5000, 1100), ("VDD_CPU_GPU_CV", 5000, 300),
+                                        ("VDD_SOC", 5000, 250)),
+    "TX2 NX": (5.5, "ina3221x", ("VDD_IN", 5000, 1100), ("VDD_CPU_GPU", 5000, 300), ("VDD_SOC", 5000, 250)),
+    "TX2": (9.5, "ina3221x", ("VDD_SYS_GPU", 19000, 100), ("VDD_SYS_SOC", 19000, 50), ("VDD_4V0_WIFI", 4800, 10),
+            "ina3221x", ("VDD_IN", 19000, 500), ("VDD_SYS_CPU", 19000, 100), ("VDD_SYS_DDR", 19000, 50),
+            "ina3221x", ("VDD_MUX", 19000, 90), ("VDD_5V0_IO_SYS", 5000, 80), ("VDD_3V3_SYS", 3300, 10)),
+    "TX1": (9.5, "ina3221x", ("VDD_IN", 19000, 500), ("VDD_GPU", 19000, 100), ("VDD_CPU", 19000, 100)),
+    "another board with VDD_IN": (19.0, "ina3221", ("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000))}
+
+
+def a_board(folder, *rails):
+    """Make a folder as the kernel shows it of a board: an unrelated sensor, and chips with their channels (label, mV, mA)."""
+    shown, chip, number = {"hwmon0/name": "nvme"}, "", 0
+    for rail in rails or RAILS["another board with VDD_IN"][1:]:
+        if isinstance(rail, str):
+            chip, number, kind = f"{'iio:device' if rail.endswith('x') else 'hwmon'}{len(shown)}", int(rail != "ina3221x"), rail
+            shown[f"{chip}/name"] = rail
+            continue
+        names = ("rail_name_{}", "in_voltage{}_input", "in_current{}_input") if kind == "ina3221x" else (
+            "in{}_label", "in{}_input", "curr{}_input")
+        shown |= {f"{chip}/{name.format(number)}": value for name, value in zip(names, rail, strict=True) if value != ""}
+        number += 1
     return shows(folder, shown)
 
 
@@ -107,30 +133,35 @@ def shows(folder, numbers):
     return written(folder, {name: f"{number}\n" for name, number in numbers.items()})
 
 
-@pytest.mark.parametrize("channels, watts, label", [
-    ((("VDD_CPU", 5000, 300), ("VDD_IN", 19000, 1000)), 19.0, "VDD_IN"),
-    ((("VDD_GPU_SOC", 5000, 400), ("NC", 5000, 1), ("VIN_SYS_5V0", 5000, 1000)), 7.0, "VDD_GPU_SOC + VIN_SYS_5V0")])
-def test_a_boards_sensor_gives_the_power_of_the_whole_board_to_the_meter_and_to_the_collector(tmp_path, channels, watts, label):
-    meter = meters.ina3221(a_board(tmp_path, channels))
-    sensor = runpy.run_path(str(paths.PARAMS / "collect_power.py"))["Sensor"](tmp_path)
-    assert meter.power_w() == watts and math.prod(sensor.read()) / 1e6 == watts
-    assert meter.name == f"ina3221 {label}" and sensor.label == label
-    for path in (tmp_path / "hwmon1").glob("curr*_input"):
+@pytest.mark.parametrize("name", RAILS)
+def test_a_board_has_the_power_of_its_module_or_its_input_and_none_of_it_twice(tmp_path, name):
+    watts, *rails = RAILS[name]
+    meter = meters.jetson([tmp_path / "none", a_board(tmp_path, *rails)])
+    sensor = meters.collector()["Sensor"]([tmp_path])
+    assert meter.power_w() == watts and math.prod(sensor.read()) / 1e6 == watts and sensor.board.name == name
+    assert meter.name.split(maxsplit=1) == ["ina238" if watts == 60 else rails[0], sensor.label]
+    for path in tmp_path.glob("*/*curr*_input"):
         path.write_text("")
     assert math.isnan(meter.power_w()), "a sensor that does not answer has no power, and stops nothing"
 
 
-def test_a_processor_without_counters_is_metered_by_its_whole_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
+def test_each_board_of_the_table_has_a_test_and_a_source():
+    boards = meters.collector()["BOARDS"]
+    assert {board.name for board in boards} == set(RAILS) and all(board.source for board in boards)
+
+
+def test_a_processor_without_counters_is_metered_by_its_board_and_else_both_reasons_are_given(tmp_path, monkeypatch):
     monkeypatch.delenv(meters.CHOICE)
-    for name in ("_POWERCAP", "_HWMON"):
-        monkeypatch.setattr(meters, name, tmp_path)
-    a_board(tmp_path, name="ina260")
+    monkeypatch.setattr(meters, "_POWERCAP", tmp_path)
+    monkeypatch.setitem(meters.collector(), "SENSORS", [tmp_path])
+    a_board(tmp_path, "ina260", ("VDD_IN", 5000, 1200))
     assert meters.open_meter("cpu").reason == (f"no energy counters of the processor in {tmp_path}; "
-                                               f"no INA3221 sensor in {tmp_path}")
+                                               f"no INA3221 or INA238 sensor in {tmp_path}")
     assert "no meter of mps" in meters.open_meter("mps").reason
-    a_board(tmp_path, (("VDD_GPU_SOC", 5000, 400), ("VDD_CPU_CV", 5000, 300)))
+    a_board(tmp_path, "ina3221", ("VDD_GPU_SOC", 5000, 400), ("", 5000, 300), ("NC", 5000, 300))
     assert meters.open_meter("cpu").reason.endswith(
-        f"no INA3221 channel VDD_IN of the whole board in {tmp_path}; there are: VDD_GPU_SOC, VDD_CPU_CV")
+        f"the rails VDD_GPU_SOC, channel 2 in {tmp_path} are of no board in BOARDS of params/collect_power.py; "
+        "add the board there, with the rails whose sum is its power")
     a_board(tmp_path)
     assert meters.open_meter("cpu").name == "ina3221 VDD_IN"
 
@@ -173,7 +204,7 @@ def collected(folder, status, *options, program="import time; time.sleep(0.3); r
 
 @pytest.mark.slow
 def test_the_collector_writes_what_the_readers_read(tmp_path):
-    a_board(tmp_path / "hwmon", (("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200)))
+    a_board(tmp_path / "hwmon", "ina3221", ("VDD_CPU", 5000, 300), ("VDD_IN", 5000, 1200))
     collected(tmp_path, 3)
     log = power_log.read(tmp_path / "raw/power_log.log")
     assert len(log.power_w) > 20
@@ -183,7 +214,7 @@ def test_the_collector_writes_what_the_readers_read(tmp_path):
     assert "exists already and is not overwritten" in again
 
 
-@pytest.mark.parametrize("options, what", [((), "no INA3221 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
+@pytest.mark.parametrize("options, what", [((), "no INA3221 or INA238 sensor"), (("--idle-s", "nan"), "--idle-s is above 0")])
 def test_the_collector_says_what_is_wrong_and_starts_nothing(tmp_path, options, what):
     said = collected(tmp_path, 2, *options, program=f"open({str(tmp_path / 'started')!r}, 'x')")
     assert what in said.splitlines()[-1]
@@ -197,12 +228,13 @@ def test_a_log_without_an_end_or_a_beginning_is_one_line(monkeypatch, path):
         meters.open_meter("cpu")
 
 
-@pytest.mark.parametrize("name, more, told", [("collect_power.py", set(), "not tested on a board"),
-                                              ("profile_layers.py", {"tensorrt", "numpy"}, "never run on a board")])
-def test_the_collector_runs_where_boards_are(name, more, told):
-    """JetPack comes with Python 3.8 and later: no newer syntax, nothing but the standard library and what TensorRT needs."""
+@pytest.mark.parametrize("name, version, more, told", [
+    ("collect_power.py", (3, 6), set(), "not tested on a board"),
+    ("profile_layers.py", (3, 8), {"tensorrt", "numpy"}, "never run on a board")])
+def test_the_collector_runs_where_boards_are(name, version, more, told):
+    """JetPack 4 comes with Python 3.6, JetPack 5 with 3.8: no newer syntax, nothing but the standard library and TensorRT."""
     text = (paths.PARAMS / name).read_text()
-    tree = ast.parse(text, feature_version=(3, 8))
+    tree = ast.parse(text, feature_version=version)
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names} | {
         node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names <= set(sys.stdlib_module_names) | more

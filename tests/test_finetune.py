@@ -503,9 +503,9 @@ def test_out_of_memory_is_one_line(home, monkeypatch):
 
 def test_several_configs_by_name_some_of_which_are_wrong_and_leave_no_folder(home, monkeypatch):
     wrong = [{"root": "nowhere"}, {"model_flavour": "no_such"}]
-    table = {f"bad{number}": small(**changes) for number, changes in enumerate(wrong)} | {"good": small()}
+    table = {f"bad{number}": small(**changes) for number, changes in enumerate(wrong)} | {"good": small(device="cuda:9")}
     monkeypatch.setattr(run_config, "load_configs", lambda: table)
-    status, out, error = called("finetune", "all")
+    status, out, error = called("finetune", "all", "--device", "cpu")
     assert status == 2 and "error: bad0: root 'nowhere'" in error and error.count("error: ") == len(wrong)
     assert "epoch 1/1: train loss" in out and len(list(paths.TRAINING.glob("*/[!.]*"))) == 1
     assert "no config 'none' in params/training.yaml; there are: all, bad0, " in refusal("finetune", "none")

@@ -1,6 +1,7 @@
 """Timing, load, machine and ceilings: known answers, laws, and neighbours that must be seen."""
 
 import dataclasses
+import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +15,10 @@ from benchmarks import paired
 from lib import paths, store
 from lib.config.notebooks import MachineParams
 from lib.measure import ceilings, load, machine, statistics, timing, worker
+from lib.measure.cpu_quota import cpu_quota
 from lib.measure.training import summary
-from tests import python, refused
+from lib.schedule.runtime import local_site
+from tests import python, refused, written
 from tests.conftest import busy_neighbours
 
 CPU = torch.device("cpu")
@@ -170,6 +173,54 @@ def test_limits_make_a_machine_of_their_own_and_none_change_nothing(monkeypatch)
     monkeypatch.setattr(machine, "hardware", lambda: limited)
     assert limited["usable_cores"] == 1
     assert machine.name().endswith(f"-1c-avx2-{store.digest(limited)}")
+
+
+V1 = "30 23 0:28 {mounted} /sys/fs/cgroup/cpu,cpuacct ro - cgroup cgroup rw,cpu,cpuacct\n" \
+     "31 23 0:29 / /sys/fs/cgroup/cpuset ro - cgroup cgroup rw,cpuset\n"
+V2 = "30 23 0:28 {mounted} /sys/fs/cgroup ro - cgroup2 cgroup rw\n"
+TREES = {
+    "v2, docker --cpus 2": (2.0, V2, "/", "0::/", {"cpu.max": "200000 100000"}),
+    "v2, the host itself": (math.inf, V2, "/", "0::/init.scope", {"init.scope/cpu.max": "max 100000"}),
+    "v2, a parent's limit": (1.5, V2, "/", "0::/pods/one/inner",
+                             {"pods/cpu.max": "150000 100000", "pods/one/cpu.max": "max 100000",
+                              "pods/one/inner/cpu.max": "400000 100000", "pods/two/cpu.max": "10000 100000"}),
+    "v2, below its own mount": (3.0, V2, "/box", "0::/box/inner", {"inner/cpu.max": "300000 100000"}),
+    "v2, outside of its mount": (4.0, V2, "/", "0::/../other", {"cpu.max": "400000 100000"}),
+    "v1, docker --cpus 2": (2.0, V1, "/docker/1f", "4:cpu,cpuacct:/docker/1f\n3:cpuset:/docker/1f",
+                            {"cpu,cpuacct/cpu.cfs_quota_us": "100000", "cpu,cpuacct/cpu.cfs_period_us": "50000",
+                             "cpuset/cpu.cfs_quota_us": "1000", "cpuset/cpu.cfs_period_us": "50000"}),
+    "v1, no limit": (math.inf, V1, "/", "4:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "-1",
+                                                            "cpu,cpuacct/cpu.cfs_period_us": "100000"}),
+    "v1, nested": (0.5, V1, "/", "4:cpu,cpuacct:/slurm/job", {"cpu,cpuacct/slurm/cpu.cfs_quota_us": "50000",
+                                                              "cpu,cpuacct/slurm/cpu.cfs_period_us": "100000"}),
+    "not Linux": (math.inf, "", "/", "", {})}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_the_quota_of_a_container_is_the_least_of_its_groups(tmp_path, tree):
+    quota, mounts, mounted, groups, limits = TREES[tree]
+    written(tmp_path, {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts.format(mounted=mounted),
+                       **{f"sys/fs/cgroup/{name}": f"{content}\n" for name, content in limits.items()}})
+    assert cpu_quota(tmp_path) == quota
+
+
+def test_threads_slots_and_the_machines_id_follow_the_quota_of_a_container(monkeypatch):
+    monkeypatch.delenv(worker._CORES, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
+    monkeypatch.setattr(load, "free_cores", lambda: 64)
+    set_to = []
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    for quota, cores in ((2.0, 2), (2.9, 2), (0.5, 1), (math.inf, 64)):
+        monkeypatch.setattr(worker, "cpu_quota", lambda quota=quota: quota)
+        machine.fit_quota()
+        assert len(worker.own_cores()) == 64, "what others do on all of them is watched"
+        assert worker.usable_cores() == cores == sum(len(slot.cores) for slot in local_site.slots_here())
+        assert machine.hardware.__wrapped__().get("usable_cores", 64) == cores
+    assert set_to == [2, 2, 1]
 
 
 def test_the_reference_machine_keeps_its_id():

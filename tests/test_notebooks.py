@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import re
 import shutil
 
@@ -25,7 +24,8 @@ def checked():
     """Run the reproducibility check once; its executed notebooks serve the other tests."""
     shutil.rmtree(REPLAYED, ignore_errors=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "cpu_count", lambda: 1)  # one replay at a time: the other cores are those of other tests
+        run = runner.run  # one replay at a time: the other cores are those of other tests
+        patch.setattr(runner, "run", lambda jobs, folder, output, parallel, cores: run(jobs, folder, output, 1, cores))
         return called("run", "--check")
 
 

@@ -17,9 +17,10 @@ from lib.config import definitions
 from lib.config.notebooks import ProfileParams
 from lib.measure import archive, budget, load, machine
 from lib.measure.energy import meters
-from lib.measure.training import passes, profile_run, summary
+from lib.measure.training import passes, profile_run, profiler, summary
 from lib.studies import profile
 from lib.work import medmnist_files
+from lib.work.training import PHASES
 from tests import cut_training, refused
 from tests.conftest import home_paths
 
@@ -134,6 +135,20 @@ def test_what_cannot_be_run_is_refused(home, quiet, switches, words):
     with refused(words):
         profile_run.measure(short(**switches))
     assert not list(paths.RUNS.glob("*.csv"))
+
+
+def test_the_phases_of_a_step_are_nvtx_ranges_side_by_side(monkeypatch):
+    ranges = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("end"))
+    observer = profiler.BatchProfiler(None, {}, torch.device("cpu"), nvtx=True)
+    for phases in (PHASES, PHASES[:3], ()):  # a training step, one of evaluation, and a loader that has no more
+        observer.start()
+        for phase in phases:
+            observer.mark(phase)
+        observer.close_range()  # as at the end of a step, or of the pass
+    opened = (*PHASES, *PHASES[:4], PHASES[0])
+    assert ranges == [word for phase in opened for word in (phase, "end")]
 
 
 NO_WAY = "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set 'torch.use"

@@ -296,9 +296,10 @@ def test_networks_at_moments_of_different_speed_tell_how_they_follow_the_kernel(
     assert np.ptp(np.log(usual["latency_ms"])) < 0.15
 
 
-@pytest.mark.parametrize("others, stolen, free", [(0.4, 0.0, 4), (1.0, 1.0, 2), (9.0, 0.0, 1)])
+@pytest.mark.parametrize("others, stolen, free", [(0.4, 0.0, 4), (2.0, 0.0, 4), (3.0, 1.0, 2), (9.0, 0.0, 1)])
 def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, free):
-    monkeypatch.setattr(load, "own_cores", lambda: range(4))
+    monkeypatch.setattr(load, "own_cores", lambda: range(6))
+    monkeypatch.setattr(load, "allowed_cores", lambda: range(4))
     monkeypatch.setattr(load.LoadWatch, "reading", lambda self: load.Load(0.3, 0.0, others, stolen, 0.0))
     assert load.free_cores(0.0) == free
 
@@ -306,7 +307,7 @@ def test_cores_that_neighbours_hold_are_not_free(monkeypatch, others, stolen, fr
 def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monkeypatch):
     advice, of_gpu = (advice_on(device, "simple_cnn", 1, "3x28x28") for device in ("cpu", "t4"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(local_site, "own_cores", lambda: [0, 1])
+    monkeypatch.setattr(local_site, "allowed_cores", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)
     assert advise_text.cpu_load_note(advice, 2).startswith("cpu: the time is that of an idle machine with 2 threads")
     assert local_site.slots_here(1)[0].threads == 2

@@ -10,10 +10,11 @@ from lib.errors import InputError, choices
 
 def _readers() -> dict:
     """Return who reads what a bundle holds besides tables, by kind."""
+    from lib import store
     from lib.predict import registry
     from lib.schedule.runtime import run_record
 
-    return {"model": registry.load, "record": run_record.ends}
+    return {"model": registry.load, "record": run_record.ends, "summary": store.read_json}
 
 
 def pack(target: Path | None, with_host_name: bool) -> str:

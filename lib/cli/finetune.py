@@ -22,7 +22,7 @@ def _finetune(options: argparse.Namespace) -> int:
     for name, config in named.items():
         if options.name in (None, "all", name):
             try:
-                finetune(config, options.resume)
+                finetune(config.model_copy(update={"device": options.device or config.device}), options.resume)
             except InputError as error:
                 failed = True
                 note(f"error: {printable(name)}: {error}")
@@ -34,4 +34,5 @@ def add(verbs) -> None:
     add_verb(verbs, _finetune, "finetune", "fine-tune image classifiers: configs of params/training.yaml by name",
              option("name", "a config, or all", nargs="?"),
              option("--config", "one config in a file of its own, JSON or YAML", a_path, metavar="FILE.json"),
+             option("--device", "device id, in place of the config's", default=""),
              flag("--resume", "go on with the newest run of each config that was cut short"))

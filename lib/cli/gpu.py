@@ -3,21 +3,26 @@
 import argparse
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from lib import command_list, paths
 from lib.cli.exchange import pack
 from lib.cli.options import add_verb, number, option, whole
-from lib.errors import InputError
+from lib.errors import InputError, choices
 
 _RESERVED_S = 90.0  # of a call, for the bundle and its check
 _IMPORTED = ("ruamel.yaml", "pydantic", "filelock")  # packages that reading params/gpu.yaml takes
 _CHECK_S = 600.0
+_REPLAYED = ("profiles", "sweep", "ceilings")  # steps whose tables these notebooks replay
 _CHECKED = ("01", "02", "03", "05")  # notebooks that run --check replays of every device of a reference machine
 
 
-def _packed(folder: Path, device: str) -> tuple[Path, str]:
-    """Pack what was measured; return the bundle, and what of it would not replay as a reference, or nothing."""
+def _packed(folder: Path, device: str, left: Collection[str] = ()) -> tuple[Path, str]:
+    """Pack what was measured; return the bundle, and why it would not replay as a reference, or nothing.
+
+    ``left``: steps that are not done.
+    """
     target, scratch, log = folder / "bundle.zip", folder / "check", folder / "check.log"
     target.unlink(missing_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -26,8 +31,8 @@ def _packed(folder: Path, device: str) -> tuple[Path, str]:
         failure = command_list.call(["lib", "import", "bundle", str(target)], log, _CHECK_S, output=scratch)
         if not failure:
             (machine,) = (scratch / "data" / "imported").iterdir()
-            if not (machine / "runs").is_dir():
-                return target, "no training step was profiled yet (step profiles); a later call adds it"
+            if missing := [step for step in _REPLAYED if step in left]:
+                return target, f"a replay needs what these steps measure in a later call: {choices(missing)}"
             words = ["lib", "run", *_CHECKED, "--source", "replay", "-p", "reference", machine.name, "--devices",
                      device.partition(":")[0]]  # as runs name their backend
             failure = command_list.call(words, log, _CHECK_S, output=scratch)
@@ -53,7 +58,7 @@ def _gpu(options: argparse.Namespace) -> bool:
     folder = paths.DATA / "gpu"
     walk = command_list.Walk(plan.steps, folder, {"device": device, "cards": cards, "slots": options.slots})
     left = walk.run(deadline)
-    bundle, failure = _packed(folder, device)
+    bundle, failure = _packed(folder, device, left)
     for name, reason in left.items():
         print(f"not done: {name}: {reason}")
     print(f"{bundle}: " + (f"would not replay: {failure}" if failure else

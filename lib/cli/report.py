@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> bool:
             if cards := machine.overlooked(devices):
                 note(cards)
         outcomes = runner.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
-                              (os.cpu_count() or 1) if source == "replay" else 1,
+                              usable_cores() if source == "replay" else 1,
                               0 if "OMP_NUM_THREADS" in os.environ else usable_cores())
         failed = any(outcome.status != "ok" for outcome in outcomes)
         if not options.check:

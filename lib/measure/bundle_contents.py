@@ -18,7 +18,8 @@ from lib.measure.load import Load
 from lib.tables import SCHEMA_VERSION
 
 META = ".meta.json"
-FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "contention", "matrix", "schedule")
+FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "contention", "matrix", "schedule",
+           "training")
 _WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
 _UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
@@ -105,10 +106,14 @@ _NETWORK = ("network", "mode", "batch_size", "input_shape", "dtype", "channels_l
             "runtime", "instances")
 _OF_RUN = ("runs/{0}.csv", "is of a run that was cut short: its line in runs/ is missing")
 _OF_SWEEP = ("sweeps/{0}/sweep.parquet", "is of a sweep that was cut short: its sweep.parquet is missing")
+_OF_TRAINING = ("training/{0}/{1}/summary.json", "is of a fine-tune that was cut short: its summary.json is missing")
 _OF_JOBS = ("{0}ran.json", "is of a run of jobs that was cut short: its ran.json is missing")
 _KINDS = (
     Kind("profile", rf"profiles/({NAME})_(train|eval|test)\.csv", _RUN, ("split", "epoch", "global_step"),
          (("run_id", "run"), ("task_type", "pass")), _OF_RUN),
+    Kind("profile", rf"training/({NAME})/({NAME})/profile\.csv", ("run_id", "started_utc"), needs=_OF_TRAINING, repeat=True),
+    Kind("history", rf"training/({NAME})/({NAME})/history\.csv", needs=_OF_TRAINING, repeat=True),
+    Kind("summary", rf"training/({NAME})/({NAME})/summary\.json", entrance=True, foreign=True),
     Kind("runs", rf"runs/({NAME})\.csv", _RUN, ("run_id",), (("run_id", "run"),), entrance=True),
     Kind("ceilings", rf"ceilings/ceilings_{NAME}\.csv", _CEILINGS),
     Kind("overheads", rf"ceilings/overheads_{NAME}\.csv"),
@@ -191,8 +196,7 @@ def _check_meta(path: Path, kind: Kind, parts: tuple[str, ...]) -> set[str]:
     meta = parse(Provenance, store.encoded_json(mapping(store.read_json(path), path)), str(path))
     check_schema(meta.schema_version)
     missing = [fact for fact in kind.facts if not getattr(meta, fact)]
-    run_id = parts[0] if kind.named else ""
-    if missing or meta.table != kind.table or (meta.run_id and meta.run_id != run_id):
+    if missing or meta.table != kind.table or (meta.run_id and meta.run_id not in parts):
         raise InputError(f"it is of table {meta.table!r}, run {meta.run_id!r}, and lacks [{choices(missing)}]")
     return {meta.hardware_id} - {""}
 
@@ -273,10 +277,11 @@ def _hardware_in(meta: Path) -> set[str]:
 def without_host(path: Path, name: str) -> bytes:
     """Return a file's content without what tells its owner: the host name (the hardware id instead), folders, UUIDs of GPUs."""
     table = table_of(name)
-    if name.endswith(META) or table == "record":
+    if name.endswith(META) or table in ("record", "summary"):
         meta = store.read_json(path)
-        neutral = _neutral(meta) if table == "record" else {
-            fact: _neutral(value) if fact in _WITH_PATHS else value for fact, value in meta.items()}
+        neutral = _neutral(meta) if not name.endswith(META) else {
+            fact: _neutral(value) if fact in _WITH_PATHS or name.startswith("training/") else value
+            for fact, value in meta.items()}
         if "devices" in neutral:
             neutral["devices"] = {device: {fact: value for fact, value in facts.items() if fact not in _OF_THE_OWNER}
                                   for device, facts in neutral["devices"].items()}

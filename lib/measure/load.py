@@ -16,7 +16,7 @@ import psutil
 from lib.measure.gpus.card import number_of
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.statistics import LOUD_CORES, STABLE, crowd_verdict
-from lib.measure.worker import own_cores
+from lib.measure.worker import allowed_cores, own_cores
 
 _STAT = Path("/proc/stat")  # of Linux
 _BUSY = ("user", "nice", "system", "irq", "softirq")
@@ -179,4 +179,4 @@ def free_cores(window_s: float = 0.3) -> int:
 def cores_left(reading: Load) -> int:
     """Return how many of the cores that this run may use others left free while a CPU was watched, see ``free_cores``."""
     occupied_cores = int(reading.other_cores + reading.stolen_cores + LOUD_CORES)
-    return max(1, len(own_cores()) - occupied_cores)
+    return max(1, min(len(allowed_cores()), len(own_cores()) - occupied_cores))

@@ -38,7 +38,14 @@ def exact_fp32() -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
+def fit_quota() -> None:
+    """Have torch use no more CPU threads than this process may keep busy, unless OMP_NUM_THREADS says how many."""
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > (allowed := len(worker.allowed_cores())):
+        torch.set_num_threads(allowed)
+
+
 exact_fp32()  # whoever measures, in whichever process, imports this module
+fit_quota()
 
 
 def _proc_cpuinfo() -> dict[str, str]:
@@ -77,7 +84,7 @@ def _gpus() -> list[store.Facts]:
 
 
 def _limits() -> store.Facts:
-    """Return what this process was limited to when it began: instruction sets by library, cores; empty without limits."""
+    """Return what this process was limited to when it began: instruction sets by library, cores by affinity or quota."""
     sets = {library: value for library, name in _INSTRUCTION_SETS.items()
             if (value := os.environ.get(name, "").strip().lower()) not in ("", "all")}
     usable, every = worker.usable_cores(), os.cpu_count() or 1

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from lib.errors import death
+from lib.measure.cpu_quota import cpu_quota
 
 _JOIN_S = 5.0
 _environment = threading.Lock()
@@ -23,14 +24,19 @@ GPUS = "LIB_GPUS"  # those of the whole run as JSON, for a process that is shown
 
 
 def own_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on."""
+    """Return the numbers of the cores that this process may run on, whatever its CPU quota."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def allowed_cores() -> list[int]:
+    """Return the numbers of the cores that this process may keep busy: as many of its own as its CPU quota allows."""
+    return own_cores()[:int(max(1.0, min(cpu_quota(), 1e6)))]
 
 
 def usable_cores() -> int:
     """Return how many cores this run may use: those that it was started with, whatever share of them this worker has."""
     given = os.environ.get(_CORES, "")
-    return int(given) if given.isdecimal() and int(given) else len(own_cores())
+    return int(given) if given.isdecimal() and int(given) else len(allowed_cores())
 
 
 def pin(cores: tuple[int, ...]) -> None:

@@ -1,16 +1,19 @@
-"""Meters of power and energy: NVML for GPUs, RAPL for processors, INA3221 sensors of boards, recorded logs, or none and why."""
+"""Meters of power and energy: NVML for GPUs, RAPL for processors, sensors of Jetson boards, recorded logs, or none and why."""
 
 import math
 import os
+import runpy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lib.errors import InputError, beginning, choices, refused
+from lib import paths
+from lib.errors import InputError, beginning, refused
 from lib.measure.energy import power_log
 from lib.measure.energy.trace import NOT_MEASURED, Trace
 from lib.measure.gpus.card import Card, number_of
@@ -19,9 +22,6 @@ PERIOD_S = 0.05
 DRIVER_PERIOD_S = 0.125  # an NVML reading takes some tenths of a millisecond, and its values are as old as that
 CHOICE = "LIB_METER"  # the environment variable that names another meter than that of the device
 _POWERCAP = Path("/sys/class/powercap")
-_HWMON = Path("/sys/class/hwmon")
-_WHOLE_BOARD = "VDD_IN"  # the label of the channel that feeds the whole board, where there is one
-_NOT_CONNECTED = ("", "NC")  # labels of channels that feed nothing, beside labelled ones
 
 
 def _or_nan(read: Callable[[], float]) -> Callable[[], float]:
@@ -100,29 +100,28 @@ def rapl(folder: Path) -> Meter:
     return Meter("rapl", PERIOD_S, counter_j=counter_j)
 
 
-def ina3221(folder: Path, whole: bool = False) -> Meter:
-    """Return the meter of a board such as a Jetson, by Linux's hwmon: the channel of the whole board, else the sum of all.
+@cache
+def collector() -> dict[str, Any]:
+    """Return the names in params/collect_power.py, which runs alone on a board and has the table of the boards' rails."""
+    return runpy.run_path(str(paths.PARAMS / "collect_power.py"))
 
-    Boards without that channel (AGX Orin) are summed as jetson_stats does; ``whole`` refuses them.
+
+def jetson(folders: Sequence[Path]) -> Meter:
+    """Return the meter of a Jetson board, by Linux's hwmon (JetPack 4: iio): the rails whose sum is its module or all of it.
+
+    ``BOARDS`` in params/collect_power.py says which rails these are. Raises InputError for a board that is not in it.
     """
-    channels = [path for sensor in sorted(folder.glob("hwmon*")) if _text(sensor / "name") == "ina3221"
-                for path in sorted(sensor.glob("in[1-3]_input")) if _current(path).exists()]
-    if not channels:
-        raise InputError(f"no INA3221 sensor in {folder}")
-    labels = {path: _text(path.with_name(path.name.replace("input", "label"))) for path in channels}
-    board = [path for path in channels if labels[path] == _WHOLE_BOARD][:1]
-    if whole and not board:
-        raise InputError(f"no INA3221 channel {_WHOLE_BOARD} of the whole board in {folder}; there are: "
-                         f"{choices(filter(None, labels.values())) or 'channels without a label'}")
-    used = board or [path for path in channels if labels[path] not in _NOT_CONNECTED] or channels
+    try:
+        _, channels = collector()["find_channels"](folders)
+    except collector()["InputError"] as error:
+        raise InputError(str(error)) from None
 
     def power_w() -> float:
-        return sum(float(path.read_text()) * float(_current(path).read_text()) for path in used) / 1e6  # mV and mA
+        return sum(float(channel.volts.read_text()) * float(channel.amperes.read_text()) for channel in channels) / 1e6
 
-    with refused(f"the INA3221 sensor in {folder} cannot be read: "):
+    with refused(f"the sensors in {channels[0].volts.parent} cannot be read: "):
         power_w()
-    name = "ina3221 " + " + ".join(labels[path] or f"channel {path.name[2]}" for path in used)
-    return Meter(name, PERIOD_S, _or_nan(power_w))
+    return Meter(f"{channels[0].chip} {' + '.join(channel.label for channel in channels)}", PERIOD_S, _or_nan(power_w))
 
 
 def replay(trace: Trace, name: str, clock: Callable[[], float] = time.perf_counter) -> Meter:
@@ -148,21 +147,17 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _current(path: Path) -> Path:
-    return path.with_name(path.name.replace("in", "curr", 1))
-
-
 def open_meter(device: str) -> Meter:
     """Return the meter of a device (``cpu``, ``cuda:0``); one that cannot be read is ``absent`` with the reason.
 
-    LIB_METER in the environment chooses instead: ``none``, or a recorded log of an INA3221, which is played again.
+    LIB_METER in the environment chooses instead: ``none``, or a recorded log of a board, which is played again.
     Raises InputError for a log that is none.
     """
     if choice := os.environ.get(CHOICE):
         path = Path(choice)
         return absent(f"{CHOICE} is none") if choice == "none" else replay(power_log.read(path).trace, path.name)
-    ways = {"cuda": (lambda: nvml(number_of(device)), lambda: ina3221(_HWMON)),
-            "cpu": (lambda: rapl(_POWERCAP), lambda: ina3221(_HWMON, whole=True))}
+    board = partial(jetson, collector()["SENSORS"])
+    ways = {"cuda": (lambda: nvml(number_of(device)), board), "cpu": (lambda: rapl(_POWERCAP), board)}
     reasons = []
     for way in ways.get(device.partition(":")[0], ()):
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from lib.errors import InputError
+from lib.measure.worker import allowed_cores
 from lib.work.graph.ops import Graph, Op, TensorSpec
 
 # what a process is started with so that its heap retains what it frees, and by the names of the column ``memory``
@@ -123,8 +124,9 @@ def fresh_bytes(plan: Plan) -> float:
     if not is_glibc():
         return 0.0
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY], input=json.dumps([*vars(plan).values()]) + "\n",
-                          capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-I", "-S", _REPLAY, str(len(allowed_cores()))],
+                          input=json.dumps([*vars(plan).values()]) + "\n", capture_output=True, text=True, check=False,
+                          env=environment)
     if done.returncode and any(words in done.stderr for words in ("MemoryError", "out of memory")):
         return float(sum(size for made in plan.made for _, size in made))
     if done.returncode:

@@ -28,7 +28,7 @@ from lib.measure.networks.case import Case, Program, program
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import Call, host_ms, synchronize
-from lib.measure.worker import Service, WorkerLostError, call, own_cores, pin
+from lib.measure.worker import Service, WorkerLostError, allowed_cores, call, pin
 from lib.work import user_code
 
 _WARMUP = 2
@@ -135,7 +135,8 @@ def _instance(case: Case, device_id: str, how: Conditions, cores: tuple[int, ...
 
 def _side_by_side(case: Case, device: torch.device, how: Conditions, kernel: ReferenceKernel) -> Result:
     """Measure ``instances`` of a case at once, each on cores of its own; the reference kernel runs before and after."""
-    cores, threads = own_cores(), case.threads or max(1, len(own_cores()) // case.instances)
+    cores = allowed_cores()
+    threads = case.threads or max(1, len(cores) // case.instances)
     if case.instances * threads > len(cores):
         raise InputError(f"{case.instances} instances of {threads} threads need more cores than the {len(cores)} here")
 

@@ -2,7 +2,8 @@
 
 It runs in a process of its own, without torch, so that nothing else moves in its heap. What comes fresh depends on how the
 heap lies, by a factor of several: the passes are repeated from several layouts, with other small blocks between the weights, in
-a copy of the process each. Input: ``allocator.Plan`` as JSON; output: a line a layout. Needs the standard library alone.
+a copy of the process each. Argument: how many copies run at once. Input: ``allocator.Plan`` as JSON; output: a line a layout.
+Needs the standard library alone.
 """
 
 import ctypes
@@ -107,7 +108,7 @@ def main() -> None:
     fill_holes()
     running = []
     for n in range(_LAYOUTS):
-        if len(running) == len(os.sched_getaffinity(0)):
+        if len(running) == int(sys.argv[1]):
             wait_for(running.pop(0))
         running.append(os.fork())
         if not running[-1]:

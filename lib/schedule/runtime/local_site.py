@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from lib.errors import InputError
-from lib.measure.worker import own_cores
+from lib.measure.worker import allowed_cores
 from lib.schedule.problem import Fleet, Jobs
 from lib.schedule.runtime.workers import WARM_UP, Capacity, ProcessWorker, Site, Slot, able, default_slots, device_type_of
 
@@ -19,7 +19,7 @@ def slots_here(count: int = 0) -> tuple[Slot, ...]:
     """
     from lib.measure import load, machine
 
-    cores = own_cores()
+    cores = allowed_cores()
     count = count or default_slots(len(cores))
     if not 1 <= count <= len(cores):
         raise InputError(f"{count} slots on {len(cores)} cores: it must be 1 to {len(cores)}")

@@ -19,7 +19,7 @@ import numpy as np
 
 from lib import files, paths
 from lib.errors import InputError
-from lib.measure.worker import own_cores
+from lib.measure.worker import allowed_cores
 from lib.schedule.problem import Jobs
 from lib.schedule.runtime.output import Message
 from lib.schedule.runtime.worker_process import THREADS, ActorWorker
@@ -168,7 +168,7 @@ class Cluster:
         else:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray writes one into the home folder
             self._folder = short_folder()
-            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(own_cores()),
+            how = {"address": "local", "_temp_dir": os.path.join(self._folder.name, _INNER), "num_cpus": len(allowed_cores()),
                    "include_dashboard": False, "object_store_memory": _STORE_BYTES,
                    "_system_config": {"worker_niceness": 0}}  # Ray's default, 15, yields to whatever else runs here
         try:
