@@ -21,6 +21,9 @@ from lib.errors import InputError, choices, one_line, refused
 from lib.report.notebook import KEYS_MIME
 
 
+ENVIRONMENT = {"LIB_BATCH": "1", "MPLBACKEND": "agg"}  # of the report's kernels: only saved figures are shown
+
+
 @dataclass(frozen=True)
 class Job:
     """One execution of one notebook. ``stem`` names its executed file; ``values`` are its parameters."""
@@ -114,7 +117,7 @@ def execute(job: Job, folder: Path, output: Path | None = None, threads: int = 0
     ``output`` moves what the notebook writes (see LIB_OUTPUT). ``threads`` (0: as torch chooses) are for notebooks beside
     each other, whose threads would wait for one another at every barrier.
     """
-    environment = {"LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
+    environment = {**ENVIRONMENT, **({"LIB_OUTPUT": str(output)} if output else {}),
                    **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     begin, reason = time.monotonic(), ""
     try:
