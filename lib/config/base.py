@@ -4,13 +4,14 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.files import NAME
+from lib.names import did_you_mean, known
 
 
 def _no_truth(value: Any) -> Any:
@@ -64,7 +65,10 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _types_stay(cls, value: Any, info) -> Any:
-        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one."""
+        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one.
+
+        A choice may be written as people do: float16 for fp16.
+        """
         wanted = cls.model_fields[info.field_name].annotation
         if wanted in (int, float):
             _no_truth(value)
@@ -72,7 +76,7 @@ class Strict(BaseModel):
             raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
-        return value
+        return known(value, map(str, get_args(wanted))) if isinstance(value, str) and get_origin(wanted) is Literal else value
 
 
 def _reason(error: dict) -> str:
@@ -99,8 +103,9 @@ def error_line(error: ValidationError, where: str, names: Iterable[str]) -> str:
     errors = error.errors()
     reasons = [_reason(item) for item in errors[:_REASONS]]
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
-    known = f" (known: {choices(names)})" if any(item["type"] in _UNKNOWN for item in errors) else ""
-    return f"{where}: {'; '.join(reasons)}{more}{known}"
+    unknown = next((str(item["loc"][-1]) for item in errors if item["type"] in _UNKNOWN), "")
+    listed = f" (known: {choices(names)}){did_you_mean(unknown, names)}" if unknown else ""
+    return f"{where}: {'; '.join(reasons)}{more}{listed}"
 
 
 def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:

@@ -18,8 +18,8 @@ from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it ne
 from lib import execution, locks, paths, store
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError, choices, one_line, refused
+from lib.names import did_you_mean
 from lib.report.notebook import KEYS_MIME
-
 
 ENVIRONMENT = {"LIB_BATCH": "1", "MPLBACKEND": "agg"}  # of the report's kernels: only saved figures are shown
 
@@ -84,7 +84,7 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
     declared = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
     if unknown := set(extra) - declared:
         raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
-                         f"there are: {choices(sorted(declared))}")
+                         f"there are: {choices(sorted(declared))}{did_you_mean(min(unknown), declared)}")
     for workload in workloads:
         definitions.workload(workload)
     return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
@@ -93,7 +93,9 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
 def _chosen(sections: tuple[definitions.Section, ...], names: list[str]) -> list[definitions.Section]:
     for name in names:
         if not any(section.notebook.startswith(name) for section in sections):
-            raise InputError(f"no notebook {name!r} in params/report.yaml; there are: {choices(s.notebook for s in sections)}")
+            listed = [section.notebook for section in sections]
+            raise InputError(f"no notebook {name!r} in params/report.yaml; there are: {choices(listed)}"
+                             + did_you_mean(name, listed))
     return [section for section in sections if not names or section.notebook.startswith(tuple(names))]
 
 

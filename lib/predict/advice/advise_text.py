@@ -240,9 +240,9 @@ def _step_notes(advice: Advice) -> list[str]:
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
 
 
-def answer(**query) -> tuple[pd.DataFrame, str]:
-    """Return the table and the recommendation for the fields of a Query."""
-    advice = advise(Query(**query), crossovers=False)
+def answer(query: Query, devices: Sequence[str]) -> tuple[pd.DataFrame, str]:
+    """Return the table and the recommendation for a question on some devices."""
+    advice = advise(query, devices, crossovers=False)
     return table(advice), f"{heading(advice)}. {advice.reason}."
 
 

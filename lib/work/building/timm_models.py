@@ -1,17 +1,16 @@
 """Networks of timm by name, without their published weights, for the input that timm states of them."""
 
-import difflib
 from typing import Any
 
 from torch import nn
 
 from lib.errors import InputError, choices
+from lib.names import did_you_mean, known
 from lib.work import user_code
 from lib.work.building import inputs
 
 PREFIX = "timm"
 MERGED = "+merged"  # behind a name: parallel branches are one convolution each, as timm's benchmark.py --reparam runs it
-_NEAREST, _LEAST_ALIKE = 3, 0.3
 _SAMPLE = 3  # channels, height, width
 
 
@@ -53,15 +52,22 @@ def family(name: str) -> str:
     return timm.model_entrypoint(name).__module__.rpartition(".")[2]
 
 
+def named(name: str) -> list[str]:
+    """Return timm's network of this name with the prefix, as timm:convnext_base for timm/convnext-base; [] without one."""
+    import timm
+
+    architecture, dot, tag = name.removeprefix("timm/").partition(".")
+    found = known(architecture, timm.list_models())
+    return [f"{PREFIX}:{found}{dot}{tag}"] if timm.is_model(found) else []
+
+
 def _stated(name: str) -> dict[str, Any]:
     """Return what timm states of a network; InputError with the nearest names for one that is none."""
     import timm
 
     architecture, _, tag = name.partition(".")
     if not timm.is_model(name):
-        names = timm.list_models()
-        nearest = difflib.get_close_matches(architecture, names, _NEAREST, _LEAST_ALIKE) or names[:_NEAREST]
-        raise InputError(f"timm has no network {name!r}; the nearest: {choices(nearest)}")
+        raise InputError(f"timm has no network {name!r}{did_you_mean(architecture, timm.list_models())}")
     try:
         stated = timm.get_pretrained_cfg(name)
     except RuntimeError:
