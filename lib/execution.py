@@ -19,7 +19,6 @@ from typing import IO, Any
 
 from lib import files, paths
 from lib.errors import InputError, choices, death, one_line, printable, refused
-from lib.names import did_you_mean
 
 _LONGEST = 2000  # characters of a reason
 _FAILED, _INPUT = 1, 2
@@ -125,8 +124,7 @@ def _execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: str
     declared = papermill.inspect_notebook(_literal(source)) if parameters or offered else {}
     parameters = {name: value for name, value in (offered or {}).items() if name in declared} | dict(parameters)
     if unknown := set(parameters) - set(declared):
-        raise InputError(f"{source.name} has no parameter {choices(sorted(unknown))}; there are: {choices(declared)}"
-                         + did_you_mean(min(unknown), declared))
+        raise InputError(f"{source.name} has no parameter {choices(sorted(unknown))}; there are: {choices(declared)}")
     partial = target.with_name(f".{target.stem}.partial.ipynb")
     try:
         failure = _failure(source, partial, parameters, cwd)

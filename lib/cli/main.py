@@ -10,14 +10,10 @@ from lib.errors import InputError, printable
 from lib.names import did_you_mean
 
 _SHORT_HELP = """\
-python -m lib VERB ...
-
-  advise resnet50 --device t4   how long a network takes on a device, and what to change
-  machine                       what this machine is
-  run --report                  run all notebooks here and assemble the report
-  models --errors               how wrong the predictions are
-
-All verbs: python -m lib --help. The options of a verb: python -m lib VERB --help."""
+python -m lib advise resnet50 --device t4   how long a network takes on a device, and what to change
+python -m lib run --report                  run all notebooks here and assemble the report
+python -m lib --help                        all verbs
+python -m lib VERB --help                   the options of a verb"""
 
 
 def _say(error: Exception | str) -> None:
@@ -34,7 +30,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2)
 
     def _check_value(self, action: argparse.Action, value: str) -> None:
-        """Name the nearest of the choices where a value is none of them."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -53,23 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(arguments: list[str]) -> argparse.Namespace:
-    """Read a command line; underscores in the name of an option count as dashes. Exits with 2 for an unknown option."""
-    dashed = [re.sub(r"^--[\w-]+", lambda match: match[0].replace("_", "-"), text) for text in arguments]
-    options, unknown = _parser().parse_known_args(dashed)
-    if unknown:
-        flags = re.findall(r"--[\w-]+", options.parser.format_help())
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], flags)}")
-    return options
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; return the exit status: 0 done, 1 something failed, 2 wrong input, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
         print(_SHORT_HELP)
         return 0
-    options = _read(arguments)
+    dashed = [re.sub(r"^--[\w-]+", lambda match: match[0].replace("_", "-"), text) for text in arguments]
+    options, unknown = _parser().parse_known_args(dashed)
+    if unknown:
+        near = did_you_mean(unknown[0], re.findall(r"--[\w-]+", options.parser.format_help()))
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     try:
         status = options.call(options)
         if sys.stdout:

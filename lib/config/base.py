@@ -65,10 +65,7 @@ class Strict(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _types_stay(cls, value: Any, info) -> Any:
-        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one.
-
-        A choice may be written as people do: float16 for fp16.
-        """
+        """Refuse a number where text is meant (papermill's ``-p`` takes ``12e5678`` for one, ``-r`` not), and True for one."""
         wanted = cls.model_fields[info.field_name].annotation
         if wanted in (int, float):
             _no_truth(value)
@@ -76,7 +73,9 @@ class Strict(BaseModel):
             raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
-        return known(value, map(str, get_args(wanted))) if isinstance(value, str) and get_origin(wanted) is Literal else value
+        if isinstance(value, str) and get_origin(wanted) is Literal:
+            return known(value, map(str, get_args(wanted)))  # float16 is fp16
+        return value
 
 
 def _reason(error: dict) -> str:

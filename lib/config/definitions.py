@@ -10,7 +10,7 @@ from lib import paths
 from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping, number, some, text, whole
 from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices, entry
-from lib.names import nearest, spelling, words
+from lib.names import words
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
@@ -143,23 +143,15 @@ def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
 
 
 def vendor_device(device_id: str) -> VendorDevice:
-    """Return one device as its vendor states it, by any name of it; InputError lists the nearest, or all that are known."""
-    id_ = find_device(device_id)
-    if not id_ and (near := nearest(device_id, load_devices())):
-        raise InputError(f"no device {device_id!r} in params/devices.yaml; did you mean {choices(near)}?")
-    return entry(load_devices(), id_ or device_id, "device", "in params/devices.yaml")
+    """Return one device as its vendor states it, by any name of it; InputError lists all ids and the nearest."""
+    return entry(load_devices(), find_device(device_id) or device_id, "device", "in params/devices.yaml")
 
 
 def find_device(name: str) -> str:
-    """Return the id of the device that a name means: its id, its vendor's name or an alias; empty for none or several.
-
-    All words count but the maker's, in any order, or else all letters and digits: RTX 4090 and rtx4090 are rtx-4090.
-    """
-    def same(other: str) -> bool:
-        return words(other) == words(name) or spelling(other) == spelling(name)
-
-    found = [id_ for id_, device in load_devices().items() if any(map(same, (id_, device.name, *device.aliases)))]
-    return found[0] if len(found) == 1 else ""
+    """Return the id of the device whose id, name or alias has all words of a name but the maker; empty for none or several."""
+    found = {id_ for id_, device in load_devices().items()
+             for text in (id_, device.name, *device.aliases) if sorted(words(text)) == sorted(words(name))}
+    return found.pop() if len(found) == 1 else ""
 
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:

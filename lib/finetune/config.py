@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_va
 from lib import files, paths, store
 from lib.config.base import Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.work import medmnist_files
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -153,8 +153,7 @@ class TrainConfig(Strict):
         source, _, name = self.root.partition(":")
         if source not in ("medmnist", "synthetic"):
             return ""
-        if name not in medmnist_files.info():
-            raise InputError(f"root {self.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
+        entry(medmnist_files.info(), name, "dataset", f"in root {self.root!r}")
         return name
 
     @property

@@ -199,8 +199,8 @@ def device(wanted: str) -> torch.device:
     Raises InputError listing the devices that are here.
     """
     here = devices()
-    wanted = known(wanted, ("auto", "cpu", "cuda", "mps"))
-    chosen = {"auto": here[1] if len(here) > 1 else "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
+    usual = {"auto": here[1] if len(here) > 1 else "cpu", "cuda": "cuda:0", "cpu": "cpu"}
+    chosen = usual.get(known(wanted, usual), wanted)
     if chosen not in here:
         raise InputError(f"device {wanted!r} is not here; this machine has: {choices(here)} (or auto)")
     return torch.device(chosen)

@@ -16,7 +16,7 @@ from lib.config.definitions import find_device, load_devices
 from lib.errors import InputError, choices
 from lib.files import until_changed
 from lib.measure import archive, machine
-from lib.names import known, nearest
+from lib.names import did_you_mean, known
 from lib.predict import boards, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
@@ -288,23 +288,18 @@ def shipped_cpu(dtype: str) -> CostModel:
 
 
 def vendor_of(name: str) -> str:
-    """Return the id in params/devices.yaml of a device by its driver's name; InputError lists the nearest names.
-
-    All words must match (an L40S is not an L4, a laptop's card not the desktop's), except the maker's, which drivers spell
-    differently.
-    """
+    """Return the id in params/devices.yaml of a device by its driver's name; InputError lists the nearest names."""
     if not (vendor := find_device(name)):
-        near = nearest(name, [device.name for device in load_devices().values()])
-        raise InputError(f"params/devices.yaml has no device named {name!r} (the nearest: {choices(near) or 'none'}), add it "
-                         "there; notebook 01_machine, with source measure, measures it and gives the entry")
+        near = did_you_mean(name, [device.name for device in load_devices().values()])
+        raise InputError(f"params/devices.yaml has no device named {name!r}{near}; add it there: notebook 01_machine, with "
+                         "source measure, measures it and gives the entry")
     return vendor
 
 
-def _listed(device: str, machines: Iterable[str]) -> str:
-    """Return the id in params/devices.yaml of this machine's card (cuda:0) or of a device by another name of it.
+def device_id(device: str, machines: Iterable[str] = ()) -> str:
+    """Return the id of a device by any name of it, or of this machine's card (cuda:0); other names are unchanged.
 
-    Other names are unchanged. Raises InputError for a card of this machine where it has none, and for a name that is none of
-    a device but resembles some.
+    Raises InputError for a card that this machine lacks, and for a name that resembles some devices.
     """
     device = known(device, ("cpu", "cuda"))
     if re.fullmatch(r"cuda(:\d+)?", device):
@@ -315,8 +310,8 @@ def _listed(device: str, machines: Iterable[str]) -> str:
     if device == "cpu" or device in load_devices() or device.rpartition("@")[2] in machines:
         return device
     found = find_device(device)
-    if not found and (near := nearest(device, ["cpu", *load_devices()]) or nearest(device, machines)):
-        raise InputError(f"no device {device!r}; did you mean {choices(near)}? (params/devices.yaml lists all GPUs)")
+    if not found and (near := did_you_mean(device, ["cpu", *load_devices()]) or did_you_mean(device, machines)):
+        raise InputError(f"no device {device!r}{near} (params/devices.yaml lists all GPUs)")
     return found or device
 
 
@@ -411,7 +406,7 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
     twice, and for a damaged file.
     """
     machines = archive.machines(imported=True)
-    devices = [_listed(device, machines) for device in devices]
+    devices = [device_id(device, machines) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
     predictors, vendors = [], set(load_devices())

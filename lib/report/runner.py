@@ -21,8 +21,6 @@ from lib.errors import InputError, choices, one_line, refused
 from lib.names import did_you_mean
 from lib.report.notebook import KEYS_MIME
 
-ENVIRONMENT = {"LIB_BATCH": "1", "MPLBACKEND": "agg"}  # of the report's kernels: only saved figures are shown
-
 
 @dataclass(frozen=True)
 class Job:
@@ -93,9 +91,7 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
 def _chosen(sections: tuple[definitions.Section, ...], names: list[str]) -> list[definitions.Section]:
     for name in names:
         if not any(section.notebook.startswith(name) for section in sections):
-            listed = [section.notebook for section in sections]
-            raise InputError(f"no notebook {name!r} in params/report.yaml; there are: {choices(listed)}"
-                             + did_you_mean(name, listed))
+            raise InputError(f"no notebook {name!r} in params/report.yaml; there are: {choices(s.notebook for s in sections)}")
     return [section for section in sections if not names or section.notebook.startswith(tuple(names))]
 
 
@@ -119,7 +115,7 @@ def execute(job: Job, folder: Path, output: Path | None = None, threads: int = 0
     ``output`` moves what the notebook writes (see LIB_OUTPUT). ``threads`` (0: as torch chooses) are for notebooks beside
     each other, whose threads would wait for one another at every barrier.
     """
-    environment = {**ENVIRONMENT, **({"LIB_OUTPUT": str(output)} if output else {}),
+    environment = {"LIB_BATCH": "1", "MPLBACKEND": "agg", **({"LIB_OUTPUT": str(output)} if output else {}),
                    **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     begin, reason = time.monotonic(), ""
     try:

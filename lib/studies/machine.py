@@ -90,7 +90,7 @@ def unlisted(results: Ceilings) -> Numbers:
         registry.vendor_of(name)
         return numbers
     except InputError as error:
-        numbers["unknown"] = str(error).partition(", add it there")[0]
+        numbers["unknown"] = str(error).partition("; add it there")[0]
     if missing := {"compute", "device"} - set(results.best["level"]):
         return {**numbers, "lacking": choices(sorted(missing))}
     named = _entry(results, name)

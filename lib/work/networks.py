@@ -66,8 +66,12 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
 
 
 def spelled(name: str) -> str:
-    """Return the name of a workload or of a listed model as it is spelled here: resnet50 for ResNet-50; others unchanged."""
-    return name if ":" in name or name in definitions.workloads() else known(name, [*definitions.workloads(), *models.names()])
+    """Return a name as it is spelled here: resnet50 for ResNet-50, hf:org/name for org/name, timm:NAME for timm/NAME."""
+    if ":" in name or name in definitions.workloads():
+        return name
+    if "/" in name:
+        return name.replace("/", ":", 1) if name.startswith("timm/") else f"{hugging_face.PREFIX}:{name}"
+    return known(name, [*definitions.workloads(), *models.names()])
 
 
 def is_users(name: str) -> bool:
@@ -81,12 +85,12 @@ def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input
     spatial = models.OWN.get(name, (2, None))[0]
     size = _SIZES.get(name, _USUAL_SIZE[spatial])
     if name not in models.names():
-        of_timm = timm_models.named(name)
-        on_hub = "/" in name and not of_timm
-        advice = f"; {hugging_face.download(name)}" if on_hub else did_you_mean(name, of_timm or models.names())
+        import timm
+
+        listed = [*models.names(), *(f"{timm_models.PREFIX}:{name}" for name in timm.list_models())]
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
                          "torchvision's classifiers (resnet50, vgg16, ...), timm:NAME, hf:PATH of a config.json, and your own "
-                         f"as module:Class{advice}")
+                         f"as module:Class{did_you_mean(name, listed)}")
     sample = inputs.parse(input_shape) or (Input((3 if spatial == 2 else 1, *[size] * spatial)),)
     shape = sample[0].shape
     channels = shape[0] if name in models.OWN and shape else models.CHANNELS

@@ -70,8 +70,8 @@ class Query:
 
     def __post_init__(self):
         """Replace names that people spell otherwise: float16 becomes fp16, ResNet-50 resnet50."""
-        spelled = {name: known(getattr(self, name), names) for name, names in CHOICES.items()}
-        vars(self).update(spelled, model=networks.spelled(self.model))
+        vars(self).update({name: known(getattr(self, name), names) for name, names in CHOICES.items()},
+                          model=networks.spelled(self.model))
 
     @property
     def batch_per_gpu(self) -> int:

@@ -9,7 +9,7 @@ import pandas as pd
 from lib.config.definitions import load_devices
 from lib.errors import InputError
 from lib.predict.advice import advise_text
-from lib.predict.advice.advise import Advice
+from lib.predict.advice.advise import Advice, advise
 from lib.predict.advice.query import CHOICES, Query
 from lib.predict.evaluation import evaluate, profiled_steps
 from lib.predict.trust import errors
@@ -24,9 +24,7 @@ _RECOMPUTED = 1e-4  # relative: the published tables hold single precision
 _RELEARNED = 0.15  # relative: trees and networks learned on another processor end elsewhere
 _MANY, _FEW, _NAMED = 10, 5, 3  # networks of a kind; of a family; how many are named
 _APART = 1.5  # times the mean error with a retained heap: the allocator matters
-_ALL = "all"  # devices
-_LABELS = {"batch_size": "batch_size (0: usual)", "threads": "threads (0: all)", "power_limit_w": "power_limit_w (0: none)"}
-_LEAST = {"gpus": 1, "instances": 1}
+_ZERO = {"batch_size": "0: the usual one", "threads": "0: all", "power_limit_w": "0: none"}  # fields of a form that may be 0
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
 _TRUST = {"device": "device", "kind": "kind", "mode": "mode", "condition": "condition", "mape_pct": "MAPE %",
@@ -242,30 +240,28 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
 # ------------------------------------------------------------------------------------------------- another question
 
 def controls(advice: Advice, devices: Sequence[str]) -> None:
-    """Show a form filled with the question of ``advice``, whose button shows the answer on one device or on all.
+    """Show a form filled with the question of ``advice``; its button shows the answer on one device, or on all ``devices``.
 
-    ``devices``: all, as ``advise`` takes them. Shows nothing in a batch run or a report.
+    Shows nothing in a batch run or a report.
     """
     if not watched():
         return
     from IPython.display import HTML, display
-    from ipywidgets import BoundedFloatText, BoundedIntText, Checkbox, Dropdown, Text, interact_manual
+    from ipywidgets import BoundedFloatText, BoundedIntText, Dropdown, interact_manual
 
     def respond(device: str, **values: Any) -> None:
         try:
-            display(HTML(table_html(*advise_text.answer(Query(**values), devices if device == _ALL else [device]))))
+            answer = advise(Query(**values), devices if device == "all" else [device], crossovers=False)
+            display(HTML(table_html(advise_text.table(answer), f"{advise_text.heading(answer)}. {answer.reason}.")))
         except InputError as error:
             print(error)
 
-    fields = {"device": Dropdown(options=list(dict.fromkeys([_ALL, *advice.table["device"], *load_devices()])))}
+    fields = {"device": Dropdown(options=list(dict.fromkeys(["all", *advice.table["device"], *load_devices()])))}
     for name, value in vars(advice.captured.query).items():
+        fields[name] = value  # a text field, or a checkbox for a boolean
         if name in CHOICES:
             fields[name] = Dropdown(options=CHOICES[name], value=value)
-        elif isinstance(value, bool):
-            fields[name] = Checkbox(value)
-        elif isinstance(value, int):
-            fields[name] = BoundedIntText(value, min=_LEAST.get(name, 0), max=1_000_000)
-        else:
-            fields[name] = BoundedFloatText(value, max=10_000) if isinstance(value, float) else Text(value)
-        fields[name].description, fields[name].style.description_width = _LABELS.get(name, name), "initial"
+        elif type(value) in (int, float):
+            kind, label = BoundedIntText if type(value) is int else BoundedFloatText, _ZERO.get(name)
+            fields[name] = kind(value, min=0 if label else 1, max=1_000_000, description=f"{name} ({label})" if label else name)
     interact_manual.options(manual_name="advise")(respond, **fields)

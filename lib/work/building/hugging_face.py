@@ -77,17 +77,13 @@ def _offline(what: str) -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def download(name: str) -> str:
-    """Return in words how to get the config of a network by its name on the hub, such as google/vit-base-patch16-224."""
-    return (f"if it is a name on the Hugging Face hub, get its config once: curl -fL --create-dirs -o {name}/{_CONFIG} "
-            f"https://huggingface.co/{name}/resolve/main/{_CONFIG}, then ask for {PREFIX}:{name}")
-
-
 def _config(place: str) -> Any:
     path = Path(place).expanduser()
     path = path / _CONFIG if path.is_dir() else path
     if not place or not path.is_file():
-        advice = f"; {download(place)}" if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", place) else ""
+        is_on_hub = re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", place)
+        advice = (f"; for a network of the Hugging Face hub, get its config once: curl -fL --create-dirs -o {place}/{_CONFIG} "
+                  f"https://huggingface.co/{place}/resolve/main/{_CONFIG}") if is_on_hub else ""
         raise InputError(f"model '{PREFIX}:{place}': {path} is missing; name a folder that holds a {_CONFIG}, or that file: "
                          f"nothing is looked up in the network{advice}")
     with _offline(f"model '{PREFIX}:{place}' cannot be read"):

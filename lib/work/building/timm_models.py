@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from lib.errors import InputError, choices
-from lib.names import did_you_mean, known
+from lib.names import did_you_mean
 from lib.work import user_code
 from lib.work.building import inputs
 
@@ -50,15 +50,6 @@ def family(name: str) -> str:
     name = name.removesuffix(MERGED)
     _stated(name)
     return timm.model_entrypoint(name).__module__.rpartition(".")[2]
-
-
-def named(name: str) -> list[str]:
-    """Return timm's network of this name with the prefix, as timm:convnext_base for timm/convnext-base; [] without one."""
-    import timm
-
-    architecture, dot, tag = name.removeprefix("timm/").partition(".")
-    found = known(architecture, timm.list_models())
-    return [f"{PREFIX}:{found}{dot}{tag}"] if timm.is_model(found) else []
 
 
 def _stated(name: str) -> dict[str, Any]:
