@@ -93,8 +93,7 @@ def names(text: str) -> list[str]:
 
 def option(name: str, text: str = "", read: Callable = str, default: object = None, **how: Any) -> Option:
     """Return an option or argument that ``read`` reads; its help is ``text`` and, where that tells none, the default."""
-    if "choices" in how and read is str:
-        read = partial(known, names=how["choices"])  # float16 is fp16
+    read = partial(known, names=how["choices"]) if "choices" in how and read is str else read  # float16 is fp16
     stated = " (default: %(default)s)" if default and "default" not in text else ""
     return (name,), {"help": text + stated, "type": read, "default": default, **how}
 

@@ -16,8 +16,7 @@ _BUDGET_S = 120.0  # of calibrate
 _DEVICES = (  # options of an answer on several devices
     option("--dtype", "int8: on this CPU, quantised", default="fp32", choices=("fp32", "bf16", "fp16", "int8")),
     option("--device", "a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
-                       "cpu@NAME); may be given again (default: all with a model)", lambda text: known(text, ["cpu"]), [],
-           action="append"),
+           "cpu@NAME); may be given again (default: all with a model)", lambda text: known(text, ["cpu"]), [], action="append"),
     flag("--no-ceilings", "measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
                           "own, nor its speed now", "--no-look"),
     flag("--json", "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too"))

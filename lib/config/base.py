@@ -73,9 +73,8 @@ class Strict(BaseModel):
             raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
-        if isinstance(value, str) and get_origin(wanted) is Literal:
-            return known(value, map(str, get_args(wanted)))  # float16 is fp16
-        return value
+        is_choice = isinstance(value, str) and get_origin(wanted) is Literal
+        return known(value, map(str, get_args(wanted))) if is_choice else value  # float16 is fp16
 
 
 def _reason(error: dict) -> str:

@@ -21,8 +21,8 @@ _LONGEST = 1000
 
 def _spelled(value: Any) -> Any:
     """Spell devices as here (GPU is cuda) and remove spaces beside commas; what is no text is refused later."""
-    parts = value.split(",") if isinstance(value, str) else ()
-    return ",".join(known(part.strip(), ("all", "auto", "cpu", "mps", "cuda")) for part in parts) if parts else value
+    usual = ("all", "auto", "cpu", "mps", "cuda")
+    return ",".join(known(name.strip(), usual) for name in value.split(",")) if isinstance(value, str) else value
 
 
 Device = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^{_DEVICE}$")]

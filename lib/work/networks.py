@@ -67,11 +67,9 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
 
 def spelled(name: str) -> str:
     """Return a name as it is spelled here: resnet50 for ResNet-50, hf:org/name for org/name, timm:NAME for timm/NAME."""
-    if ":" in name or name in definitions.workloads():
-        return name
-    if "/" in name:
+    if "/" in name and ":" not in name:
         return name.replace("/", ":", 1) if name.startswith("timm/") else f"{hugging_face.PREFIX}:{name}"
-    return known(name, [*definitions.workloads(), *models.names()])
+    return name if ":" in name else known(name, [*definitions.workloads(), *models.names()])
 
 
 def is_users(name: str) -> bool:
