@@ -3,8 +3,8 @@
 The map of the library, the lowest room first. A room imports only from rooms before it; the order within a room stands in its
 ``__init__``. The ground: the files of lib/.
 
-    ground     errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress, command_list,
-               execution
+    ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress,
+               command_list, execution
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; versions of data
                  building/ networks by name            graph/ operators of a network, counted

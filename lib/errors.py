@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lib.names import did_you_mean
+
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory", "bad_alloc")
 _BROKEN = ("unspecified launch failure", "illegal memory access", "illegal instruction", "misaligned address",
            "device-side assert", "uncorrectable ecc", "hardware stack error", "launch timed out", "gpu is lost",
@@ -100,9 +102,10 @@ def death(status: int | None) -> str:
 
 
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
-    """Return what a mapping has under a name; InputError lists the names, after ``where`` and before ``advice``."""
+    """Return what a mapping has under a name; InputError lists all names and the nearest, after ``where`` and ``advice``."""
     if name not in entries:
-        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}")
+        raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}"
+                         + did_you_mean(name, entries))
     return entries[name]
 
 

@@ -325,14 +325,14 @@ def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unk
     card = ceilings_of_a_card("compute", "L2", "device")
     assert machine_study.reached(card)["fp32_gflops"] == 48_765.4
     offered = machine_study.unlisted(card)
-    assert "no device named 'NVIDIA GeForce RTX 4080' (the nearest: NVIDIA GeForce RTX 4090" in offered["unknown"]
+    assert "no device named 'NVIDIA GeForce RTX 4080'; did you mean NVIDIA GeForce RTX " in offered["unknown"]
     path = tmp_path / "devices.yaml"
     path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered["entry"], "  "))
     listed = definitions.load_devices(path)
     assert listed["geforce-rtx-4080"].model_dump().items() >= {
         "name": "NVIDIA GeForce RTX 4080", "architecture": "ada", "multiprocessors": 76, "peak_gbps": 700,
         "peak_gflops": {"fp32": 48_800, "bf16": 97_500}, "memory_mb": 16_704, "cache_mb": 67.1}.items()
-    for module in (registry, transfer):
+    for module in (definitions, registry, transfer):
         monkeypatch.setattr(module, "load_devices", lambda: listed)
     assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
     table = advice_on("geforce-rtx-4080", "W1").table

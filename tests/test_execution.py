@@ -102,3 +102,15 @@ def test_whatever_a_notebook_started_ends_with_its_run(written, tmp_path, with_s
     finally:
         process.kill()
     until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in started), 5)
+
+
+@pytest.mark.slow
+def test_a_readers_plot_shows_after_setup_and_a_figure_of_the_notebook_shows_once(tmp_path, monkeypatch):
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    path = notebook(tmp_path / "source.ipynb", "import pandas as pd", "from lib.report.notebook import setup",
+                    "nb = setup('01_machine', {})", "nb.figure(pd.Series([1, 2]).plot().figure, 'line', 'A line.')",
+                    "pd.Series([1, 2]).plot();")
+    execute_notebook(path, tmp_path / "out.ipynb", {}, paths.ROOT, {"LIB_OUTPUT": str(tmp_path)})
+    *_, figure, own = [cell.outputs for cell in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells]
+    assert [set(output.data) for output in figure] == [{"text/html", "text/plain"}]
+    assert [set(output.data) for output in own] == [{"image/png", "text/plain"}]

@@ -144,7 +144,7 @@ def test_a_plain_config_is_checked_and_gets_its_folder_without_torch(tmp_path):
 @pytest.mark.parametrize("changes, words", [
     ({"load_pretrained": True}, "'simple_cnn' has no pretrained weights; set load_pretrained to false"),
     ({"root": "synthetic:organmnist3d", "model_flavour": "resnet18"}, "but synthetic:organmnist3d holds volumes"),
-    ({"root": "medmnist:none"}, "no dataset 'none'; there are: pathmnist"),
+    ({"root": "medmnist:none"}, "no dataset 'none' in root 'medmnist:none'; there are: pathmnist"),
     ({"root": "other:none"}, "other:none/train is no folder"),
     ({"model_flavour": "resnet5000"}, "is no folder, no torchvision classifier")])
 def test_what_exists_nowhere_is_refused_before_there_is_a_folder(changes, words):

@@ -74,7 +74,7 @@ def test_amp_is_what_the_device_computes_in_and_no_cell_is_there_twice(monkeypat
 
 
 @pytest.mark.parametrize("ask, words", [
-    ({"wanted": ["vgg19/b1/fp32"]}, "no cell vgg19/b1/fp32; there are: simple_cnn/b8/fp32"),
+    ({"wanted": ["vgg19/b1/fp32"]}, "no cell 'vgg19/b1/fp32'; there are: simple_cnn/b8/fp32"),
     ({"options": {"sauce": 1}}, "unknown name 'sauce'"), ({"options": {"batch_size": 3}}, "batch_size is no option")])
 def test_wrong_questions(ask, words):
     with refused(words):

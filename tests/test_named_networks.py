@@ -232,11 +232,11 @@ hf:{}/broken           cannot be read
 hf:{}/strange          cannot be read
 hf:{}/wrong            cannot be
 hf:{}/remote           cannot be read
-timm:convnext_tinny    timm has no network 'convnext_tinny'; the nearest: convnext_tiny
+timm:convnext_tinny    timm has no network 'convnext_tinny'; did you mean convnext_tiny
 timm:hf-hub:some/net   timm has no network
 timm:resnet50.nobodys  timm has no 'nobodys' of 'resnet50'; there are:
 resnet51               no model 'resnet51'; there are: W1
-convnext_tinny         ; the nearest: convnext_tiny
+convnext_tinny         ; did you mean convnext_tiny
 """
 
 

@@ -226,7 +226,7 @@ def test_the_verb(home, pretended):
     assert "1 of 1 cases" in output_of(*command)
     table = store.read(paths.NETWORKS / "mine/networks.parquet", "networks")
     assert table[["network", "memory", "status"]].to_numpy().tolist() == [["W6", "kept", "ok"]]
-    assert "no network W9 in the plan; there are: W6, W7" in refusal("networks", "--plan", plan, "--networks", "W9")
+    assert "no network 'W9' in the plan; there are: W6, W7" in refusal("networks", "--plan", plan, "--networks", "W9")
     elsewhere = output_of(*command, "--dry-run", "--device", "cuda:0")
     assert elsewhere == "W6 infer b1 fp32, memory default\n", "also where that GPU is not here"
 

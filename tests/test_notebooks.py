@@ -49,6 +49,7 @@ def test_every_notebook_and_workload_was_replayed_shows_figures_and_no_nan(outco
         path = REPLAYED / "executed" / f"{outcome.stem}.ipynb"
         for output in runner.outputs(path):
             assert output.get("name") != "stderr", (outcome.stem, output["text"])
+            assert "image/png" not in output.get("data", {}), f"{outcome.stem}: a figure shows twice"
             assert not re.search(r"\bnan\b", "".join(output.get("data", {}).get("text/markdown", ""))), outcome.stem
         assert sum(item["tolerance"] is not None for item in runner.keys(path).values()) >= 3, outcome.stem
         assert list((REPLAYED / "figures" / outcome.notebook).glob("*.svg")), outcome.stem
@@ -121,7 +122,9 @@ def test_measuring_in_the_notebooks_folder_gives_the_notebook_and_the_csv(tmp_pa
     papermill(tmp_path, "02_profile.ipynb", tmp_path / "out.ipynb", *"-p workload W6 -p iters 5 -p device cpu".split(),
               cwd=paths.NOTEBOOKS)
     assert (tmp_path / "data/profiles/run_W6_organmnist3d_cnn3d_cpu_train.csv").is_file()
-    printed = "".join("".join(output.get("text", "")) for output in runner.outputs(tmp_path / "out.ipynb"))
+    shown = list(runner.outputs(tmp_path / "out.ipynb"))
+    assert not any("image/png" in output.get("data", {}) for output in shown), "a figure shows twice"
+    printed = "".join("".join(output.get("text", "")) for output in shown)
     seconds, rate = re.search(r"^MEASURED_SEC=([\d.]+) IMGS_PER_SEC=([\d.]+)$", printed, re.M).groups()
     assert float(seconds) * float(rate) == pytest.approx(5 * 4, rel=0.01)
 

@@ -44,7 +44,7 @@ resnet18,,cpu,train,,
 """)
     table = questions.answer(questions.read(tmp_path / "q.csv"))
     reasons = ["", "no model 'resnet5000'", "batch_size 'two' is no whole number", "batch_size '-1' is no whole number",
-               "no fp32 model of a device 't1000'", "no mode 'fly'", "no element type 'fp7'", "input shape '3x' is none",
+               "no device 't1000'; did you mean", "no mode 'fly'", "no element type 'fp7'", "input shape '3x' is none",
                "does not run on an input of shape", "it names no model", ""]
     assert [words in error for words, error in zip(reasons, table["error"], strict=True)] == [True] * 11
     answered = table["error"] == ""
@@ -95,12 +95,12 @@ def test_the_verb_answers_into_a_new_file_with_options_as_defaults(tmp_path, mon
 
 def test_layout_and_compile_are_columns():
     table = questions.answer(of(model="resnet18", batch_size=64, dtype="fp16", device=[*["rtx-4090"] * 5, "p100-pcie-16gb"],
-                               layout=["", "channels_last", "", "nhwc", "", "channels_last"],
+                               layout=["", "channels_last", "", "hwcn", "", "channels_last"],
                                compile=["", "", "yes", "", "perhaps", ""]))
     plain, last, compiled, *wrong = table.itertuples()
     assert len({plain.predicted_ms, last.predicted_ms, compiled.predicted_ms}) == 3
     assert last.layout == "channels_last" and compiled.compile and not plain.compile
     alone = advice_on("rtx-4090", "resnet18", 64, dtype="fp16", layout="channels_last")
     assert last.predicted_ms == pytest.approx(alone.table["predicted_ms"][0])
-    reasons = ("no layout 'nhwc'", "compile 'perhaps'", "for: p100")
+    reasons = ("no layout 'hwcn'", "compile 'perhaps'", "for: p100")
     assert [words in row.error for words, row in zip(reasons, wrong, strict=True)] == [True] * 3

@@ -1,10 +1,19 @@
 """The parser of ``python -m lib`` and its exit statuses."""
 
 import argparse
+import re
 import sys
 
+from lib import __version__
 from lib.cli import dashboard, exchange, finetune, gpu, layer_power, measure, predict, report, schedule, work
 from lib.errors import InputError, printable
+from lib.names import did_you_mean
+
+_SHORT_HELP = """\
+python -m lib advise resnet50 --device t4   how long a network takes on a device, and what to change
+python -m lib run --report                  run all notebooks here and assemble the report
+python -m lib --help                        all verbs
+python -m lib VERB --help                   the options of a verb"""
 
 
 def _say(error: Exception | str) -> None:
@@ -20,11 +29,19 @@ class _Parser(argparse.ArgumentParser):
         _say(f"{message} (see {self.prog} --help)")
         self.exit(2)
 
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices)
+            raise
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m lib",
                                      description="Measure, explain, predict and place neural-network work.",
                                      epilog="Each verb has its own --help; docs/ says more, docs/glossary.md what words mean.")
+    parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for room in (measure, report, work, predict, layer_power, schedule, finetune, dashboard, exchange, gpu):
         room.add(verbs)
@@ -33,7 +50,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb; return the exit status: 0 done, 1 something failed, 2 wrong input, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments:
+        print(_SHORT_HELP)
+        return 0
+    dashed = [re.sub(r"^--[\w-]+", lambda match: match[0].replace("_", "-"), text) for text in arguments]
+    options, unknown = _parser().parse_known_args(dashed)
+    if unknown:
+        near = did_you_mean(unknown[0], re.findall(r"--[\w-]+", options.parser.format_help()))
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     try:
         status = options.call(options)
         if sys.stdout:

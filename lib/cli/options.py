@@ -5,11 +5,13 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lib import files
 from lib.errors import InputError
+from lib.names import known
 
 Option = tuple[tuple[str, ...], dict[str, Any]]  # names and keywords of add_argument
 _LONGEST_NAME = 255  # bytes
@@ -22,7 +24,7 @@ def add_verb(verbs, call: Callable[[argparse.Namespace], int | None], name: str,
     Of a list of options at most one may be given.
     """
     verb = verbs.add_parser(name, help=text, epilog=epilog)
-    verb.set_defaults(call=call)
+    verb.set_defaults(call=call, parser=verb)
     for item in options:
         group = verb.add_mutually_exclusive_group() if isinstance(item, list) else verb
         for flags, how in item if isinstance(item, list) else [item]:
@@ -91,6 +93,7 @@ def names(text: str) -> list[str]:
 
 def option(name: str, text: str = "", read: Callable = str, default: object = None, **how: Any) -> Option:
     """Return an option or argument that ``read`` reads; its help is ``text`` and, where that tells none, the default."""
+    read = partial(known, names=how["choices"]) if "choices" in how and read is str else read  # float16 is fp16
     stated = " (default: %(default)s)" if default and "default" not in text else ""
     return (name,), {"help": text + stated, "type": read, "default": default, **how}
 

@@ -9,13 +9,14 @@ from typing import Any
 from lib import paths
 from lib.cli.options import a_path, add_verb, flag, new_file, note, number, option, whole
 from lib.errors import InputError, choices, printable
+from lib.names import known
 from lib.progress import doing
 
 _BUDGET_S = 120.0  # of calibrate
 _DEVICES = (  # options of an answer on several devices
     option("--dtype", "int8: on this CPU, quantised", default="fp32", choices=("fp32", "bf16", "fp16", "int8")),
     option("--device", "a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
-                       "cpu@NAME); may be given again (default: all with a model)", default=[], action="append"),
+           "cpu@NAME); may be given again (default: all with a model)", lambda text: known(text, ["cpu"]), [], action="append"),
     flag("--no-ceilings", "measure nothing: neither the ceilings of this CPU (ten seconds, once) where it has no model of its "
                           "own, nor its speed now", "--no-look"),
     flag("--json", "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too"))
@@ -135,20 +136,16 @@ def _calibrate(options: argparse.Namespace) -> None:
         print(calibrate.summary(calibrate.calibrate(options.device, options.dtype or "fp32", options.budget_s or _BUDGET_S)))
         return
     from lib.config.definitions import load_devices
-    from lib.measure import machine
     from lib.predict import registry
     from lib.predict.cards import calibration
 
     given = {"--dtype": options.dtype, "--budget-s": options.budget_s}
     if unused := [option for option, value in given.items() if value is not None]:
         raise InputError(f"--networks measures nothing, in no element type of its own: leave out {choices(unused)}")
-    device = options.device
+    device = registry.device_id(options.device)
     if device not in load_devices():
-        where = machine.device(device)
-        if where.type != "cuda":
-            raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
-                             "or an id of params/devices.yaml")
-        device = registry.vendor_of(machine.device_name(where))
+        raise InputError(f"--networks corrects the model of a GPU, which {device} is not; name one by --device: cuda:0 "
+                         "or an id of params/devices.yaml")
     print(calibration.summary(calibration.calibrate(device, options.networks)))
 
 

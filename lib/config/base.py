@@ -4,13 +4,14 @@ import math
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from lib import csv_files, store
 from lib.errors import InputError, choices
 from lib.files import NAME
+from lib.names import did_you_mean, known
 
 
 def _no_truth(value: Any) -> Any:
@@ -73,7 +74,8 @@ class Strict(BaseModel):
             raise ValueError("is text, but arrived as a number; pass it with papermill's -r")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError("must be a finite number")
-        return value
+        is_choice = isinstance(value, str) and get_origin(wanted) is Literal
+        return known(value, map(str, get_args(wanted))) if is_choice else value  # float16 is fp16
 
 
 def _reason(error: dict) -> str:
@@ -104,8 +106,9 @@ def error_line(error: ValidationError, where: str, names: Iterable[str]) -> str:
     errors = [item for item in error.errors() if item["type"] != "too_short" or not item["input"]]  # else for wrong values
     reasons = [_reason(item) for item in errors[:_REASONS]]
     more = f"; and {len(errors) - _REASONS} more" if len(errors) > _REASONS else ""
-    known = f" (known: {choices(names)})" if any(item["type"] in _UNKNOWN for item in errors) else ""
-    return f"{where}: {'; '.join(reasons)}{more}{known}"
+    unknown = next((str(item["loc"][-1]) for item in errors if item["type"] in _UNKNOWN), "")
+    listed = f" (known: {choices(names)}){did_you_mean(unknown, names)}" if unknown else ""
+    return f"{where}: {'; '.join(reasons)}{more}{listed}"
 
 
 def build(model: type[Strict], values: Mapping[str, Any], where: str) -> Any:

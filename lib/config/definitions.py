@@ -10,6 +10,7 @@ from lib import paths
 from lib.config.base import NUMBER, Count, Positive, Strict, build, load, load_yaml, mapping, number, some, text, whole
 from lib.config.notebooks import ProfileParams, notebook_model
 from lib.errors import InputError, choices, entry
+from lib.names import words
 
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16"]
 Rate = Annotated[float, NUMBER, Field(gt=0, lt=1e8)]
@@ -23,6 +24,7 @@ class VendorDevice(Strict):
     are not stated, as is ``least_power_w``, the lowest power limit that it takes; the price is what its user pays.
     ``link_gbps`` is what the link between two boards carries each way: PCIe 3.0 x16 where it is not stated.
     ``architecture`` is the vendor's generation: chips of one are siblings, whose models stand in for one another.
+    ``aliases`` are other names that people type for this device and for no other one.
     """
 
     id: text(r"^[a-z0-9-]+$")
@@ -33,6 +35,7 @@ class VendorDevice(Strict):
     multiprocessors: Count = 0
     cache_mb: number(0) = 0.0
     architecture: text(r"^[a-z0-9-]*$") = ""
+    aliases: tuple[str, ...] = ()
     power_w: number(0) = 0.0
     least_power_w: number(0) = 0.0
     memory: Literal["gddr", "hbm"] = "gddr"
@@ -140,8 +143,15 @@ def _devices(path: Path, *_: int) -> dict[str, VendorDevice]:
 
 
 def vendor_device(device_id: str) -> VendorDevice:
-    """Return one device as its vendor states it; InputError lists the known ones."""
-    return entry(load_devices(), device_id, "device", "in params/devices.yaml")
+    """Return one device as its vendor states it, by any name of it; InputError lists all ids and the nearest."""
+    return entry(load_devices(), find_device(device_id) or device_id, "device", "in params/devices.yaml")
+
+
+def find_device(name: str) -> str:
+    """Return the id of the device whose id, name or alias has all words of a name but the maker; empty for none or several."""
+    found = {id_ for id_, device in load_devices().items()
+             for text in (id_, device.name, *device.aliases) if sorted(words(text)) == sorted(words(name))}
+    return found.pop() if len(found) == 1 else ""
 
 
 def load_scenarios(path: Path = paths.PARAMS / "scenarios.yaml") -> tuple[dict[str, JobClass], dict[str, Scenario]]:

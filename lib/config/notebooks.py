@@ -6,19 +6,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, RootModel, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, RootModel, field_validator
 
 from lib import paths
 from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, number, parse, text, whole
 from lib.errors import InputError, entry
 from lib.files import NAME
+from lib.names import known
 
 _DEVICE = r"(auto|cpu|mps|cuda(:\d{1,3})?)"
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # categories of control characters, half characters, breaks of lines
 _LONGEST = 1000
-Device = text(f"^{_DEVICE}$")
-Devices = text(f"^(all|{_DEVICE}(,{_DEVICE})*)$")
-Names = text(r"^[^,\s]+(,[^,\s]+)*$")
+
+
+def _spelled(value: Any) -> Any:
+    """Spell devices as here (GPU is cuda) and remove spaces beside commas; what is no text is refused later."""
+    usual = ("all", "auto", "cpu", "mps", "cuda")
+    return ",".join(known(name.strip(), usual) for name in value.split(",")) if isinstance(value, str) else value
+
+
+Device = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^{_DEVICE}$")]
+Devices = Annotated[str, BeforeValidator(_spelled), Field(pattern=f"^(all|{_DEVICE}(,{_DEVICE})*)$")]
+Names = Annotated[str, BeforeValidator(_spelled), Field(pattern=r"^[^,]+(,[^,]+)*$")]
 MachineName = text(r"^([A-Za-z0-9][A-Za-z0-9._-]{0,209})?$")  # of a bundle, perhaps with -v2
 FolderName = text(rf"^({NAME})?$")
 RunFolder = text(r"^(([A-Za-z0-9_][A-Za-z0-9._@-]{0,219}/)?[A-Za-z0-9_][A-Za-z0-9._@-]{0,219})?$")
@@ -108,7 +117,7 @@ class SweepParams(Sourced):
     energy_s: number(0, 600) = 0.0
     latency_type: Literal["kernel", "end_to_end", "both"] = "kernel"
     cache: Literal["warm", "cold", "both"] = "warm"
-    dtype: str = "fp32"
+    dtype: Literal["fp64", "fp32", "bf16", "fp16", "complex64"] = "fp32"
     shard: text(r"^[0-9]{1,6}/[0-9]{1,6}$") = "0/1"
     threads: Threads = 0
     timeout_s: number(above=0, most=1e5) = 60.0
@@ -159,7 +168,7 @@ class RooflineParams(Sourced):
     batch_size: whole(1, 1_000_000) = 1
     dtype: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     budget_s: number(0, 3600) = 20.0
-    vendor: text(r"^[a-z0-9-]*$") = ""
+    vendor: str = ""
     nsight: str = ""
 
 

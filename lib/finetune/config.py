@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from lib import files, paths, store
 from lib.config.base import REFUSED, Count, Positive, Seed, Strict, Threads, number, some, whole
 from lib.config.definitions import table
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.work import medmnist_files
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -166,8 +166,7 @@ class TrainConfig(Strict):
         source, _, name = self.root.partition(":")
         if source not in ("medmnist", "synthetic"):
             return ""
-        if name not in medmnist_files.info():
-            raise InputError(f"root {self.root!r}: no dataset {name!r}; there are: {choices(medmnist_files.info())}")
+        entry(medmnist_files.info(), name, "dataset", f"in root {self.root!r}")
         return name
 
     @property

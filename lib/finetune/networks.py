@@ -14,6 +14,7 @@ from lib.finetune import data
 from lib.finetune.config import Classes, TrainConfig
 from lib.finetune.transforms import Inputs
 from lib.measure import worker
+from lib.names import did_you_mean
 from lib.predict.networks import work
 from lib.predict.steps import Loop, Recipe
 from lib.work import datasets, dtypes, medmnist_files, models, networks
@@ -115,7 +116,8 @@ def _place(name: str) -> str:
         return str(folder)
     if not _HUB.fullmatch(name) or name.startswith("."):
         raise InputError(f"model_flavour {name!r} is no folder, no torchvision classifier (resnet50, ...), none of ours "
-                         f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k")
+                         f"({', '.join(models.OWN)}), nor a hub id such as google/vit-base-patch16-224-in21k"
+                         + did_you_mean(name, models.names()))
     return name
 
 

@@ -19,6 +19,7 @@ from lib import locks, store
 from lib.errors import InputError, choices, is_broken_device, is_out_of_memory, one_line
 from lib.measure import worker
 from lib.measure.gpus.card import Card, cuda_uuid, management, number_of
+from lib.names import known
 
 _INSTRUCTION_SETS = {"onednn": "ONEDNN_MAX_CPU_ISA", "aten": "ATEN_CPU_CAPABILITY", "mkl": "MKL_ENABLE_INSTRUCTIONS"}
 _INSTRUCTIONS = {"bf16": {"amx_bf16", "avx512_bf16"}, "int8": {"amx_int8", "avx512_vnni", "avx_vnni"}}
@@ -205,7 +206,8 @@ def device(wanted: str) -> torch.device:
     Raises InputError listing the devices that are here.
     """
     here = devices()
-    chosen = {"auto": here[1] if len(here) > 1 else "cpu", "cuda": "cuda:0"}.get(wanted, wanted)
+    usual = {"auto": here[1] if len(here) > 1 else "cpu", "cuda": "cuda:0", "cpu": "cpu"}
+    chosen = usual.get(known(wanted, usual), wanted)
     if chosen not in here:
         raise InputError(f"device {wanted!r} is not here; this machine has: {choices(here)} (or auto)")
     return torch.device(chosen)

@@ -1,6 +1,5 @@
 """Model files (shipped, calibrated here, of imported machines) and the devices that they predict."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +12,11 @@ import pandas as pd
 import psutil
 
 from lib import paths, store
-from lib.config.definitions import load_devices
+from lib.config.definitions import find_device, load_devices
 from lib.errors import InputError, choices
 from lib.files import until_changed
 from lib.measure import archive, machine
+from lib.names import did_you_mean, known
 from lib.predict import boards, transfer, transfer_cpu
 from lib.predict.analytic import roofline
 from lib.predict.analytic.roofline import Roof
@@ -35,7 +35,6 @@ from lib.work import dtypes
 
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
-MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that identify no card; names in an error
 DOMINANT_SHARE = 0.5  # share of the predicted time above which a resource limits the work
 MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
 
@@ -124,9 +123,9 @@ def load(path: Path) -> CostModel:
             (model.chip is None) != (of_cpu or device == ANY_GPU),
         **{f": {what} other rates than {choices(terms)}; {RETRAIN}":
            any(set(fitted.rates) != set(terms) for fitted in parts.values()) for what, parts, terms in rates}}
-    for words, holds in wrong.items():
+    for reason, holds in wrong.items():
         if holds:
-            raise InputError(f"{path}{words}")
+            raise InputError(f"{path}{reason}")
     return model
 
 
@@ -289,31 +288,31 @@ def shipped_cpu(dtype: str) -> CostModel:
 
 
 def vendor_of(name: str) -> str:
-    """Return the id in params/devices.yaml of a device by its driver's name; InputError lists the nearest names.
-
-    All words must match (an L40S is not an L4, a laptop's card not the desktop's), except the maker's, which drivers spell
-    differently.
-    """
-    ids = {device.name: device.id for device in load_devices().values()}
-    vendor = next((id_ for stated, id_ in ids.items() if _words_of(stated) == _words_of(name)), None)
-    if not vendor:
-        lower = {stated.lower(): stated for stated in ids}
-        nearest = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, _NEAREST, 0.0)]
-        raise InputError(f"params/devices.yaml has no device named {name!r} (the nearest: {choices(nearest)}), add it there; "
-                         "notebook 01_machine, with source measure, measures it and gives the entry")
+    """Return the id in params/devices.yaml of a device by its driver's name; InputError lists the nearest names."""
+    if not (vendor := find_device(name)):
+        near = did_you_mean(name, [device.name for device in load_devices().values()])
+        raise InputError(f"params/devices.yaml has no device named {name!r}{near}; add it there: notebook 01_machine, with "
+                         "source measure, measures it and gives the entry")
     return vendor
 
 
-def _listed(device: str) -> str:
-    """Return the id in params/devices.yaml of this machine's card (cuda:0); other names unchanged."""
-    if re.fullmatch(r"cuda(:\d+)?", device) and "cuda:0" in machine.devices():
+def device_id(device: str, machines: Iterable[str] = ()) -> str:
+    """Return the id of a device by any name of it, or of this machine's card (cuda:0); other names are unchanged.
+
+    Raises InputError for a card that this machine lacks, and for a name that resembles some devices.
+    """
+    device = known(device, ("cpu", "cuda"))
+    if re.fullmatch(r"cuda(:\d+)?", device):
+        if "cuda:0" not in machine.devices():
+            raise InputError(f"device {device!r}: torch finds no CUDA GPU in this machine; name a GPU of params/devices.yaml, "
+                             "such as h100-sxm or rtx-4090")
         return vendor_of(machine.device_name(machine.device(device)))
-    return device
-
-
-def _words_of(name: str) -> list[str]:
-    """Return the sorted words of a device's name without its maker: the same for A100 80GB PCIe and A100-PCIE-80GB."""
-    return sorted(set(re.findall(r"[a-z0-9.]+", name.lower())) - MAKERS)
+    if device == "cpu" or device in load_devices() or device.rpartition("@")[2] in machines:
+        return device
+    found = find_device(device)
+    if not found and (near := did_you_mean(device, ["cpu", *load_devices()]) or did_you_mean(device, machines)):
+        raise InputError(f"no device {device!r}{near} (params/devices.yaml lists all GPUs)")
+    return found or device
 
 
 def reference_cpus(dtype: str) -> list[CostModel]:
@@ -406,10 +405,11 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
     InputError for a device without a model (it lists the devices that have one, and how to calibrate), for a device named
     twice, and for a damaged file.
     """
-    devices = [_listed(device) for device in devices]
+    machines = archive.machines(imported=True)
+    devices = [device_id(device, machines) for device in devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"a device is named twice: {choices(devices)}; name each once")
-    predictors, machines, vendors = [], archive.machines(imported=True), set(load_devices())
+    predictors, vendors = [], set(load_devices())
     cards = set(card_model.files_of_cards()) if dtype in dtypes.AUTOCAST else set()
     usual = ["cpu", *sorted(({device for device, _ in model_files(shipped)} | cards) & vendors)]
     for device in devices or usual:

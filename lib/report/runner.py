@@ -18,6 +18,7 @@ from typing_extensions import TypedDict  # of pydantic; before Python 3.12 it ne
 from lib import execution, locks, paths, store
 from lib.config import base, definitions, notebooks
 from lib.errors import InputError, choices, one_line, refused
+from lib.names import did_you_mean
 from lib.report.notebook import KEYS_MIME
 
 
@@ -81,7 +82,7 @@ def plan(full: bool, names: Iterable[str], workloads: list[str], devices: list[s
     declared = {name for section in sections for name in notebooks.notebook_model(section.notebook).model_fields}
     if unknown := set(extra) - declared:
         raise InputError(f"no chosen notebook has the parameter {choices(sorted(unknown))}; "
-                         f"there are: {choices(sorted(declared))}")
+                         f"there are: {choices(sorted(declared))}{did_you_mean(min(unknown), declared)}")
     for workload in workloads:
         definitions.workload(workload)
     return [job for section in sections for job in _jobs(section, full, workloads, devices, extra)]
@@ -114,7 +115,7 @@ def execute(job: Job, folder: Path, output: Path | None = None, threads: int = 0
     ``output`` moves what the notebook writes (see LIB_OUTPUT). ``threads`` (0: as torch chooses) are for notebooks beside
     each other, whose threads would wait for one another at every barrier.
     """
-    environment = {"LIB_BATCH": "1", **({"LIB_OUTPUT": str(output)} if output else {}),
+    environment = {"LIB_BATCH": "1", "MPLBACKEND": "agg", **({"LIB_OUTPUT": str(output)} if output else {}),
                    **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     begin, reason = time.monotonic(), ""
     try:

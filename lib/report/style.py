@@ -21,11 +21,12 @@ SERIES = ("#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c")
 
 
 def use_style() -> None:
-    """Set the one style of all figures; nothing is shown by itself."""
+    """Set the one style of all figures. A notebook keeps its backend; outside of one, no window opens."""
     import matplotlib as mpl
-    import matplotlib.pyplot as plt
+    from IPython import get_ipython
 
-    plt.switch_backend("agg")
+    if get_ipython() is None:
+        mpl.use("agg")
     mpl.rcParams.update({
         "figure.figsize": (8, 3.6), "figure.dpi": 100, "savefig.bbox": "tight", "figure.constrained_layout.use": True,
         "font.size": 11, "axes.titlesize": 12, "axes.titlelocation": "left", "axes.spines.top": False,

@@ -15,6 +15,7 @@ from lib.measure import machine
 from lib.measure.ceilings import Ceilings
 from lib.measure.statistics import VERDICTS
 from lib.missing import needs
+from lib.names import MAKERS
 from lib.predict import registry
 from lib.report.plots import axes, groups
 from lib.report.sentences import KeyNumbers, Numbers
@@ -89,7 +90,7 @@ def unlisted(results: Ceilings) -> Numbers:
         registry.vendor_of(name)
         return numbers
     except InputError as error:
-        numbers["unknown"] = str(error).partition(", add it there")[0]
+        numbers["unknown"] = str(error).partition("; add it there")[0]
     if missing := {"compute", "device"} - set(results.best["level"]):
         return {**numbers, "lacking": choices(sorted(missing))}
     named = _entry(results, name)
@@ -101,7 +102,7 @@ def _entry(results: Ceilings, name: str) -> dict[str, Any]:
     device = torch.device(str(results.table["device"][0]))
     chip = machine.hardware()["gpus"][device.index or 0]
     capability = str(chip["compute_capability"])
-    id_ = "-".join(word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in registry.MAKERS)
+    id_ = "-".join(word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in MAKERS)
     best = results.best.set_index("level")
     content = {"name": name, "peak_gbps": _rounded(best.loc[["device"], "peak_gbps"].max()),
                "memory_mb": int(machine.memory_mb(str(device))), "multiprocessors": chip["multiprocessors"],

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lib.errors import InputError, choices
+from lib.names import did_you_mean
 
 CHANNELS = 3  # that torchvision's classifiers take, unless their first layer is fitted to a dataset
 
@@ -71,7 +72,8 @@ def build(name: str, channels: int, classes: int, spatial: int = 2, size: int = 
     from torchvision import models
 
     if name not in names():
-        raise InputError(f"no model {name!r}; there are: {choices(OWN)} and torchvision's classifiers (resnet50, vgg16, ...)")
+        raise InputError(f"no model {name!r}; there are: {choices(OWN)} and torchvision's classifiers (resnet50, vgg16, ...)"
+                         + did_you_mean(name, names()))
     takes, make = OWN.get(name, (2, None))
     if takes != spatial:
         raise InputError(f"model {name!r} takes {takes}D inputs, but the dataset is {spatial}D; "

@@ -1,12 +1,12 @@
 """A network by any name that a user may give: a workload, torchvision's, timm's or Hugging Face's, or a class of the user's."""
 
-import difflib
 from dataclasses import dataclass
 
 import torch
 
 from lib.config import definitions
 from lib.errors import InputError, choices
+from lib.names import did_you_mean, known
 from lib.work import models, user_code, workloads
 from lib.work.building import hugging_face, inputs, timm_models
 from lib.work.building.inputs import Input
@@ -14,7 +14,6 @@ from lib.work.building.inputs import Input
 _SIZES = {"inception_v3": 299, "vit_h_14": 224}
 _USUAL_SIZE = {2: 224, 3: 28}
 _LIBRARIES = {timm_models.PREFIX: timm_models, hugging_face.PREFIX: hugging_face}
-_NEAREST = 3  # names in an error
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     unknown name, a wrong shape or batch size, and for channels that torchvision's classifiers do not take (a workload's first
     layer is fitted to its dataset's).
     """
+    name = spelled(name)
     if batch_size < 0:
         raise InputError(f"batch size {batch_size} is negative; give 1 or more, or 0 for the usual one")
     if name in definitions.workloads():
@@ -65,6 +65,13 @@ def network(name: str, batch_size: int = 0, input_shape: str = "") -> Network:
     return Network(name, build, batch[0].shape, batch)
 
 
+def spelled(name: str) -> str:
+    """Return a name as it is spelled here: resnet50 for ResNet-50, hf:org/name for org/name, timm:NAME for timm/NAME."""
+    if "/" in name and ":" not in name:
+        return name.replace("/", ":", 1) if name.startswith("timm/") else f"{hugging_face.PREFIX}:{name}"
+    return name if ":" in name else known(name, [*definitions.workloads(), *models.names()])
+
+
 def is_users(name: str) -> bool:
     """Return whether a name is of a user's own code; whether that exists shows only when it is imported."""
     library, at, _ = name.partition(":")
@@ -76,10 +83,12 @@ def _listed(name: str, input_shape: str) -> tuple[user_code.Builder, tuple[Input
     spatial = models.OWN.get(name, (2, None))[0]
     size = _SIZES.get(name, _USUAL_SIZE[spatial])
     if name not in models.names():
-        nearest = difflib.get_close_matches(name, models.names(), _NEAREST)
+        import timm
+
+        listed = [*models.names(), *(f"{timm_models.PREFIX}:{name}" for name in timm.list_models())]
         raise InputError(f"no model {name!r}; there are: {choices(definitions.workloads())}, {choices(models.OWN)}, "
                          "torchvision's classifiers (resnet50, vgg16, ...), timm:NAME, hf:PATH of a config.json, and your own "
-                         f"as module:Class{'; the nearest: ' if nearest else ''}{choices(nearest)}")
+                         f"as module:Class{did_you_mean(name, listed)}")
     sample = inputs.parse(input_shape) or (Input((3 if spatial == 2 else 1, *[size] * spatial)),)
     shape = sample[0].shape
     channels = shape[0] if name in models.OWN and shape else models.CHANNELS

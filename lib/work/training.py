@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, entry
 from lib.work import dtypes
 from lib.work.workloads import Task
 
@@ -234,8 +234,7 @@ def _logits(output: Any) -> torch.Tensor:
 
 def check_precision(device: torch.device, precision: str) -> None:
     """Raise InputError when ``device`` cannot run a convolution forward and backward in ``precision``."""
-    if precision not in PRECISIONS:
-        raise InputError(f"no precision {precision!r}; there are: {choices(PRECISIONS)}")
+    entry(dict.fromkeys(PRECISIONS), precision, "precision")
     if precision == "fp32":
         return
     try:

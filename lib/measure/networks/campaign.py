@@ -13,7 +13,7 @@ import pandas as pd
 
 from lib import store
 from lib.config.definitions import Campaign
-from lib.errors import InputError, choices
+from lib.errors import entry
 from lib.measure import machine, speed_history
 from lib.measure.budget import Budget, interleaved
 from lib.measure.energy.trace import Energy
@@ -35,8 +35,8 @@ def cases(plan: Campaign, only: Sequence[str] = ()) -> list[tuple[Case, str]]:
     Raises InputError for a network that is not in the campaign, or does not exist (a user's network is looked up when it runs).
     """
     planned = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
-    if unknown := set(only) - set(planned):
-        raise InputError(f"no network {choices(sorted(unknown))} in the plan; there are: {choices(planned)}")
+    for name in only:
+        entry(dict.fromkeys(planned), name, "network", "in the plan")
     for name in planned:
         if not networks.is_users(name):
             networks.network(name)

@@ -15,7 +15,7 @@ from lib import locks, paths, store
 from lib.config.base import build
 from lib.config.definitions import Matrix, Workload, load_matrix, workloads
 from lib.config.notebooks import ProfileParams
-from lib.errors import InputError, choices, one_line
+from lib.errors import InputError, choices, entry, one_line
 from lib.measure import archive, machine
 from lib.measure.budget import Budget, interleaved
 from lib.measure.statistics import UNUSABLE
@@ -79,8 +79,8 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
                   "label": label}
         workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
         chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
-    if unknown := set(wanted) - {cell.name for cell in chosen}:
-        raise InputError(f"no cell {choices(sorted(unknown))}; there are: {choices(cell.name for cell in chosen)}")
+    for name in wanted:
+        entry({cell.name: cell for cell in chosen}, name, "cell")
     return [cell for cell in chosen if not wanted or cell.name in wanted]
 
 

@@ -14,8 +14,7 @@ from pydantic_core import to_jsonable_python
 from lib.errors import choices
 from lib.measure.speed_history import ELASTICITY, Speed
 from lib.predict import parallel, registry, steps, transfer_cpu
-from lib.predict.advice.advise import Advice, advise
-from lib.predict.advice.query import Query
+from lib.predict.advice.advise import Advice
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
@@ -238,12 +237,6 @@ def _step_notes(advice: Advice) -> list[str]:
                        for name, learner in learned.learners.items()]
             lines.append(f"{device}, the whole step by learners of profiles, in ms: {', '.join(learned_steps)}")
     return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
-
-
-def answer(**query) -> tuple[pd.DataFrame, str]:
-    """Return the table and the recommendation for the fields of a Query."""
-    advice = advise(Query(**query), crossovers=False)
-    return table(advice), f"{heading(advice)}. {advice.reason}."
 
 
 def on_this_cpu(predictor: registry.Predictor, times: Mapping[str, float], speed: Speed) -> Row:

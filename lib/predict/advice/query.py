@@ -15,6 +15,7 @@ from lib.errors import InputError, choices, entry
 from lib.measure import worker
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case
+from lib.names import known
 from lib.predict import boards, parallel, registry, scores, steps
 from lib.predict.analytic import roofline
 from lib.predict.cards import rows as card_rows
@@ -38,7 +39,8 @@ COLUMNS = (*"device source predicted_ms low_ms high_ms images_per_sec predicted_
 _LEAST_BATCH = 2  # a single sample runs other kernels than a batch: no line goes through it
 INT8 = "int8"  # of a quantised network, captured in fp32
 _LEAST_OF_ROOF = 0.8  # times the roofline time by stated peaks: clocks may be above the stated ones
-_DTYPES = ("fp32", *dtypes.AUTOCAST, INT8)
+CHOICES = {"mode": ops.MODES, "dtype": ("fp32", *dtypes.AUTOCAST, INT8), "layout": tuple(whole_networks.LAYOUTS),
+             "parallel": tuple(parallel.SCHEMES), "runtime": RUNTIMES}  # values that fields of a query may have
 _COUNTS = ("calls", "backward_calls", "covered")  # columns of work that do not grow with the batch
 _HOST = {"loader_wait": "loader", "h2d": "copy", "optimizer": "optimizer"}  # parts of a step that may limit it
 
@@ -65,6 +67,11 @@ class Query:
     runtime: str = RUNTIMES[0]
     threads: int = 0
     instances: int = 1
+
+    def __post_init__(self):
+        """Replace names that people spell otherwise: float16 becomes fp16, ResNet-50 resnet50."""
+        vars(self).update({name: known(getattr(self, name), names) for name, names in CHOICES.items()},
+                          model=networks.spelled(self.model))
 
     @property
     def batch_per_gpu(self) -> int:
@@ -135,7 +142,7 @@ class CapturedQuery:
     """
 
     def __init__(self, query: Query):
-        for noun, name, names in (("element type", query.dtype, _DTYPES), ("mode", query.mode, ops.MODES),
+        for noun, name, names in (("element type", query.dtype, CHOICES["dtype"]), ("mode", query.mode, ops.MODES),
                                   ("runtime", query.runtime, RUNTIMES)):
             entry(dict.fromkeys(names), name, noun)
         query.check_gpus()

@@ -13,6 +13,7 @@ import pandas as pd
 
 from lib import csv_files
 from lib.errors import InputError, choices, one_line
+from lib.names import known
 from lib.predict.advice import advise
 from lib.predict.advice.query import CapturedQuery, Query, cached_with_errors
 from lib.progress import track
@@ -88,7 +89,7 @@ def _question(number: int, row: Mapping[str, str], usual: Query) -> Question:
         error = "it names no model"
     if texts["compile"] and values["compile"] is None:
         error = f"compile {texts['compile']!r} is none of: {choices(_TRUTH)}"
-    device = values.pop("device")
+    device = known(values.pop("device"), ("cpu",))
     stated = {_NAMES.get(name, name): value for name, value in values.items() if value or value is False}
     return Question(number, replace(usual, **stated), device, error)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lib import csv_files, store
-from lib.errors import InputError, choices
+from lib.errors import InputError, choices, entry
 from lib.measure import archive
 from lib.measure.statistics import is_usable
 from lib.predict import network_training, registry, steps, training
@@ -166,9 +166,8 @@ def devices(reference: str, dtype: str) -> list[str]:
 
 def relearned(study: Evaluation, families: list[str], quick: bool) -> Relearned:
     """Learn some families again from the machine's sweeps, those of them that it has; InputError lists the families."""
-    unknown = [name for name in families if name not in baselines.FAMILIES]
-    if unknown or not families:
-        raise InputError(f"no family {choices(unknown) or '(none named)'}; there are: {choices(baselines.FAMILIES)}")
+    for name in families or [""]:
+        entry(baselines.FAMILIES, name, "family")
     table, _ = training.reference_sweeps(study.folder.parent, study.target)
     swept = [name for name in study.operators["family"].unique() if name in baselines.FAMILIES]
     wanted = {name: baselines.FAMILIES[name] for name in families if name in swept}

@@ -1,12 +1,16 @@
 """The tables of the cost model's study, as people read them, the numbers of its sentences, and its key numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lib.config.definitions import load_devices
 from lib.errors import InputError
+from lib.predict.advice import advise_text
+from lib.predict.advice.advise import Advice, advise
+from lib.predict.advice.query import CHOICES, Query
 from lib.predict.evaluation import evaluate, profiled_steps
 from lib.predict.trust import errors
 from lib.progress import watched
@@ -20,7 +24,7 @@ _RECOMPUTED = 1e-4  # relative: the published tables hold single precision
 _RELEARNED = 0.15  # relative: trees and networks learned on another processor end elsewhere
 _MANY, _FEW, _NAMED = 10, 5, 3  # networks of a kind; of a family; how many are named
 _APART = 1.5  # times the mean error with a retained heap: the allocator matters
-_CHOICES = {"mode": ("infer", "train"), "dtype": ("fp32", "bf16", "fp16")}
+_ZERO = {"batch_size": "0: the usual one", "threads": "0: all", "power_limit_w": "0: none"}  # fields of a form that may be 0
 _SHOWN = {"mape": "MAPE %", "mape_low": "from", "mape_high": "to", "median": "median %", "p90": "p90 %",
           "within_10": "within 10 %", "cover": "coverage %", "n": "n"}
 _TRUST = {"device": "device", "kind": "kind", "mode": "mode", "condition": "condition", "mape_pct": "MAPE %",
@@ -235,22 +239,29 @@ def key_numbers(study: Evaluation, relearned: pd.DataFrame, repeated: pd.DataFra
 
 # ------------------------------------------------------------------------------------------------- another question
 
-def controls(query: Mapping[str, Any], answer: Callable[..., tuple[pd.DataFrame, str]]) -> None:
-    """Show a form filled with ``query`` whose button shows the table and caption of ``answer(**values)``.
+def controls(advice: Advice, devices: Sequence[str]) -> None:
+    """Show a form filled with the question of ``advice``; its button shows the answer on one device, or on all ``devices``.
 
-    Nothing where nobody watches, as in a batch run or a report.
+    Shows nothing in a batch run or a report.
     """
     if not watched():
         return
     from IPython.display import HTML, display
-    from ipywidgets import BoundedIntText, Dropdown, interact_manual
+    from ipywidgets import BoundedFloatText, BoundedIntText, Dropdown, interact_manual
 
-    def respond(**values: Any) -> None:
+    def respond(device: str, **values: Any) -> None:
         try:
-            display(HTML(table_html(*answer(**values))))
+            answer = advise(Query(**values), devices if device == "all" else [device], crossovers=False)
+            display(HTML(table_html(advise_text.table(answer), f"{advise_text.heading(answer)}. {answer.reason}.")))
         except InputError as error:
             print(error)
 
-    interact_manual.options(manual_name="advise")(respond, **{
-        name: Dropdown(options=_CHOICES[name], value=value) if name in _CHOICES else
-        BoundedIntText(value or 1, min=1, max=4096) if isinstance(value, int) else value for name, value in query.items()})
+    fields = {"device": Dropdown(options=list(dict.fromkeys(["all", *advice.table["device"], *load_devices()])))}
+    for name, value in vars(advice.captured.query).items():
+        fields[name] = value  # a text field, or a checkbox for a boolean
+        if name in CHOICES:
+            fields[name] = Dropdown(options=CHOICES[name], value=value)
+        elif type(value) in (int, float):
+            kind, label = BoundedIntText if type(value) is int else BoundedFloatText, _ZERO.get(name)
+            fields[name] = kind(value, min=0 if label else 1, max=1_000_000, description=f"{name} ({label})" if label else name)
+    interact_manual.options(manual_name="advise")(respond, **fields)

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ from lib.work.building import inputs
 from lib.work.building.inputs import FLOAT, Input
 
 PREFIX = "hf"
-_CONFIG = "config.json"
+_CONFIG, _HUB_NAME = "config.json", r"\w[\w.-]*(/[\w.-]+)?"
 _TOKENS, _SAMPLES, _IMAGE = 128, 16_000, 224  # of a sample where nothing is asked for: tokens, one second of sound, pixels
 _POSITIONS = ("max_position_embeddings", "n_positions")
 _IMAGES_AS_TOKENS = ("image_token_id", "image_token_index", "image_token")  # pictures lie between the words, by value
@@ -80,8 +81,10 @@ def _config(place: str) -> Any:
     path = Path(place).expanduser()
     path = path / _CONFIG if path.is_dir() else path
     if not place or not path.is_file():
+        advice = (f"; for a network of the Hugging Face hub, get its config once: curl -fL --create-dirs -o {place}/{_CONFIG} "
+                  f"https://huggingface.co/{place}/resolve/main/{_CONFIG}") if re.fullmatch(_HUB_NAME, place) else ""
         raise InputError(f"model '{PREFIX}:{place}': {path} is missing; name a folder that holds a {_CONFIG}, or that file: "
-                         "nothing is looked up in the network")
+                         f"nothing is looked up in the network{advice}")
     with _offline(f"model '{PREFIX}:{place}' cannot be read"):
         from transformers import AutoConfig
 

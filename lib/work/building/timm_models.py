@@ -1,17 +1,16 @@
 """Networks of timm by name, without their published weights, for the input that timm states of them."""
 
-import difflib
 from typing import Any
 
 from torch import nn
 
 from lib.errors import InputError, choices
+from lib.names import did_you_mean
 from lib.work import user_code
 from lib.work.building import inputs
 
 PREFIX = "timm"
 MERGED = "+merged"  # behind a name: parallel branches are one convolution each, as timm's benchmark.py --reparam runs it
-_NEAREST, _LEAST_ALIKE = 3, 0.3
 _SAMPLE = 3  # channels, height, width
 
 
@@ -59,9 +58,7 @@ def _stated(name: str) -> dict[str, Any]:
 
     architecture, _, tag = name.partition(".")
     if not timm.is_model(name):
-        names = timm.list_models()
-        nearest = difflib.get_close_matches(architecture, names, _NEAREST, _LEAST_ALIKE) or names[:_NEAREST]
-        raise InputError(f"timm has no network {name!r}; the nearest: {choices(nearest)}")
+        raise InputError(f"timm has no network {name!r}{did_you_mean(architecture, timm.list_models())}")
     try:
         stated = timm.get_pretrained_cfg(name)
     except RuntimeError:

@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 
-from lib.errors import InputError, choices
+from lib.errors import InputError, entry
 from lib.schedule import bounds, energy
 from lib.schedule.policies import colocation
 from lib.schedule.policies.baselines import MATCHED, MatchingPlan, affinity, matching, short_and_apt
@@ -44,8 +44,7 @@ class HybridMemory:
 
 def check_objective(objective: str) -> None:
     """Raise InputError for an objective that is not one of OBJECTIVES."""
-    if objective not in OBJECTIVES:
-        raise InputError(f"no objective {objective!r}; there are: {choices(OBJECTIVES)}")
+    entry(dict.fromkeys(OBJECTIVES), objective, "objective")
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS,
