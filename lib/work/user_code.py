@@ -53,6 +53,12 @@ def running(what: str) -> Iterator[None]:
                     put(value)
 
 
+def in_mode(model: nn.Module, training: bool) -> nn.Module:
+    """Put a network into training or evaluation mode and return it: a ``train`` of the network's may return nothing."""
+    model.train(training)
+    return model
+
+
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
     """Keep users' code from ending this process behind Python's back, and from going on in two of them: each is an error."""

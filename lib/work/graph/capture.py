@@ -5,7 +5,7 @@ Tensors are fake (shape, strides and dtype without storage), so nothing is compu
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from lib.work.networks import Network
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
               "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
+_UNRECORDED = "does not require grad"  # of torch's error where a network differentiates under no_grad
 
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
@@ -72,7 +73,8 @@ def first_tensor(output: Any) -> torch.Tensor:
 class _Setup:
     """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device.
 
-    ``root`` is the name of the network as a layer, so that its own operators are told from the loss.
+    ``root`` is the name of the network as a layer, so that its own operators are told from the loss. ``grad``: inference with
+    gradients recorded, for a network that differentiates by its inputs.
     """
 
     mode: str
@@ -82,6 +84,7 @@ class _Setup:
     autocast: str = ""
     device: str = "cpu"
     root: str = ""
+    grad: bool = False
 
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", name: str = "the network",
@@ -132,30 +135,34 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     try:
         return _recorded(model, batch, setup, name, {})
     except InputError as error:
+        if setup.mode == "infer" and not setup.grad and _UNRECORDED in str(error):
+            return _captured(model, batch, replace(setup, grad=True), name, real)
         if real is None or not values.missing(error):
             raise
         weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         if weights > values.MOST_BYTES:
             raise InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them") from error
-    return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
+    return _recorded(model, batch, setup, name,
+                     values.of_a_run(real, batch, setup.mode == "train", name, setup.mode == "train" or setup.grad))
 
 
 def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: values.Values) -> Graph:
-    recorder, given = Recorder(), None
+    recorder, given, drawn = Recorder(), None, []
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(setup.device), values.answering(answers):
+                cuda_kernels.chosen(setup.device), values.answering(answers), values.seeded() as drawn:
             given = [torch.empty(item.shape, dtype=getattr(torch, setup.dtype if item.dtype == FLOAT else item.dtype),
                                  memory_format=torch.channels_last if setup.channels_last and item.is_picture else
                                  torch.contiguous_format) for item in batch]
-            output = _run(model.train(setup.mode == "train"), given, batch, recorder, setup)
+            output = _run(user_code.in_mode(model, setup.mode == "train"), given, batch, recorder, setup)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
         parameters = list(model.parameters())
         return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                      recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
-                     tuple(p.numel() for p in parameters if p.requires_grad), values.places(answers),
+                     tuple(p.numel() for p in parameters if p.requires_grad),
+                     (*values.places(answers), *dict.fromkeys(drawn)),
                      setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
@@ -184,19 +191,22 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
     # also the tensors in plain attributes of modules, in lists and dictionaries
-    buffers = [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
+    buffers = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
     for kind, tensors in (("parameter", model.parameters()), ("buffer", buffers), ("input", given)):
         for tensor in tensors:
             recorder.enter(tensor, kind)
     placed, named = inputs.arguments(given, batch)
-    if not model.training:
-        with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \
+    if setup.mode == "infer":
+        with torch.set_grad_enabled(setup.grad), named_modules(model, recorder, setup.root), recorder, \
                 autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
     def lost() -> tuple[torch.Tensor, Shape]:
         with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
+            if not output.requires_grad:
+                raise RuntimeError("no gradient reaches its output, which is computed under no_grad or inference_mode, or is "
+                                   "detached; ask for inference")
             return default_loss(output), tuple(output.shape)
 
     stepper = OPTIMIZERS[setup.optimizer](model.parameters()) if setup.optimizer else None

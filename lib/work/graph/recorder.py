@@ -1,4 +1,8 @@
-"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
+"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it.
+
+Sparse matrices that the network holds stay real: fake ones would not know how many elements they store. Operators of them
+alone are computed, so that their results know it too; a product of one with a fake matrix is a fake matrix.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -14,6 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lib.work.graph.ops import Op, TensorSpec
 
 _NOT_WORK = ("prim.", "profiler.", "prims.")
+_PRODUCTS = ("mm", "addmm", "mv", "addmv")  # of a sparse matrix they are other operators than of dense ones
+_ZERO = "aten._efficientzerotensor.default"  # zeros that torch knows as such, and skips what they would be multiplied with
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
 
 
@@ -28,6 +35,26 @@ def _frozen(value: Any) -> Any:
     return value
 
 
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout != torch.strided
+
+
+def _is_composite(func: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _stored(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the elements that a real sparse tensor stores, and their bytes with those of the indices."""
+    with unset_fake_temporarily():
+        if tensor.layout == torch.sparse_coo:
+            values, parts = tensor._values(), [tensor._indices()]
+        else:
+            by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+            parts = [tensor.crow_indices(), tensor.col_indices()] if by_rows else [tensor.ccol_indices(), tensor.row_indices()]
+            values = tensor.values()
+    return values.numel(), sum(part.numel() * part.itemsize for part in (values, *parts))
+
+
 class Recorder(TorchDispatchMode):
     """Lists every operator below autograd, the storages it touches and the module that called for it."""
 
@@ -38,13 +65,19 @@ class Recorder(TorchDispatchMode):
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
         self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
+        self._sparse: dict[int, tuple[torch.Tensor, tuple[int, int], str]] = {}
         self.bytes: Counter[str] = Counter()  # of the storages of each kind
         self._alive: dict[int, StorageWeakRef] = {}
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
     def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
-        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
+        """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``.
+
+        A real sparse tensor is kept beside, by what it stores.
+        """
+        if _is_sparse(tensor):
+            return self._enter_sparse(tensor, kind)
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -53,9 +86,21 @@ class Recorder(TorchDispatchMode):
             self.bytes[kind] += storage.nbytes()
         return self._storages[key]
 
+    def _enter_sparse(self, tensor: torch.Tensor, kind: str) -> tuple[tuple[int, int], str]:
+        """Return what a sparse tensor stores, and its kind; the reference keeps its id from being used again."""
+        if id(tensor) not in self._sparse:
+            stored = (-1, -1) if isinstance(tensor, FakeTensor) else _stored(tensor)
+            self._sparse[id(tensor)] = tensor, stored, kind
+            self.bytes[kind] += max(0, stored[1])
+        return self._sparse[id(tensor)][1:]
+
     def _spec(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
+        if _is_sparse(value):
+            stored, kind = self.enter(value, "activation")
+            dtype = str(value.dtype).removeprefix("torch.")
+            return TensorSpec(tuple(value.shape), (1,) * value.dim(), dtype, kind=kind, sparse=stored)
         number, kind, _ = self.enter(value, "activation")
         return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
 
