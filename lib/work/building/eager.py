@@ -7,16 +7,18 @@ eager definition, so autograd and the capture see the operators inside, and a va
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 _DEFINED = frozenset(("while_loop", "map_impl", "associative_scan", "flex_attention", "hints_wrapper", "out_dtype",
                       "auto_functionalized", "auto_functionalized_v2"))  # torch's own definition runs under any mode
-_usual = HigherOrderOperator.dispatch
+_usual, _usual_padding = HigherOrderOperator.dispatch, torch._VF._pad_packed_sequence
 
 
 def _scan(combine: Callable, init: Any, items: Any, additional: Any, **_: Any) -> Any:
@@ -30,6 +32,23 @@ _DEFINITIONS: dict[str, Callable] = {
     "switch": lambda index, branches, operands: branches[min(max(int(index), 0), len(branches) - 1)](*operands),
     "scan": _scan, "invoke_subgraph": lambda function, _, *operands: function(*operands),
     "strict_mode": lambda function, operands: function(*operands)}
+
+
+def _pad_packed(data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, length: int) -> Any:
+    """Pad a packed sequence as torch does, whose own code reads and writes memory; ``sizes``: of each step, with values."""
+    if not isinstance(data, FakeTensor):
+        return _usual_padding(data, sizes, batch_first, padding, length)
+    with unset_fake_temporarily():
+        steps = sizes.tolist()
+    out = torch.full((max(length, len(steps)), steps[0], *data.shape[1:]), padding, dtype=data.dtype)
+    step = first = 0
+    for size, run in groupby(steps):
+        count = len(list(run))
+        piece = data[first:first + size * count].view(count, size, *data.shape[1:])
+        out[step:step + count, :size] = piece
+        step, first = step + count, first + size * count
+    lengths = torch.tensor([sum(size > row for size in steps) for row in range(steps[0])])
+    return out.transpose(0, 1) if batch_first else out, lengths
 
 
 def _dispatch(operator: HigherOrderOperator, /, key: DispatchKey, *args: Any, **kwargs: Any) -> Any:
@@ -54,6 +73,7 @@ def running() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
         stack.enter_context(patch.object(HigherOrderOperator, "dispatch", _dispatch))
+        stack.enter_context(patch.object(torch._VF, "_pad_packed_sequence", _pad_packed))
         if "torch._dynamo.eval_frame" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

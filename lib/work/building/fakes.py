@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -59,10 +60,12 @@ def copying() -> FakeCopyMode:
 
 
 class _Copying(FakeCopyMode):
-    """Makes fake copies of real tensors; fake ones and sparse ones are shared: a fake sparse tensor would not know its size."""
+    """Makes fake copies of real tensors; fake, lazy and sparse ones are shared: capture changes none of them."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.__deepcopy__ and (isinstance(args[0], FakeTensor) or args[0].layout != torch.strided):
+        shared = func is torch.Tensor.__deepcopy__ and (
+            isinstance(args[0], FakeTensor) or is_lazy(args[0]) or args[0].layout != torch.strided)
+        if shared:
             return args[1].setdefault(id(args[0]), args[0])
         return super().__torch_function__(func, types, args, kwargs)
 

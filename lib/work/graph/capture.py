@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from lib.errors import InputError, choices
@@ -29,10 +31,16 @@ _UNRECORDED = "does not require grad"  # of torch's error where a network differ
 
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
-    """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared."""
+    """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared.
+
+    Transformer encoders keep padded tokens: whether torch leaves them out, as nested tensors, depends on values of the mask.
+    """
     done = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:  # a fake one would not know what it stores
+            with unset_fake_temporarily():
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
         as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()
         if as_it_is and isinstance(tensor, FakeTensor) and not channels_last:
             return tensor
@@ -44,6 +52,8 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
         return done[id(tensor)]
 
     for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
         for tensors in (module._parameters, module._buffers):
             tensors.update({name: convert(tensor) for name, tensor in tensors.items() if tensor is not None})
     return model
@@ -99,14 +109,15 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     computes nothing or hides what it computes.
     """
     setup = _Setup(mode, optimizer, **how)
-    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name)
+    batch = (Input(tuple(shape)),)
+    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name, batch)
     real = None if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()) else partial(copy.deepcopy, model)
-    return _captured(fake, (Input(tuple(shape)),), setup, name, real)
+    return _captured(fake, batch, setup, name, real)
 
 
 def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
     """Build a network of fake tensors alone: what ``of_network`` captures several times."""
-    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
+    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}", network.batch)
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
@@ -178,10 +189,28 @@ def _copied(model: nn.Module, name: str) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Module:
+def _initialised(model: nn.Module, batch: Sequence[Input], name: str) -> None:
+    """Run a network on fake inputs, so that its lazy modules make their parameters, as fake ones."""
+    held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
+
+    def materialise(lazy: torch.Tensor, shape: Shape, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        new = torch.empty(shape, dtype=dtype or lazy.dtype)
+        new = nn.Parameter(new, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else new
+        for tensors in held:
+            tensors.update({name: new for name, tensor in tensors.items() if tensor is lazy})
+
+    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
+            patch.object(UninitializedTensorMixin, "materialize", materialise), torch.no_grad():
+        placed, named = inputs.arguments([torch.empty(item.shape, dtype=getattr(torch, item.dtype)) for item in batch], batch)
+        user_code.in_mode(model, False)(*placed, **named)
+
+
+def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str, batch: Sequence[Input]) -> nn.Module:
     """Return a network with fake tensors alone, see ``_converted``; InputError where it hides what it computes."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        _initialised(model, batch, name)
     with user_code.running(f"{name} cannot be captured"), fakes.active():
         return _converted(model, getattr(torch, dtype), channels_last)
 

@@ -17,7 +17,7 @@ class TensorSpec:
     """What an operator is given or gives: shape, strides, dtype; and, not compared, which storage and of what kind.
 
     ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown. ``sparse``: the
-    elements that a sparse tensor stores, and their bytes with those of the indices; (-1, -1) where they depend on values.
+    elements that a sparse tensor stores, and their bytes with those of the indices; (0, 0) where they depend on values.
     """
 
     shape: Shape

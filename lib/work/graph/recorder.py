@@ -1,8 +1,4 @@
-"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it.
-
-Sparse matrices that the network holds stay real: fake ones would not know how many elements they store. Operators of them
-alone are computed, so that their results know it too; a product of one with a fake matrix is a fake matrix.
-"""
+"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,16 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lib.work.graph import counts, sparse
 from lib.work.graph.ops import Op, TensorSpec
 
 _NOT_WORK = ("prim.", "profiler.", "prims.")
-_PRODUCTS = ("mm", "addmm", "mv", "addmv")  # of a sparse matrix they are other operators than of dense ones
-_ZERO = "aten._efficientzerotensor.default"  # zeros that torch knows as such, and skips what they would be multiplied with
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
 
 
@@ -35,24 +30,8 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout != torch.strided
-
-
 def _is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
-def _stored(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the elements that a real sparse tensor stores, and their bytes with those of the indices."""
-    with unset_fake_temporarily():
-        if tensor.layout == torch.sparse_coo:
-            values, parts = tensor._values(), [tensor._indices()]
-        else:
-            by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-            parts = [tensor.crow_indices(), tensor.col_indices()] if by_rows else [tensor.ccol_indices(), tensor.row_indices()]
-            values = tensor.values()
-    return values.numel(), sum(part.numel() * part.itemsize for part in (values, *parts))
 
 
 class Recorder(TorchDispatchMode):
@@ -65,19 +44,22 @@ class Recorder(TorchDispatchMode):
         self.phase = "forward"
         self._by_node: dict[int, str] = {}
         self._storages: dict[int, tuple[int, str, StorageWeakRef]] = {}
-        self._sparse: dict[int, tuple[torch.Tensor, tuple[int, int], str]] = {}
+        self._stored = sparse.Stored()
         self.bytes: Counter[str] = Counter()  # of the storages of each kind
         self._alive: dict[int, StorageWeakRef] = {}
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
-    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef | None]:
         """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``.
 
-        A real sparse tensor is kept beside, by what it stores.
+        A sparse tensor has none: it is known by its id.
         """
-        if _is_sparse(tensor):
-            return self._enter_sparse(tensor, kind)
+        if tensor.layout != torch.strided:
+            if -id(tensor) not in self._storages:
+                self._storages[-id(tensor)] = (-1, kind, None)
+                self.bytes[kind] += self._stored.of(tensor)[1]
+            return self._storages[-id(tensor)]
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -86,23 +68,14 @@ class Recorder(TorchDispatchMode):
             self.bytes[kind] += storage.nbytes()
         return self._storages[key]
 
-    def _enter_sparse(self, tensor: torch.Tensor, kind: str) -> tuple[tuple[int, int], str]:
-        """Return what a sparse tensor stores, and its kind; the reference keeps its id from being used again."""
-        if id(tensor) not in self._sparse:
-            stored = (-1, -1) if isinstance(tensor, FakeTensor) else _stored(tensor)
-            self._sparse[id(tensor)] = tensor, stored, kind
-            self.bytes[kind] += max(0, stored[1])
-        return self._sparse[id(tensor)][1:]
-
     def _spec(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if _is_sparse(value):
-            stored, kind = self.enter(value, "activation")
-            dtype = str(value.dtype).removeprefix("torch.")
-            return TensorSpec(tuple(value.shape), (1,) * value.dim(), dtype, kind=kind, sparse=stored)
         number, kind, _ = self.enter(value, "activation")
-        return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.layout != torch.strided:
+            return TensorSpec(tuple(value.shape), (1,) * value.dim(), dtype, number, kind, self._stored.of(value))
+        return TensorSpec(tuple(value.shape), tuple(value.stride()), dtype, number, kind)
 
     def sweep(self) -> None:
         """Write down which storages died since the last operator: as in the real run, Python's references decide."""
@@ -130,6 +103,16 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_NOT_WORK) or name == _READS:
             return func(*args, **kwargs)
+        if sparse.is_constant((args, kwargs)):
+            with unset_fake_temporarily():
+                return self._record(name, func, args, kwargs)
+        if _is_composite(func) and not counts.is_known(func.__name__.partition(".")[0]):
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self._record(name, func, args, kwargs)
+
+    def _record(self, name: str, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run an operator and list it; one without any tensor is no work of a device."""
         self.sweep()
         module, phase = self._where()
         given, named = list(args), dict(kwargs)
@@ -139,11 +122,16 @@ class Recorder(TorchDispatchMode):
             given.append(named.pop(argument.name, argument.default_value))
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
+        args, kwargs = sparse.without_views((args, kwargs))
         out = func(*args, **kwargs)
+        self._stored.follow(func.__name__.partition(".")[0], (args, kwargs), out)
         before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.ops.append(Op(name, given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase))
+        op = Op(sparse.renamed(name, (args, kwargs)), given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase)
+        if not (op.tensors or leaves):
+            return out
+        self.ops.append(op)
         made = {}  # the storages that are new; sizes are those of the whole storage
-        for storage in (leaf.untyped_storage() for leaf in leaves):
+        for storage in (leaf.untyped_storage() for leaf in leaves if leaf.layout == torch.strided):
             number, _, reference = self._storages[storage._cdata]
             if number >= before:
                 made[number], self._alive[number] = storage.nbytes(), reference
