@@ -124,7 +124,7 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Let networks show their operators, and convert modules of fake tensors, to half precision say, while they are built or run."""
+    """Let networks show their operators, and convert modules of fake tensors, to half precision say, while built or run."""
     with eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
         yield
 

@@ -16,6 +16,7 @@ _SIZES = r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){0,5}"
 _SAMPLE = re.compile(rf"(?P<sizes>{_SIZES})?(:(?P<dtype>[a-z0-9]+))?")
 _FILES = (".yaml", ".yml")
 _WHOLE = ("int64", "int32", "int16", "int8", "uint8", "bool")
+_ENTRY = "."  # between the name of an argument that is a dictionary and that of an entry
 FLOAT = "float32"  # of an input that follows the element type which is asked for
 
 
@@ -23,7 +24,8 @@ FLOAT = "float32"  # of an input that follows the element type which is asked fo
 class Input:
     """One input: its shape (in a Network the batch first), torch's element type, and the argument's name (empty: by its place).
 
-    One of FLOAT has the element type that is asked for. ``below``: whole numbers of a real run are drawn from 0 up to it.
+    An argument that is a dictionary has an input for each entry, named ``argument.entry``. One of FLOAT has the element type
+    that is asked for. ``below``: whole numbers of a real run are drawn from 0 up to it.
     """
 
     shape: tuple[int, ...]
@@ -61,14 +63,18 @@ class Input:
 def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     """Return the inputs of one sample that a text means: 3x224x224, 512:int64, a YAML file of several; none where it is empty.
 
-    The file maps names of arguments to such texts. ``usual`` is the element type where none is stated. Raises InputError for
-    what is none.
+    The file maps names of arguments to such texts, or to a mapping of them: an argument that is a dictionary. ``usual`` is the
+    element type where none is stated. Raises InputError for what is none.
     """
     if not text:
         return ()
     named = mapping(load_yaml(Path(text)), text) if text.endswith(_FILES) else {"": text}
     if not named:
         raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
+    for name, value in list(named.items()):
+        if isinstance(value, dict):
+            del named[name]
+            named |= {f"{name}{_ENTRY}{key}": item for key, item in value.items()}
     return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in named.items())
 
 
@@ -84,8 +90,16 @@ def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
 
 def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
     """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places."""
-    pairs = list(zip(values, inputs, strict=True))
-    return [value for value, entry in pairs if not entry.name], {entry.name: value for value, entry in pairs if entry.name}
+    placed, named = [], {}
+    for value, given in zip(values, inputs, strict=True):
+        name, is_entry, key = given.name.partition(_ENTRY)
+        if is_entry:
+            named.setdefault(name, {})[key] = value
+        elif name:
+            named[name] = value
+        else:
+            placed.append(value)
+    return placed, named
 
 
 def described(values: Sequence[Input]) -> str:

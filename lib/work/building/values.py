@@ -145,17 +145,19 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
 @contextmanager
 def seeded() -> Iterator[list[str]]:
     """Seed Python's and NumPy's random numbers meanwhile; what draws some is in the list afterwards."""
-    drawn, before = [], (random.getstate(), np.random.get_state(legacy=False))
+    drawn, before, legacy = [], random.getstate(), np.random.mtrand._rand  # what np.random.rand and others draw from
+    legacy_before = legacy.get_state()
 
     def entropy(count: int) -> bytes:
         drawn.append(_DRAWN)
         return bytes(count)
 
-    def states() -> str:
-        return repr((random.getstate(), {**np.random.get_state(legacy=False)["state"], "key": np.random.get_state()[1].tobytes()}))
+    def states() -> tuple:
+        _, keys, *rest = legacy.get_state()
+        return random.getstate(), keys.tobytes(), rest
 
     random.seed(0)
-    np.random.seed(0)
+    legacy.seed(0)
     start = states()
     try:
         with patch.object(random, "_urandom", entropy):  # seeds of NumPy's generators and of SystemRandom
@@ -163,22 +165,23 @@ def seeded() -> Iterator[list[str]]:
     finally:
         if states() != start:
             drawn.append(_DRAWN)
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        random.setstate(before)
+        legacy.set_state(legacy_before)
 
 
-def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str, grad: bool | None = None
+def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str, grad: bool = False
              ) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
-    ``grad``: whether gradients are recorded, as ``training`` says unless given. Raises InputError where it does not run within LONGEST_S and half of the memory that is free.
+    ``grad``: whether torch records what gradients need. Raises InputError where it does not run within LONGEST_S and half of
+    the memory that is free.
     """
     noting = _Noting()
     with user_code.running(f"{name} does not run on {inputs.described(batch)}"), _bounded(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = user_code.in_mode(build(), training)
         placed, named = inputs.arguments([item.made(torch.device("cpu")) for item in batch], batch)
-        with torch.set_grad_enabled(training if grad is None else grad), patch.object(torch.Tensor, "tolist", _one_by_one), \
+        with torch.set_grad_enabled(grad), patch.object(torch.Tensor, "tolist", _one_by_one), \
                 fakes.running(), seeded(), noting:
             model(*placed, **named)
     return noting.values

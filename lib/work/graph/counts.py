@@ -15,21 +15,22 @@ from lib.work.graph.ops import Op, TensorSpec
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
     empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes
-    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj indices values _indices _values
-    crow_indices col_indices ccol_indices row_indices _sparse_coo_tensor_with_dims_and_tensors _efficientzerotensor is_same_size
-    _has_same_storage_numel _coalesced_""".split())
-FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor arange "
-                  "_new_zeros_with_same_feature_meta".split())
+    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj indices values
+    _indices _values crow_indices col_indices ccol_indices row_indices _sparse_coo_tensor_with_dims_and_tensors _coalesced_
+    _efficientzerotensor is_same_size _has_same_storage_numel""".split())
+FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor "
+                  "arange _new_zeros_with_same_feature_meta".split())
 COPIES = frozenset("""clone copy_ _to_copy roll constant_pad_nd slice_backward select_backward repeat cat stack flip contiguous
     lift_fresh_copy slice_scatter index index_put index_put_ index_select embedding embedding_dense_backward gather
-    _pack_padded_sequence _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
+    _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
 # copies beside those of the family: 0 FLOPs, other sizes in than out, or places by value
 MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d scatter scatter_ index_copy index_copy_ masked_scatter
     masked_scatter_ take tril tril_ triu triu_ index_fill index_fill_ masked_select diag_embed im2col reflection_pad1d
     reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_unshuffle
     select_scatter diagonal_scatter as_strided_scatter complex view_as_complex real imag _conj _conj_physical
-    resolve_conj select_copy _to_dense tril_indices triu_indices linspace eye diagonal_backward""".split())
+    resolve_conj tril_indices triu_indices linspace eye diagonal_backward select_copy _to_dense
+    _pack_padded_sequence""".split())
 RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_ "
                    "randint randint_like randperm".split())
 _OVERWRITES = (FILLS | RANDOM | {"copy_"}) - {"native_dropout"}
@@ -43,7 +44,8 @@ def _costs(names: dict[int, str]) -> dict[str, int]:
 PER_OUTPUT = _costs({
     1: """add sub rsub mul div neg abs sqrt exp log reciprocal square pow maximum minimum clamp_min clamp_max eq ne gt lt
         ge le where masked_fill logical_not logical_and bitwise_not sign relu tanh threshold erf threshold_backward
-        bernoulli uniform normal exponential rand randn rand_like randn_like random randint randint_like randperm sin cos tan asin acos atan atan2
+        bernoulli uniform normal exponential rand randn rand_like randn_like random randint randint_like randperm
+        sin cos tan asin acos atan atan2
         sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc erfinv floor ceil round trunc frac fmod remainder
         floor_divide logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
         isnan isinf isfinite isposinf isneginf hypot sgn copysign heaviside fmax fmin nextafter positive sinc digamma
@@ -233,7 +235,8 @@ def _formula(short: str) -> Callable[[Op], int] | None:
 
 def _other(op: Op) -> Callable[[Op], int] | None:
     """Return the formula of what ``op`` computes beside its multiply-adds; None where that is not known."""
-    return None if op.short not in VIEWS and (0, 0) in (spec.sparse for spec in (*op.tensors, *op.outputs)) else _formula(op.short)
+    is_hidden = any(spec.sparse == (-1, -1) for spec in (*op.tensors, *op.outputs))  # how much it stores depends on values
+    return _formula(op.short) if op.short in VIEWS or not is_hidden else None
 
 
 def is_known(short: str) -> bool:

@@ -16,8 +16,9 @@ Shape = tuple[int, ...]
 class TensorSpec:
     """What an operator is given or gives: shape, strides, dtype; and, not compared, which storage and of what kind.
 
-    ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown. ``sparse``: the
-    elements that a sparse tensor stores, and their bytes with those of the indices; (0, 0) where they depend on values.
+    ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown. ``sparse``:
+    the elements that a sparse tensor stores, and their bytes with those of the indices; (-1, -1) where
+    they depend on values: then all count.
     """
 
     shape: Shape
@@ -30,7 +31,7 @@ class TensorSpec:
     @property
     def elements(self) -> int:
         """Return the number of elements, of a sparse tensor those that it stores."""
-        return self.sparse[0] if self.sparse else prod(self.shape)
+        return self.sparse[0] if self.sparse and self.sparse[0] >= 0 else prod(self.shape)
 
     @property
     def itemsize(self) -> int:
@@ -40,7 +41,7 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """Return the bytes of the distinct elements: a dimension of stride 0 (an expanded one) counts once."""
-        if self.sparse:
+        if self.sparse and self.sparse[1] >= 0:
             return self.sparse[1]
         return prod(size for size, step in zip(self.shape, self.stride, strict=True) if step) * self.itemsize
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ def _frozen(value: Any) -> Any:
     return value
 
 
+@cache
 def _is_composite(func: Any) -> bool:
+    """Return whether an operator is made of others, and its own FLOPs are not known: few are seen below autograd."""
+    if counts.is_known(func.__name__.partition(".")[0]):
+        return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -58,7 +63,7 @@ class Recorder(TorchDispatchMode):
         if tensor.layout != torch.strided:
             if -id(tensor) not in self._storages:
                 self._storages[-id(tensor)] = (-1, kind, None)
-                self.bytes[kind] += self._stored.of(tensor)[1]
+                self.bytes[kind] += max(0, self._stored.of(tensor)[1])
             return self._storages[-id(tensor)]
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -103,16 +108,17 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_NOT_WORK) or name == _READS:
             return func(*args, **kwargs)
-        if sparse.is_constant((args, kwargs)):
-            with unset_fake_temporarily():
-                return self._record(name, func, args, kwargs)
-        if _is_composite(func) and not counts.is_known(func.__name__.partition(".")[0]):
+        if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        return self._record(name, func, args, kwargs)
+        held = sparse.tensors((args, kwargs))
+        if held and sparse.is_constant((args, kwargs)):
+            with unset_fake_temporarily():
+                return self._record(name, func, args, kwargs, held)
+        return self._record(name, func, args, kwargs, held)
 
-    def _record(self, name: str, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run an operator and list it; one without any tensor is no work of a device."""
+    def _record(self, name: str, func: Any, args: tuple, kwargs: dict[str, Any], held: list[torch.Tensor]) -> Any:
+        """Run an operator, given ``held`` of sparse tensors, and list it; without tensors it is no work of a device."""
         self.sweep()
         module, phase = self._where()
         given, named = list(args), dict(kwargs)
@@ -122,11 +128,13 @@ class Recorder(TorchDispatchMode):
             given.append(named.pop(argument.name, argument.default_value))
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
-        args, kwargs = sparse.without_views((args, kwargs))
+        if held:
+            args, kwargs = sparse.without_views((args, kwargs))
         out = func(*args, **kwargs)
-        self._stored.follow(func.__name__.partition(".")[0], (args, kwargs), out)
         before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        op = Op(sparse.renamed(name, (args, kwargs)), given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase)
+        if any(leaf.layout != torch.strided for leaf in leaves):
+            self._stored.follow(func.__name__.partition(".")[0], (args, kwargs), held, leaves)
+        op = Op(sparse.renamed(name, len(held)), given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase)
         if not (op.tensors or leaves):
             return out
         self.ops.append(op)

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
-UNKNOWN = (0, 0)
+UNKNOWN = (-1, -1)
 _SAME = frozenset(("t", "transpose", "detach", "alias", "clone", "_to_copy", "mul", "div", "neg", "_sparse_softmax"))
 _MADE = "_sparse_coo_tensor_with_dims_and_tensors"
 _PRODUCTS = ("mm", "addmm", "mv", "addmv", "bmm")
@@ -22,27 +22,22 @@ def tensors(values: Any) -> list[torch.Tensor]:
 
 
 def is_constant(given: Any) -> bool:
-    """Return whether an operator is given sparse tensors, and none without values."""
-    return bool(tensors(given)) and not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(given))
+    """Return whether an operator is given no tensor without values."""
+    return not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(given))
 
 
 def without_views(given: Any) -> Any:
     """Return an operator's arguments with copies of real sparse views, such as A.t(), which fake tensors do not take."""
-    if not tensors(given):
-        return given
     with unset_fake_temporarily():
         return tree_map(lambda item: item.detach().clone() if tensors(item) and item._is_view() and not isinstance(
             item, FakeTensor) else item, given)
 
 
-def renamed(name: str, given: Any) -> str:
-    """Return an operator's name; a product with a sparse matrix is another operator than the one of dense matrices."""
+def renamed(name: str, matrices: int) -> str:
+    """Return an operator's name; a product with a sparse matrix, or of two, is another operator than that of dense ones."""
     space, short, *rest = name.split(".")
-    sparse = tensors(given)
-    if not sparse or short.removeprefix("_sparse_") not in _PRODUCTS:
-        return name
     dense = short.removeprefix("_sparse_")
-    return ".".join([space, f"_sparse_{dense}" if len(sparse) == 1 else f"_sparse_sparse_{dense}", *rest])
+    return ".".join([space, f"{'_sparse' * matrices}_{dense}", *rest]) if matrices and dense in _PRODUCTS else name
 
 
 def _of_real(tensor: torch.Tensor) -> tuple[int, int]:
@@ -68,10 +63,9 @@ class Stored:
             self._known[id(tensor)] = tensor, UNKNOWN if isinstance(tensor, FakeTensor) else _of_real(tensor)
         return self._known[id(tensor)][1]
 
-    def follow(self, short: str, given: Any, out: Any) -> None:
-        """Note what a fake result stores, where the operator's inputs say so."""
-        inputs = tensors(given)
-        for result in tensors(out):
+    def follow(self, short: str, given: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+        """Note what fake results store, where the operator's arguments, with the sparse ``inputs`` among them, say so."""
+        for result in tensors(results):
             if isinstance(result, FakeTensor) and short == _MADE:
                 parts = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
                 self._known[id(result)] = result, (parts[-1].numel(), sum(part.numel() * part.itemsize for part in parts))
