@@ -28,10 +28,7 @@ def _scan(combine: Callable, init: Any, items: Any, additional: Any, **_: Any) -
 
 
 _DEFINITIONS: dict[str, Callable] = {
-    "cond": lambda value, first, second, operands: (first if value else second)(*operands),
-    "switch": lambda index, branches, operands: branches[min(max(int(index), 0), len(branches) - 1)](*operands),
-    "scan": _scan, "invoke_subgraph": lambda function, _, *operands: function(*operands),
-    "strict_mode": lambda function, operands: function(*operands)}
+    "cond": lambda value, first, second, operands: (first if value else second)(*operands), "scan": _scan}
 
 
 def _pad_packed(data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, length: int) -> Any:

@@ -16,7 +16,6 @@ _SIZES = r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8}){0,5}"
 _SAMPLE = re.compile(rf"(?P<sizes>{_SIZES})?(:(?P<dtype>[a-z0-9]+))?")
 _FILES = (".yaml", ".yml")
 _WHOLE = ("int64", "int32", "int16", "int8", "uint8", "bool")
-_ENTRY = "."  # between the name of an argument that is a dictionary and that of an entry
 FLOAT = "float32"  # of an input that follows the element type which is asked for
 
 
@@ -24,8 +23,7 @@ FLOAT = "float32"  # of an input that follows the element type which is asked fo
 class Input:
     """One input: its shape (in a Network the batch first), torch's element type, and the argument's name (empty: by its place).
 
-    An argument that is a dictionary has an input for each entry, named ``argument.entry``. One of FLOAT has the element type
-    that is asked for. ``below``: whole numbers of a real run are drawn from 0 up to it.
+    One of FLOAT has the element type that is asked for. ``below``: whole numbers of a real run are drawn from 0 up to it.
     """
 
     shape: tuple[int, ...]
@@ -71,11 +69,9 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     named = mapping(load_yaml(Path(text)), text) if text.endswith(_FILES) else {"": text}
     if not named:
         raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-    for name, value in list(named.items()):
-        if isinstance(value, dict):
-            del named[name]
-            named |= {f"{name}{_ENTRY}{key}": item for key, item in value.items()}
-    return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in named.items())
+    flat = {".".join(filter(None, (name, key))): item for name, value in named.items()
+            for key, item in (value if isinstance(value, dict) else {"": value}).items()}
+    return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in flat.items())
 
 
 def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
@@ -89,17 +85,15 @@ def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
 
 
 def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places."""
-    placed, named = [], {}
-    for value, given in zip(values, inputs, strict=True):
-        name, is_entry, key = given.name.partition(_ENTRY)
-        if is_entry:
-            named.setdefault(name, {})[key] = value
-        elif name:
-            named[name] = value
-        else:
-            placed.append(value)
-    return placed, named
+    """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places.
+
+    Those named ``argument.entry`` make a dictionary.
+    """
+    pairs, named = [(value, entry.name.split(".")) for value, entry in zip(values, inputs, strict=True)], {}
+    for value, (name, *key) in pairs:
+        named[name] = named.get(name, {}) | {key[0]: value} if key else value
+    named.pop("", None)
+    return [value for value, name in pairs if name == [""]], named
 
 
 def described(values: Sequence[Input]) -> str:

@@ -145,28 +145,18 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
 @contextmanager
 def seeded() -> Iterator[list[str]]:
     """Seed Python's and NumPy's random numbers meanwhile; what draws some is in the list afterwards."""
-    drawn, before, legacy = [], random.getstate(), np.random.mtrand._rand  # what np.random.rand and others draw from
-    legacy_before = legacy.get_state()
-
-    def entropy(count: int) -> bytes:
-        drawn.append(_DRAWN)
-        return bytes(count)
-
-    def states() -> tuple:
-        _, keys, *rest = legacy.get_state()
-        return random.getstate(), keys.tobytes(), rest
-
+    legacy = np.random.mtrand._rand  # what np.random.rand and others draw from
+    before, drawn = (random.getstate(), legacy.get_state()), []
     random.seed(0)
     legacy.seed(0)
-    start = states()
-    try:
-        with patch.object(random, "_urandom", entropy):  # seeds of NumPy's generators and of SystemRandom
+    start = repr((random.getstate(), legacy.get_state()))
+    try:  # _urandom: the seeds of NumPy's generators and of SystemRandom
+        with patch.object(random, "_urandom", lambda count: drawn.append(_DRAWN) or bytes(count)):
             yield drawn
     finally:
-        if states() != start:
-            drawn.append(_DRAWN)
-        random.setstate(before)
-        legacy.set_state(legacy_before)
+        drawn.extend([_DRAWN] * (repr((random.getstate(), legacy.get_state())) != start))
+        random.setstate(before[0])
+        legacy.set_state(before[1])
 
 
 def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str, grad: bool = False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import log2, prod
 
 from lib.work.graph import shapes
-from lib.work.graph.ops import Op, TensorSpec
+from lib.work.graph.ops import UNKNOWN, Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
@@ -79,8 +79,9 @@ PER_INPUT = _costs({
     32: "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward grid_sampler_2d_backward"})
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
-_SPARSE = {"_sparse_mm": 0, "_sparse_addmm": 1, "_sparse_mv": 0, "_sparse_addmv": 1}  # where the first factor is
-_DEFORMED, _BAGS = ("deform_conv2d", "_deform_conv2d_backward"), ("_embedding_bag", "_embedding_bag_forward_only")
+PRODUCTS = ("mm", "addmm", "_sparse_addmm", "mv", "addmv", "bmm")  # that have sparse forms
+SPARSE = ("_sparse_mm", "_sparse_addmm", "_sparse_mv", "_sparse_addmv")
+BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
 _CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
 
@@ -127,37 +128,21 @@ def _multi_head_macs(op: Op) -> int:
 
 def _sparse_macs(op: Op) -> int:
     """Return the multiply-adds of a sparse matrix and a dense one, or a vector: one for each stored element and column."""
-    left, right = op.args[_SPARSE[op.short]:][:2]
+    left, right = op.args["add" in op.short:][:2]
     return left.elements * prod(right.shape[1:]) if left.sparse else right.elements * left.shape[0]
 
 
 def _bilinear_macs(op: Op) -> int:
     """Return the multiply-adds of x W y: the sum over x first, then the one over y."""
-    first, weight, last, expanded = *op.args[:3], op.args[3]
-    full = [1] * (len(first.shape) + len(expanded))
-    for spec, missing in zip((first, weight, last), op.args[3:6], strict=True):
-        sizes = iter(spec.shape)
-        full = [size if place in missing else max(size, next(sizes)) for place, size in enumerate(full)]
-    summed = prod(full[place] for place in op.args[6] if place in op.args[5])
-    return prod(full) + prod(full) // max(1, summed)
+    sizes = [iter(spec.shape) for spec in op.args[:3]]
+    full = [max(1 if place in missing else next(size) for size, missing in zip(sizes, op.args[3:6], strict=True))
+            for place in range(len(op.args[0].shape) + len(op.args[3]))]
+    return prod(full) + prod(size for place, size in enumerate(full) if place not in op.args[6] or place not in op.args[5])
 
 
 def _bag(op: Op) -> int:
-    """Return the additions of a sum of rows of a table, for each index one row."""
-    return op.args[1].elements * (op.args[0].shape[-1])
-
-
-def _deformed(op: Op) -> int:
-    """Return the interpolations of a deformable convolution, those of grid_sampler_2d: 16 an element of each window."""
-    weight, output = (op.args[2], op.args[0]) if op.is_backward else (op.args[1], op.outputs[0])
-    positions = output.elements // weight.shape[0]
-    channels = (op.args[1] if op.is_backward else op.args[0]).shape[1]
-    return (32 if op.is_backward else 16) * positions * channels * prod(weight.shape[2:])
-
-
-def _deformed_macs(op: Op) -> int:
-    weight, output = (op.args[2], op.args[0]) if op.is_backward else (op.args[1], op.outputs[0])
-    return (1 + op.is_backward) * output.elements * prod(weight.shape[1:])
+    """Return the additions of a sum of rows of a table, one row for each index."""
+    return op.args[1].elements * op.args[0].shape[-1]
 
 
 def recurrent_weights(op: Op) -> list[TensorSpec]:
@@ -206,8 +191,9 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: op.args[0].elements * op.args[1].shape[-1]),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
-    "_native_multi_head_attention": _multi_head_macs, **dict.fromkeys(_SPARSE, _sparse_macs),
-    "_trilinear": _bilinear_macs, **dict.fromkeys(_DEFORMED, _deformed_macs),
+    "_native_multi_head_attention": _multi_head_macs, **dict.fromkeys(SPARSE, _sparse_macs),
+    "_trilinear": _bilinear_macs, "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
+    "_deform_conv2d_backward": lambda op: 2 * op.args[0].elements * prod(op.args[2].shape[1:]),
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
@@ -225,23 +211,18 @@ _OTHER: dict[str, Callable[[Op], int]] = {
     "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier), **dict.fromkeys(("sort", "topk", "kthvalue"), _ordering),
-    **dict.fromkeys(_DEFORMED, _deformed), **dict.fromkeys((*_BAGS, "_embedding_bag_backward"), _bag),
+    **dict.fromkeys((*BAGS, "_embedding_bag_backward"), _bag),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), lambda op: 3 * op.outputs[0].elements * op.args[0].shape[-1])}
 
 
-def _formula(short: str) -> Callable[[Op], int] | None:
+def formula(short: str) -> Callable[[Op], int] | None:
+    """Return the formula of what an operator of this name computes beside its multiply-adds; None where that is not known."""
     return _OTHER.get(short) or _OTHER.get(short.rstrip("_")) or (_pooling if "pool" in short else None)
 
 
 def _other(op: Op) -> Callable[[Op], int] | None:
-    """Return the formula of what ``op`` computes beside its multiply-adds; None where that is not known."""
-    is_hidden = any(spec.sparse == (-1, -1) for spec in (*op.tensors, *op.outputs))  # how much it stores depends on values
-    return _formula(op.short) if op.short in VIEWS or not is_hidden else None
-
-
-def is_known(short: str) -> bool:
-    """Return whether the FLOPs of an operator of this name are known, of dense tensors."""
-    return _formula(short) is not None
+    is_hidden = any(spec.sparse == UNKNOWN for spec in (*op.tensors, *op.outputs))  # how much it stores depends on values
+    return formula(op.short) if op.short in VIEWS or not is_hidden else None
 
 
 def is_work(op: Op) -> bool:
@@ -291,7 +272,7 @@ def bytes_read(op: Op) -> int:
         return _distinct(tensors) - call.data.bytes - weight + read
     if name in ("index", "index_select", "embedding", "gather"):
         return _distinct(tensors[1:]) + min(tensors[0].bytes, op.outputs[0].elements * tensors[0].itemsize)
-    if name in _BAGS:
+    if name in BAGS:
         return _distinct(tensors[1:]) + min(tensors[0].bytes, _bag(op) * tensors[0].itemsize)
     return _distinct(tensors)
 

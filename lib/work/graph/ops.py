@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 MODES = ("infer", "train")
 Shape = tuple[int, ...]
+UNKNOWN = (-1, -1)
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class TensorSpec:
     """What an operator is given or gives: shape, strides, dtype; and, not compared, which storage and of what kind.
 
     ``storage`` numbers the storages of a graph, so that two uses of one tensor are known as such; -1 is unknown. ``sparse``:
-    the elements that a sparse tensor stores, and their bytes with those of the indices; (-1, -1) where
-    they depend on values: then all count.
+    the elements that a sparse tensor stores, and their bytes with those of the indices; where those depend on values it is
+    UNKNOWN, and all elements count.
     """
 
     shape: Shape
@@ -31,7 +32,7 @@ class TensorSpec:
     @property
     def elements(self) -> int:
         """Return the number of elements, of a sparse tensor those that it stores."""
-        return self.sparse[0] if self.sparse and self.sparse[0] >= 0 else prod(self.shape)
+        return prod(self.shape) if self.sparse in (None, UNKNOWN) else self.sparse[0]
 
     @property
     def itemsize(self) -> int:
@@ -41,7 +42,7 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """Return the bytes of the distinct elements: a dimension of stride 0 (an expanded one) counts once."""
-        if self.sparse and self.sparse[1] >= 0:
+        if self.sparse not in (None, UNKNOWN):
             return self.sparse[1]
         return prod(size for size, step in zip(self.shape, self.stride, strict=True) if step) * self.itemsize
 
