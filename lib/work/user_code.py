@@ -26,6 +26,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = tuple(f"{Path(folder)}{os.sep}" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}site-packages{os.sep}"
 _HINTS = {"nested tensors are not captured: pad the sequences": ("nested_tensor", "NestedTensor", "self.shape_env must not be"),
+          "give the class that was exported": ("Calling train() is not supported", "Calling eval() is not supported"),
           "a dictionary as input is a YAML file that maps an argument to its entries": ("invalid data type 'str'",)}
 _alone = threading.RLock()  # one thread at a time: stdout, os.fork and _STATE are of the whole process
 _STATE: tuple[tuple[Callable, Callable], ...] = (

@@ -125,7 +125,7 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
 @contextmanager
 def running() -> Iterator[None]:
     """Let networks show their operators, and convert modules of fake tensors, to half precision say, while built or run."""
-    with eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
+    with _lock, eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
         yield
 
 

@@ -1,8 +1,8 @@
-"""Values that a network's control flow reads, recorded in one real run with random inputs on the CPU; and random numbers.
+"""Values that a network's control flow reads, recorded in one real run with random inputs on the CPU.
 
 Fake tensors have no values. Results that depend on values (a number that is read, the number of elements that a mask selects)
-are recorded in the real run and replayed during capture, so the capture follows the same branches.
-Random numbers of Python and NumPy are the same ones in both, and in every capture.
+are recorded in the real run and replayed during capture, so the capture follows the same branches. Random numbers of Python
+and NumPy are the same ones in both, and in every capture.
 """
 
 import random
@@ -29,12 +29,12 @@ from lib.work import user_code
 from lib.work.building import fakes, inputs
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
-_DRAWN = "random numbers of Python or NumPy"
 LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MISSING = (DataDependentOutputException, DynamicOutputShapeException)
 _LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _TRACED = tuple(f"{_LIBRARY}work/{name}.py" for name in ("building/values", "building/eager", "graph/recorder"))
+_DRAWN = "random numbers of Python or NumPy"
 _PACKED = "_pack_padded_sequence"  # torch has no tag for it; its second result, steps of each length, is read as values
 
 
@@ -159,8 +159,8 @@ def seeded() -> Iterator[list[str]]:
         legacy.set_state(before[1])
 
 
-def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str, grad: bool = False
-             ) -> Values:
+def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str,
+             grad: bool = False) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
     ``grad``: whether torch records what gradients need. Raises InputError where it does not run within LONGEST_S and half of
