@@ -25,6 +25,9 @@ Builder = Callable[[], nn.Module]
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _NOT_USERS = tuple(f"{Path(folder)}{os.sep}" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
 _STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}site-packages{os.sep}"
+_HINTS = {"nested tensors are not captured: pad the sequences": ("nested_tensor", "NestedTensor", "self.shape_env must not be"),
+          "give the class that was exported": ("Calling train() is not supported", "Calling eval() is not supported"),
+          "a dictionary as input is a YAML file that maps an argument to its entries": ("invalid data type 'str'",)}
 _alone = threading.RLock()  # one thread at a time: stdout, os.fork and _STATE are of the whole process
 _STATE: tuple[tuple[Callable, Callable], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype), (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -51,6 +54,12 @@ def running(what: str) -> Iterator[None]:
             for value, (read, put) in zip(before, _STATE, strict=True):
                 if read() != value:
                     put(value)
+
+
+def in_mode(model: nn.Module, training: bool) -> nn.Module:
+    """Put a network into training or evaluation mode and return it: a ``train`` of the network's may return nothing."""
+    model.train(training)
+    return model
 
 
 @contextlib.contextmanager
@@ -95,12 +104,13 @@ def _reason(error: BaseException) -> str:
         return f"it ends the program, by sys.exit({error.code!r}){_place(error)}"
     if reason := _of_values(error):
         return f"{reason}{_place(error) or ' in torch'}, which are not there before it runs"
-    hint = ""
+    text = one_line(error)
+    hint = next((f"; {words}" for words, signs in _HINTS.items() if any(sign in text for sign in signs)), "")
     if is_out_of_memory(error):
         hint = "; it takes more memory than this machine has"
     elif isinstance(error, ModuleNotFoundError):
         hint = "; modules are looked for in this folder and among the installed ones"
-    return f"{one_line(error).removeprefix('RuntimeError: ')}{_place(error)}{hint}"
+    return f"{text.removeprefix('RuntimeError: ')}{_place(error)}{hint}"
 
 
 def _of_values(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from lib import files
 from lib.config.definitions import TORCH
 from lib.errors import InputError
 from lib.measure.networks import runtimes
-from lib.work import dtypes, networks
+from lib.work import dtypes, networks, user_code
 from lib.work.graph import capture
 
 _SEED = 0  # of weights and inputs, which an exported file holds
@@ -94,14 +94,14 @@ def program(case: Case, device: torch.device, folder: Path | None = None) -> Pro
 
 def _output(model: nn.Module, placed: list, named: dict) -> np.ndarray:
     with torch.no_grad():
-        return capture.first_tensor(model.eval()(*placed, **named)).float().numpy()
+        return capture.first_tensor(user_code.in_mode(model, False)(*placed, **named)).float().numpy()
 
 
 def _exported(case: Case, net: networks.Network, folder: Path | None) -> Program:
     """Return one pass in a runtime of its own."""
     if case.mode != "infer" or case.compiled or case.channels_last:
         raise InputError(f"{case.runtime} only infers, in its own layout, and compiles in its own way")
-    model, (placed, named) = net.build().eval(), net.made("cpu")
+    model, (placed, named) = user_code.in_mode(net.build(), False), net.made("cpu")
     usual, begin = _output(model, placed, named), time.perf_counter()
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         name = files.safe_name(f"{case.network} {case.batch_size} {case.input_shape} {torch.__version__}")

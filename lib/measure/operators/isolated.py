@@ -39,7 +39,7 @@ def _items(nets: list[networks.Network], precision: str, device: torch.device) -
     ids, dtype = machine.ids(), dtypes.torch_dtype(precision)
 
     def forward(net: networks.Network) -> Call:
-        model = net.build().eval().to(device, dtype)
+        model = user_code.in_mode(net.build().to(device, dtype), False)
         placed, named = tree_map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype),
                                  net.made("cpu"))
 

@@ -67,7 +67,7 @@ def _torchinfo(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     """Compare parameters and multiply-adds with torchinfo, run on the meta device; leaves ``model`` there."""
     import torchinfo
 
-    model = model.to("meta").eval()
+    model = user_code.in_mode(model.to("meta"), False)
     placed, named = analysis.network.made("meta")
     summary = torchinfo.summary(model, input_data=named or placed, device="meta", mode="eval", verbose=0)
     return [_row("parameters", analysis.graph.parameters, "torchinfo", summary.total_params, {}),
@@ -91,7 +91,7 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     with fakes.active():
         placed, named = analysis.network.made("cpu")
         with FlopCounterMode(display=False) as counter:
-            output = capture.first_tensor(model.train()(*placed, **named))
+            output = capture.first_tensor(user_code.in_mode(model, True)(*placed, **named))
             forward = counter.get_total_flops()
             capture.default_loss(output).backward()
         backward = counter.get_total_flops() - forward
@@ -99,7 +99,7 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
             _row("FLOPs of products, backward", analysis.matrix_flops("backward"), _COUNTER, backward, _grouped_rule(analysis))]
     if any("attention" in op.short for op in analysis.graph.ops):
         with fakes.active(), FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(*placed, **named)
+            user_code.in_mode(model, False)(*placed, **named)
         inference = capture.of_network(analysis.network).ops
         fused = sum(counts.matrix_flops(op) for op in inference if op.short == "_native_multi_head_attention")
         rows.append(_row("FLOPs of products, inference", sum(map(counts.matrix_flops, inference)), _COUNTER,
@@ -109,7 +109,7 @@ def _flop_counter(model: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
 
 def _saved_tensors(_: nn.Module, analysis: Analysis) -> list[dict[str, Any]]:
     """Run one real forward pass on the CPU and compare the saved activations with the storages that autograd saves."""
-    model, (placed, named) = analysis.network.build().train(), analysis.network.made("cpu")
+    model, (placed, named) = user_code.in_mode(analysis.network.build(), True), analysis.network.made("cpu")
     parameters = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     saved = {}
 

@@ -88,6 +88,21 @@ def _vector(op: Op) -> StandIn:
     return "matmul", {"gemm_m": max(1, rows), "gemm_k": max(1, columns), "gemm_n": 1, "layout": "nn"}
 
 
+def _gathered(op: Op) -> StandIn | None:
+    """Return a sum of rows that are read by index, as in a product with a sparse matrix, as as many additions."""
+    if op.is_backward:
+        return None
+    additions = int(counts.matrix_flops(op) / 2 or counts.flops(op))
+    return "elementwise", {"kind": "add", "outer": 1, "inner": max(1, additions), "broadcast": "none", "inplace": 0}
+
+
+def _weighted(op: Op) -> StandIn:
+    """Return a bilinear layer or a deformable convolution as the product of its largest tensor, or weight, with all rows."""
+    weight = max(op.tensors, key=lambda spec: spec.elements) if op.short == "_trilinear" else op.args[1 + op.is_backward]
+    columns = prod(weight.shape[1:])
+    return _products(1, counts.matrix_flops(op) // (2 * max(1, weight.elements)), columns, weight.shape[0])
+
+
 def _joined(op: Op) -> StandIn:
     """Return a sum of a batch of products."""
     left, right = op.args[1:3]
@@ -97,6 +112,8 @@ def _joined(op: Op) -> StandIn:
 _READERS = {
     "convolution": _convolution, "native_group_norm": _group_norm,
     **dict.fromkeys(counts.RECURRENT, _recurrent), **dict.fromkeys(counts.GROUPED, _grouped),
+    **dict.fromkeys((*counts.SPARSE, *counts.BAGS), _gathered),
+    **dict.fromkeys(("_trilinear", "deform_conv2d", "_deform_conv2d"), _weighted),
     **dict.fromkeys(("mv", "addmv", "dot", "vdot"), _vector), "addbmm": _joined}
 
 

@@ -111,7 +111,7 @@ def _record(network: Network, folder: Path, runs: int, device: str) -> list[str]
 def _timed(network: Network, device: torch.device, runs: int, names: list[str]) -> list[list[tuple[str, float, float]]]:
     """Return the operators of each run in order; InputError where they are others than ``names``."""
     with user_code.running(f"{network.name} does not run on an input of shape {network.shape}"), torch.no_grad():
-        model, (placed, named) = network.build().eval().to(device), network.made(device)
+        model, (placed, named) = user_code.in_mode(network.build().to(device), False), network.made(device)
         passes = []
         for _ in track(range(_WARMUP + runs), "runs"):
             with _Stopwatch(device) as stopwatch:

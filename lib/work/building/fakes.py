@@ -9,17 +9,19 @@ import gc
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lib.errors import causes
+from lib.work.building import eager
 
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
 _OVERWRITE = frozenset("""uniform_ normal_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ fill_ zero_ copy_
@@ -58,10 +60,12 @@ def copying() -> FakeCopyMode:
 
 
 class _Copying(FakeCopyMode):
-    """Makes fake copies of real tensors; fake ones are shared, since no value of them can change."""
+    """Makes fake copies of real tensors; fake, lazy and sparse ones are shared: capture changes none of them."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor):
+        shared = func is torch.Tensor.__deepcopy__ and (
+            isinstance(args[0], FakeTensor) or is_lazy(args[0]) or args[0].layout != torch.strided)
+        if shared:
             return args[1].setdefault(id(args[0]), args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -76,7 +80,10 @@ class _Large(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(tensor, FakeTensor) for tensor in tensors):
             with active():
-                return func(*args, **kwargs)
+                made = func(*args, **kwargs)
+            if any(isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided for leaf in tree_leaves(made)):
+                raise TypeError("a Fake sparse tensor does not know its non-zero elements")
+            return made
         if not tensors or func.__name__.startswith("new_"):
             with active():
                 made = func(*args, **kwargs)
@@ -115,9 +122,11 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
         return unwritten(builder)
 
 
-def running() -> AbstractContextManager:
-    """Return what lets networks of fake tensors convert their modules, to half precision say, while they are built or run."""
-    return patch.object(torch.utils, "swap_tensors", _swapped)
+@contextmanager
+def running() -> Iterator[None]:
+    """Let networks show their operators, and convert modules of fake tensors, to half precision say, while built or run."""
+    with _lock, eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
+        yield
 
 
 def _swapped(old: torch.Tensor, new: torch.Tensor, swap: Callable = torch.utils.swap_tensors) -> None:

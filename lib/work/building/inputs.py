@@ -61,15 +61,17 @@ class Input:
 def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     """Return the inputs of one sample that a text means: 3x224x224, 512:int64, a YAML file of several; none where it is empty.
 
-    The file maps names of arguments to such texts. ``usual`` is the element type where none is stated. Raises InputError for
-    what is none.
+    The file maps names of arguments to such texts, or to a mapping of them: an argument that is a dictionary. ``usual`` is the
+    element type where none is stated. Raises InputError for what is none.
     """
     if not text:
         return ()
     named = mapping(load_yaml(Path(text)), text) if text.endswith(_FILES) else {"": text}
     if not named:
         raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-    return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in named.items())
+    flat = {".".join(filter(None, (name, key))): item for name, value in named.items()
+            for key, item in (value if isinstance(value, dict) else {"": value}).items()}
+    return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in flat.items())
 
 
 def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
@@ -83,9 +85,15 @@ def _parsed(text: Any, name: str, where: str, usual: str) -> Input:
 
 
 def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places."""
-    pairs = list(zip(values, inputs, strict=True))
-    return [value for value, entry in pairs if not entry.name], {entry.name: value for value, entry in pairs if entry.name}
+    """Return the values of ``inputs`` as what a network is called with: those with a name by it, the others by their places.
+
+    Those named ``argument.entry`` make a dictionary.
+    """
+    pairs, named = [(value, entry.name.split(".")) for value, entry in zip(values, inputs, strict=True)], {}
+    for value, (name, *key) in pairs:
+        named[name] = named.get(name, {}) | {key[0]: value} if key else value
+    named.pop("", None)
+    return [value for value, name in pairs if name == [""]], named
 
 
 def described(values: Sequence[Input]) -> str:

@@ -1,9 +1,11 @@
 """Values that a network's control flow reads, recorded in one real run with random inputs on the CPU.
 
 Fake tensors have no values. Results that depend on values (a number that is read, the number of elements that a mask selects)
-are recorded in the real run and replayed during capture, so the capture follows the same branches.
+are recorded in the real run and replayed during capture, so the capture follows the same branches. Random numbers of Python
+and NumPy are the same ones in both, and in every capture.
 """
 
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import psutil
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
@@ -23,14 +26,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lib import paths
 from lib.errors import causes
 from lib.work import user_code
-from lib.work.building import inputs
+from lib.work.building import fakes, inputs
 
 MOST_BYTES = 1e9  # of the weights of a network that is run for its values
 LONGEST_S = 20.0  # of such a run, in time of the processor that its operators are called on
 _TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _MISSING = (DataDependentOutputException, DynamicOutputShapeException)
 _LIBRARY, _TORCH = (f"{folder}/" for folder in (paths.ROOT / "lib", Path(torch.__file__).parent))
-_TRACED = tuple(f"{_LIBRARY}work/{name}.py" for name in ("building/values", "graph/recorder"))
+_TRACED = tuple(f"{_LIBRARY}work/{name}.py" for name in ("building/values", "building/eager", "graph/recorder"))
+_DRAWN = "random numbers of Python or NumPy"
+_PACKED = "_pack_padded_sequence"  # torch has no tag for it; its second result, steps of each length, is read as values
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,12 @@ class _Shape:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    values: torch.Tensor | None = None  # of a tensor that torch's own code reads
 
     def like(self, arguments: Any) -> torch.Tensor:
         """Make such a tensor; floats are of the element type that the operator is given."""
+        if self.values is not None:
+            return self.values
         floats = [leaf.dtype for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
         dtype = floats[0] if floats and self.dtype.is_floating_point else self.dtype
         return torch.empty_strided(self.shape, self.stride, dtype=dtype)
@@ -63,7 +71,7 @@ def missing(error: BaseException | None) -> bool:
 
 @cache
 def _hangs_on_values(func: Any) -> bool:
-    return not _TAGS.isdisjoint(getattr(func, "tags", ()))
+    return func.__name__.startswith(_PACKED) or not _TAGS.isdisjoint(getattr(func, "tags", ()))
 
 
 def _place() -> str:
@@ -92,7 +100,9 @@ class _Noting(TorchDispatchMode):
             raise TimeoutError(f"its control flow depends on values, and a run for them takes more than {LONGEST_S:.0f} s")
         out = func(*args, **(kwargs or {}))
         if _hangs_on_values(func):
-            noted = tree_map(lambda item: _Shape(tuple(item.shape), item.stride(), item.dtype)
+            is_packed = func.__name__.startswith(_PACKED)
+            noted = tree_map(lambda item: _Shape(tuple(item.shape), item.stride(), item.dtype,
+                                                 item if is_packed and item is out[1] else None)
                              if isinstance(item, torch.Tensor) else item, out)
             self.values.setdefault((str(func), _place()), []).append(noted)
         return out
@@ -132,17 +142,37 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
     return format(tensor.item(), form) if tensor.dim() == 0 else format(repr(tensor), form)
 
 
-def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str) -> Values:
+@contextmanager
+def seeded() -> Iterator[list[str]]:
+    """Seed Python's and NumPy's random numbers meanwhile; what draws some is in the list afterwards."""
+    legacy = np.random.mtrand._rand  # what np.random.rand and others draw from
+    before, drawn = (random.getstate(), legacy.get_state()), []
+    random.seed(0)
+    legacy.seed(0)
+    start = repr((random.getstate(), legacy.get_state()))
+    try:  # _urandom: the seeds of NumPy's generators and of SystemRandom
+        with patch.object(random, "_urandom", lambda count: drawn.append(_DRAWN) or bytes(count)):
+            yield drawn
+    finally:
+        drawn.extend([_DRAWN] * (repr((random.getstate(), legacy.get_state())) != start))
+        random.setstate(before[0])
+        legacy.set_state(before[1])
+
+
+def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str,
+             grad: bool = False) -> Values:
     """Build a network, run a forward pass of random inputs, the same each time, and return what it read of values.
 
-    Raises InputError where it does not run within LONGEST_S and half of the memory that is free.
+    ``grad``: whether torch records what gradients need. Raises InputError where it does not run within LONGEST_S and half of
+    the memory that is free.
     """
     noting = _Noting()
     with user_code.running(f"{name} does not run on {inputs.described(batch)}"), _bounded(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build().train(training)
+        model = user_code.in_mode(build(), training)
         placed, named = inputs.arguments([item.made(torch.device("cpu")) for item in batch], batch)
-        with torch.set_grad_enabled(training), patch.object(torch.Tensor, "tolist", _one_by_one), noting:
+        with torch.set_grad_enabled(grad), patch.object(torch.Tensor, "tolist", _one_by_one), \
+                fakes.running(), seeded(), noting:
             model(*placed, **named)
     return noting.values
 

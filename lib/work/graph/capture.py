@@ -5,13 +5,15 @@ Tensors are fake (shape, strides and dtype without storage), so nothing is compu
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 from torch.utils._pytree import tree_leaves
 
 from lib.errors import InputError, choices
@@ -25,13 +27,20 @@ from lib.work.networks import Network
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
               "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4)}
+_UNRECORDED = "does not require grad"  # of torch's error where a network differentiates under no_grad
 
 
 def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.Module:
-    """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared."""
+    """Make a network's tensors fake, those of floats of one element type, in place; a tensor that is shared stays shared.
+
+    Transformer encoders keep padded tokens: whether torch leaves them out, as nested tensors, depends on values of the mask.
+    """
     done = {}
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:  # a fake one would not know what it stores
+            with unset_fake_temporarily():
+                return tensor.to(dtype) if tensor.is_floating_point() else tensor
         as_it_is = tensor.dtype == dtype or not tensor.is_floating_point()
         if as_it_is and isinstance(tensor, FakeTensor) and not channels_last:
             return tensor
@@ -43,6 +52,8 @@ def _converted(model: nn.Module, dtype: torch.dtype, channels_last: bool) -> nn.
         return done[id(tensor)]
 
     for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
         for tensors in (module._parameters, module._buffers):
             tensors.update({name: convert(tensor) for name, tensor in tensors.items() if tensor is not None})
     return model
@@ -72,7 +83,8 @@ def first_tensor(output: Any) -> torch.Tensor:
 class _Setup:
     """How a network is run: the step, the element type and layout of its tensors, what autocast computes in, and the device.
 
-    ``root`` is the name of the network as a layer, so that its own operators are told from the loss.
+    ``root`` is the name of the network as a layer, so that its own operators are told from the loss. ``grad``: inference with
+    gradients recorded, for a network that differentiates by its inputs.
     """
 
     mode: str
@@ -82,6 +94,7 @@ class _Setup:
     autocast: str = ""
     device: str = "cpu"
     root: str = ""
+    grad: bool = False
 
 
 def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimizer: str = "", name: str = "the network",
@@ -96,14 +109,15 @@ def capture(model: nn.Module, shape: Sequence[int], mode: str = "infer", optimiz
     computes nothing or hides what it computes.
     """
     setup = _Setup(mode, optimizer, **how)
-    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name)
+    batch = (Input(tuple(shape)),)
+    fake = _fake(_copied(model, name), setup.dtype, setup.channels_last, name, batch)
     real = None if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()) else partial(copy.deepcopy, model)
-    return _captured(fake, (Input(tuple(shape)),), setup, name, real)
+    return _captured(fake, batch, setup, name, real)
 
 
 def prepared(network: Network, dtype: str = "float32", channels_last: bool = False) -> nn.Module:
     """Build a network of fake tensors alone: what ``of_network`` captures several times."""
-    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}")
+    return _fake(fakes.build(network.build), dtype, channels_last, f"model {network.name!r}", network.batch)
 
 
 def of_network(network: Network, mode: str = "infer", dtype: str = "float32", channels_last: bool = False,
@@ -132,30 +146,34 @@ def _captured(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str
     try:
         return _recorded(model, batch, setup, name, {})
     except InputError as error:
+        if setup.mode == "infer" and not setup.grad and _UNRECORDED in str(error):
+            return _captured(model, batch, replace(setup, grad=True), name, real)
         if real is None or not values.missing(error):
             raise
         weights = sum(weight.numel() * weight.itemsize for weight in model.parameters())
         if weights > values.MOST_BYTES:
             raise InputError(f"{error}; its {weights / 1e6:,.0f} MB of weights are too many to run it for them") from error
-    return _recorded(model, batch, setup, name, values.of_a_run(real, batch, setup.mode == "train", name))
+    return _recorded(model, batch, setup, name,
+                     values.of_a_run(real, batch, setup.mode == "train", name, setup.mode == "train" or setup.grad))
 
 
 def _recorded(model: nn.Module, batch: Sequence[Input], setup: _Setup, name: str, answers: values.Values) -> Graph:
-    recorder, given = Recorder(), None
+    recorder, given, drawn = Recorder(), None, []
     try:
         with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
-                cuda_kernels.chosen(setup.device), values.answering(answers):
+                cuda_kernels.chosen(setup.device), values.answering(answers), values.seeded() as drawn:
             given = [torch.empty(item.shape, dtype=getattr(torch, setup.dtype if item.dtype == FLOAT else item.dtype),
                                  memory_format=torch.channels_last if setup.channels_last and item.is_picture else
                                  torch.contiguous_format) for item in batch]
-            output = _run(model.train(setup.mode == "train"), given, batch, recorder, setup)
+            output = _run(user_code.in_mode(model, setup.mode == "train"), given, batch, recorder, setup)
             recorder.sweep()
         if not any(map(counts.is_work, recorder.ops)):
             raise InputError(f"{name} computes nothing of {inputs.described(batch)}: there is nothing to count or to time")
         parameters = list(model.parameters())
         return Graph(tuple(recorder.ops), sum(p.numel() for p in parameters), sum(p.numel() * p.itemsize for p in parameters),
                      recorder.bytes["buffer"], output, tuple(recorder.made), tuple(recorder.freed),
-                     tuple(p.numel() for p in parameters if p.requires_grad), values.places(answers),
+                     tuple(p.numel() for p in parameters if p.requires_grad),
+                     (*values.places(answers), *dict.fromkeys(drawn)),
                      setup.autocast or setup.dtype)
     finally:
         for parameter in model.parameters():
@@ -171,10 +189,28 @@ def _copied(model: nn.Module, name: str) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str) -> nn.Module:
+def _initialised(model: nn.Module, batch: Sequence[Input], name: str) -> None:
+    """Run a network on fake inputs, so that its lazy modules make their parameters, as fake ones."""
+    held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
+
+    def materialise(lazy: torch.Tensor, shape: Shape, device: Any = None, dtype: torch.dtype | None = None) -> None:
+        new = torch.empty(shape, dtype=dtype or lazy.dtype)
+        new = nn.Parameter(new, lazy.requires_grad) if isinstance(lazy, nn.Parameter) else new
+        for tensors in held:
+            tensors.update({name: new for name, tensor in tensors.items() if tensor is lazy})
+
+    with user_code.running(f"{name} does not run on {inputs.described(batch)}"), fakes.active(), fakes.running(), \
+            patch.object(UninitializedTensorMixin, "materialize", materialise), torch.no_grad():
+        placed, named = inputs.arguments([torch.empty(item.shape, dtype=getattr(torch, item.dtype)) for item in batch], batch)
+        user_code.in_mode(model, False)(*placed, **named)
+
+
+def _fake(model: nn.Module, dtype: str, channels_last: bool, name: str, batch: Sequence[Input]) -> nn.Module:
     """Return a network with fake tensors alone, see ``_converted``; InputError where it hides what it computes."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise InputError(f"{name} holds TorchScript, which hides its operators; give the class that was scripted or traced")
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        _initialised(model, batch, name)
     with user_code.running(f"{name} cannot be captured"), fakes.active():
         return _converted(model, getattr(torch, dtype), channels_last)
 
@@ -184,19 +220,22 @@ def _run(model: nn.Module, given: Sequence[torch.Tensor], batch: Sequence[Input]
     """Run one step on fake tensors under ``recorder``; an optimizer's first step, which makes its state, is not recorded."""
     leaves = [leaf for module in model.modules() for leaf in tree_leaves(vars(module)) if isinstance(leaf, torch.Tensor)]
     # also the tensors in plain attributes of modules, in lists and dictionaries
-    buffers = [leaf for leaf in leaves if leaf.layout == torch.strided and not isinstance(leaf, nn.Parameter)]
+    buffers = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
     for kind, tensors in (("parameter", model.parameters()), ("buffer", buffers), ("input", given)):
         for tensor in tensors:
             recorder.enter(tensor, kind)
     placed, named = inputs.arguments(given, batch)
-    if not model.training:
-        with torch.no_grad(), named_modules(model, recorder, setup.root), recorder, \
+    if setup.mode == "infer":
+        with torch.set_grad_enabled(setup.grad), named_modules(model, recorder, setup.root), recorder, \
                 autocasts.region(setup.autocast, setup.device):
             return tuple(first_tensor(model(*placed, **named)).shape)
 
     def lost() -> tuple[torch.Tensor, Shape]:
         with autocasts.region(setup.autocast, setup.device):
             output = first_tensor(model(*placed, **named))
+            if not output.requires_grad:
+                raise RuntimeError("no gradient reaches its output, which is computed under no_grad or inference_mode, or is "
+                                   "detached; ask for inference")
             return default_loss(output), tuple(output.shape)
 
     stepper = OPTIMIZERS[setup.optimizer](model.parameters()) if setup.optimizer else None

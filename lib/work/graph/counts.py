@@ -10,14 +10,16 @@ from collections.abc import Callable
 from math import log2, prod
 
 from lib.work.graph import shapes
-from lib.work.graph.ops import Op, TensorSpec
+from lib.work.graph.ops import UNKNOWN, Op, TensorSpec
 
 VIEWS = frozenset("""view _unsafe_view t transpose permute expand slice select split split_with_sizes unsqueeze squeeze detach
     alias as_strided as_strided_ unbind unfold narrow diagonal chunk reshape _reshape_alias movedim unsafe_split view_as_real
     empty new_empty empty_like empty_strided new_empty_strided resize_ lift_fresh set_ swapaxes
-    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj""".split())
-FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor arange"
-                  .split())
+    transpose_ t_ squeeze_ unsqueeze_ swapaxes_ detach_ view_as_complex real imag _neg_view _conj indices values
+    _indices _values crow_indices col_indices ccol_indices row_indices _sparse_coo_tensor_with_dims_and_tensors _coalesced_
+    _efficientzerotensor is_same_size _has_same_storage_numel""".split())
+FILLS = frozenset("fill_ zero_ zeros ones zeros_like ones_like new_zeros new_ones new_full full full_like scalar_tensor "
+                  "arange _new_zeros_with_same_feature_meta".split())
 COPIES = frozenset("""clone copy_ _to_copy roll constant_pad_nd slice_backward select_backward repeat cat stack flip contiguous
     lift_fresh_copy slice_scatter index index_put index_put_ index_select embedding embedding_dense_backward gather
     _index_put_impl_ unfold_backward pixel_shuffle channel_shuffle""".split())
@@ -27,9 +29,10 @@ MOVES = frozenset("""upsample_nearest1d upsample_nearest2d upsample_nearest3d _u
     masked_scatter_ take tril tril_ triu triu_ index_fill index_fill_ masked_select diag_embed im2col reflection_pad1d
     reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_unshuffle
     select_scatter diagonal_scatter as_strided_scatter complex view_as_complex real imag _conj _conj_physical
-    resolve_conj tril_indices triu_indices linspace eye diagonal_backward""".split())
-RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_"
-                   .split())
+    resolve_conj tril_indices triu_indices linspace eye diagonal_backward select_copy _to_dense
+    _pack_padded_sequence""".split())
+RANDOM = frozenset("bernoulli_ bernoulli uniform_ normal_ rand randn rand_like randn_like native_dropout random_ exponential_ "
+                   "randint randint_like randperm".split())
 _OVERWRITES = (FILLS | RANDOM | {"copy_"}) - {"native_dropout"}
 
 
@@ -41,7 +44,8 @@ def _costs(names: dict[int, str]) -> dict[str, int]:
 PER_OUTPUT = _costs({
     1: """add sub rsub mul div neg abs sqrt exp log reciprocal square pow maximum minimum clamp_min clamp_max eq ne gt lt
         ge le where masked_fill logical_not logical_and bitwise_not sign relu tanh threshold erf threshold_backward
-        bernoulli uniform normal exponential rand randn rand_like randn_like random sin cos tan asin acos atan atan2
+        bernoulli uniform normal exponential rand randn rand_like randn_like random randint randint_like randperm
+        sin cos tan asin acos atan atan2
         sinh cosh asinh acosh atanh log1p log2 log10 expm1 exp2 erfc erfinv floor ceil round trunc frac fmod remainder
         floor_divide logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
         isnan isinf isfinite isposinf isneginf hypot sgn copysign heaviside fmax fmin nextafter positive sinc digamma
@@ -75,6 +79,9 @@ PER_INPUT = _costs({
     32: "upsample_bicubic2d_backward _upsample_bicubic2d_aa_backward grid_sampler_2d_backward"})
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
+PRODUCTS = ("mm", "addmm", "_sparse_addmm", "mv", "addmv", "bmm")  # that have sparse forms
+SPARSE = ("_sparse_mm", "_sparse_addmm", "_sparse_mv", "_sparse_addmv")
+BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
 _CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
 
@@ -117,6 +124,25 @@ def _multi_head_macs(op: Op) -> int:
     batch, length = query.shape[:2]
     projections = (2 * length + 2 * key.shape[1]) * width * width
     return batch * (projections + 2 * length * key.shape[1] * width)
+
+
+def _sparse_macs(op: Op) -> int:
+    """Return the multiply-adds of a sparse matrix and a dense one, or a vector: one for each stored element and column."""
+    left, right = op.args["add" in op.short:][:2]
+    return left.elements * prod(right.shape[1:]) if left.sparse else right.elements * left.shape[0]
+
+
+def _bilinear_macs(op: Op) -> int:
+    """Return the multiply-adds of x W y: the sum over x first, then the one over y."""
+    sizes = [iter(spec.shape) for spec in op.args[:3]]
+    full = [max(1 if place in missing else next(size) for size, missing in zip(sizes, op.args[3:6], strict=True))
+            for place in range(len(op.args[0].shape) + len(op.args[3]))]
+    return prod(full) + prod(size for place, size in enumerate(full) if place not in op.args[6] or place not in op.args[5])
+
+
+def _bag(op: Op) -> int:
+    """Return the additions of a sum of rows of a table, one row for each index."""
+    return op.args[1].elements * op.args[0].shape[-1]
 
 
 def recurrent_weights(op: Op) -> list[TensorSpec]:
@@ -165,7 +191,9 @@ _MACS: dict[str, Callable[[Op], int]] = {
     **dict.fromkeys(("mm", "bmm", *GROUPED), lambda op: op.args[0].elements * op.args[1].shape[-1]),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm"), lambda op: op.args[1].elements * op.args[2].shape[-1]),
     **dict.fromkeys(ATTENTION, _attention_macs),
-    "_native_multi_head_attention": _multi_head_macs,
+    "_native_multi_head_attention": _multi_head_macs, **dict.fromkeys(SPARSE, _sparse_macs),
+    "_trilinear": _bilinear_macs, "deform_conv2d": lambda op: op.outputs[0].elements * prod(op.args[1].shape[1:]),
+    "_deform_conv2d_backward": lambda op: 2 * op.args[0].elements * prod(op.args[2].shape[1:]),
     **{f"{name}{suffix}": _recurrent_macs for name in RECURRENT for suffix in ("", "_backward")},
     **dict.fromkeys(("mv", "dot", "vdot"), lambda op: op.args[0].elements), "addmv": lambda op: op.args[1].elements}
 
@@ -183,12 +211,18 @@ _OTHER: dict[str, Callable[[Op], int]] = {
     "convolution_backward": lambda op: op.args[0].elements if op.args[10][2] else 0,
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), lambda op: op.args[0].elements * (6 if op.args[5] else 2)),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _fourier), **dict.fromkeys(("sort", "topk", "kthvalue"), _ordering),
+    **dict.fromkeys((*BAGS, "_embedding_bag_backward"), _bag),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist"), lambda op: 3 * op.outputs[0].elements * op.args[0].shape[-1])}
 
 
+def formula(short: str) -> Callable[[Op], int] | None:
+    """Return the formula of what an operator of this name computes beside its multiply-adds; None where that is not known."""
+    return _OTHER.get(short) or _OTHER.get(short.rstrip("_")) or (_pooling if "pool" in short else None)
+
+
 def _other(op: Op) -> Callable[[Op], int] | None:
-    """Return the formula of what ``op`` computes beside its multiply-adds; None where that is not known."""
-    return _OTHER.get(op.short) or _OTHER.get(op.short.rstrip("_")) or (_pooling if "pool" in op.short else None)
+    is_hidden = any(spec.sparse == UNKNOWN for spec in (*op.tensors, *op.outputs))  # how much it stores depends on values
+    return formula(op.short) if op.short in VIEWS or not is_hidden else None
 
 
 def is_work(op: Op) -> bool:
@@ -238,6 +272,8 @@ def bytes_read(op: Op) -> int:
         return _distinct(tensors) - call.data.bytes - weight + read
     if name in ("index", "index_select", "embedding", "gather"):
         return _distinct(tensors[1:]) + min(tensors[0].bytes, op.outputs[0].elements * tensors[0].itemsize)
+    if name in BAGS:
+        return _distinct(tensors[1:]) + min(tensors[0].bytes, _bag(op) * tensors[0].itemsize)
     return _distinct(tensors)
 
 

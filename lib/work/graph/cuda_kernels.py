@@ -5,6 +5,7 @@ choose a kernel are replaced meanwhile, in the capturing thread, by the choice t
 """
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ _NARROW_BACKWARD = ((8, 6), (8, 9)), ((12, 0), (12, 1))  # from, to: no flash gr
 _NARROW, _NARROW_WITHOUT_DROPOUT = 192, 224  # ones with dropout
 _LARGEST_BATCH = {True: 880_801, False: 65_535}  # that cuDNN normalises, in training and in evaluation
 _SPATIAL = 3  # dimensions of an input that cuDNN normalises, at least
+_FLEX = "torch.nn.attention.flex_attention"  # refuses gradients of tensors on the CPU; imported where a network uses it
 _lock, _usual_batch_norm, _usual_dropout = threading.RLock(), torch.batch_norm, torch.dropout
 
 
@@ -122,7 +124,7 @@ def chosen(device: str) -> Iterator[None]:
     if not device.startswith("cuda"):
         yield
         return
-    thread = threading.get_ident()
+    thread, flex = threading.get_ident(), sys.modules.get(_FLEX)
 
     def here(choice: Callable, usual: Callable) -> Callable:
         def call(*args, **kwargs):
@@ -130,7 +132,8 @@ def chosen(device: str) -> Iterator[None]:
         return call
 
     replaced = ((F, "scaled_dot_product_attention", _attention(capability(device))), (torch, "batch_norm", _batch_norm),
-               (torch._VF, "dropout", _dropout))
+               (torch._VF, "dropout", _dropout),
+               *([(flex, "_validate_device", lambda *_: None)] if flex else []))
     with _lock, ExitStack() as stack:
         for holder, name, choice in replaced:
             stack.enter_context(patch.object(holder, name, here(choice, getattr(holder, name))))

@@ -1,19 +1,29 @@
-"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it."""
+"""Records every operator that torch dispatches below autograd, with its storages and the module that called for it.
+
+Sparse matrices that a network holds stay real: fake ones do not know how many elements they store. Operators of them alone are
+computed, so their results know it too.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lib.work.graph.ops import Op, TensorSpec
+from lib.work.graph import counts
+from lib.work.graph.ops import UNKNOWN, Op, TensorSpec
 
 _NOT_WORK = ("prim.", "profiler.", "prims.")
+_PARTS = {torch.sparse_coo: ("_values", "_indices"),
+          **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("values", "crow_indices", "col_indices")),
+          **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("values", "ccol_indices", "row_indices"))}
 _READS = "aten._local_scalar_dense.default"  # a number read by the host: no work of an operator
 
 
@@ -26,6 +36,32 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Return whether an operator is made of others, and its own FLOPs are not known: few are seen below autograd."""
+    known = counts.formula(func.__name__.partition(".")[0])
+    return known is None and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout in _PARTS
+
+
+def _stored(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the elements that a sparse tensor stores, and their bytes with those of the indices; UNKNOWN of a fake one."""
+    if isinstance(tensor, FakeTensor):
+        return UNKNOWN
+    with unset_fake_temporarily():
+        parts = [getattr(tensor, name)() for name in _PARTS[tensor.layout]]
+    return parts[0].numel(), sum(part.numel() * part.itemsize for part in parts)
+
+
+def _without_views(value: Any) -> Any:
+    """Copy a real sparse view, such as A.t(), which fake tensors do not take beside them."""
+    is_view = _is_sparse(value) and not isinstance(value, FakeTensor) and value._is_view()
+    return value.detach().clone() if is_view else value
 
 
 class Recorder(TorchDispatchMode):
@@ -43,8 +79,13 @@ class Recorder(TorchDispatchMode):
         self.made: list[dict[int, int]] = []
         self.freed: list[tuple[int, ...]] = []
 
-    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef]:
+    def enter(self, tensor: torch.Tensor, kind: str) -> tuple[int, str, StorageWeakRef | None]:
         """Return number, kind and reference of a tensor's storage; a new one is entered as of ``kind``."""
+        if _is_sparse(tensor):  # known by its id
+            if -id(tensor) not in self._storages:
+                self._storages[-id(tensor)] = (-1, kind, None)
+                self.bytes[kind] += max(0, _stored(tensor)[1])
+            return self._storages[-id(tensor)]
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages:
@@ -57,7 +98,8 @@ class Recorder(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         number, kind, _ = self.enter(value, "activation")
-        return TensorSpec(tuple(value.shape), tuple(value.stride()), str(value.dtype).removeprefix("torch."), number, kind)
+        stride, stored = ((1,) * value.dim(), _stored(value)) if _is_sparse(value) else (tuple(value.stride()), None)
+        return TensorSpec(tuple(value.shape), stride, str(value.dtype).removeprefix("torch."), number, kind, stored)
 
     def sweep(self) -> None:
         """Write down which storages died since the last operator: as in the real run, Python's references decide."""
@@ -85,6 +127,9 @@ class Recorder(TorchDispatchMode):
         name = str(func)
         if name.startswith(_NOT_WORK) or name == _READS:
             return func(*args, **kwargs)
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
         self.sweep()
         module, phase = self._where()
         given, named = list(args), dict(kwargs)
@@ -94,11 +139,22 @@ class Recorder(TorchDispatchMode):
             given.append(named.pop(argument.name, argument.default_value))
         given = _frozen(tree_map(self._spec, given))
         named = tuple(sorted((key, _frozen(tree_map(self._spec, value))) for key, value in named.items()))
-        out = func(*args, **kwargs)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        sparse = sum(map(_is_sparse, tensors))
+        if sparse and (space := name.split("."))[1] in counts.PRODUCTS:  # another operator than that of dense matrices
+            name = ".".join((space[0], f"{'_sparse' * sparse}_{space[1].removeprefix('_sparse_')}", *space[2:]))
+        is_constant = sparse and not any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        if sparse and not is_constant:
+            with unset_fake_temporarily():
+                args, kwargs = tree_map(_without_views, (args, kwargs))
+        with unset_fake_temporarily() if is_constant else nullcontext():
+            out = func(*args, **kwargs)
         before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        if not (tensors or leaves):
+            return out
         self.ops.append(Op(name, given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase))
         made = {}  # the storages that are new; sizes are those of the whole storage
-        for storage in (leaf.untyped_storage() for leaf in leaves):
+        for storage in (leaf.untyped_storage() for leaf in leaves if not _is_sparse(leaf)):
             number, _, reference = self._storages[storage._cdata]
             if number >= before:
                 made[number], self._alive[number] = storage.nbytes(), reference

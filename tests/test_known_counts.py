@@ -1,0 +1,373 @@
+"""Networks that hide operators or values from a capture: FLOPs by first principles, and by a real run of the same network."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lib.work import user_code
+from lib.work.building import eager, inputs
+from lib.work.building.inputs import Input
+from lib.work.graph import capture, counts
+from lib.work.graph.recorder import Recorder
+from lib.work.networks import Network
+from tests import in_both_modes, real_pass, refused
+
+EDGES = torch.stack([torch.arange(300) % 100, (torch.arange(300) * 7 + torch.arange(300) // 100) % 100])  # 300 distinct ones
+
+
+class Pair(nn.Module):
+    """Linear(16, 16) without bias, twice: 512 FLOPs a row and call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class Masked(nn.Module):
+    """Two layers of 10 tokens: q, k, v 10*32*96, scores and values 2*10*10*32, output 10*32*32, feed-forward 2*10*32*64."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), 2)
+
+    def forward(self, x):
+        return self.encoder(x, src_key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool))
+
+
+class Inference(Pair):
+    """Under inference_mode."""
+
+    @torch.inference_mode()
+    def forward(self, x):
+        return super().forward(x)
+
+
+class PartlyInference(Pair):
+    """The first layer under inference_mode: its weight takes no gradient."""
+
+    def forward(self, x):
+        with torch.inference_mode():
+            x = self.a(x)
+        return self.b(x.clone())
+
+
+class ReturnsNone(Pair):
+    """Its train() returns nothing."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+class Stays(ReturnsNone):
+    """Its train() changes nothing."""
+
+    def train(self, mode=True):
+        return self
+
+
+class Packed(nn.Module):
+    """LSTM(4, 6) of 7, 3 and 1 steps: 11 steps of 4*6*(4+6) multiply-adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 6, batch_first=True)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 7, 1]), batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=8)[0]
+
+
+class Lengths(Packed):
+    """Lengths that are computed."""
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, (x[..., 0] > -9).sum(1), batch_first=True)
+        return self.rnn(packed)[0].data
+
+
+class Forces(nn.Module):
+    """An energy and its gradient by the input: 12*32 + 32 multiply-adds each."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(12, 32), nn.SiLU(), nn.Linear(32, 1))
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        return -torch.autograd.grad(self.net(x).sum(), x, create_graph=self.training)[0]
+
+
+class Sparse(nn.Module):
+    """A product with a sparse 100 x 100 matrix of 300 elements behind Linear(16, 16): 2*300*16 + 51,200 FLOPs."""
+
+    def __init__(self, nodes=100, edges=EDGES, product=torch.spmm, convert=lambda matrix: matrix):
+        super().__init__()
+        matrix = torch.sparse_coo_tensor(edges, torch.ones(edges.shape[1]), (nodes, nodes)).coalesce()
+        self.register_buffer("matrix", convert(matrix))
+        self.layer, self.product = nn.Linear(16, 16, bias=False), product
+
+    def forward(self, x):
+        return self.product(self.matrix, self.layer(x[0]))
+
+
+class Attribute(Sparse):
+    """The matrix is a plain attribute, in rows."""
+
+    def __init__(self):
+        super().__init__(convert=torch.Tensor.to_sparse_csr, product=torch.matmul)
+        self.plain = self._buffers.pop("matrix")
+
+    def forward(self, x):
+        return self.plain @ self.layer(x[0])
+
+
+class Condition(Pair):
+    """One layer, since the value is positive."""
+
+    def forward(self, x):
+        return torch.cond(x.square().sum() > -1, self.a, lambda x: self.b(self.b(x)), (x,))
+
+
+class Loop(Pair):
+    """Three layers, counted by a tensor."""
+
+    def forward(self, x):
+        return torch.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, self.a(x)), (torch.tensor(0), x))[1]
+
+
+class Scan(Pair):
+    """A recurrence of three steps."""
+
+    def forward(self, x):
+        from torch._higher_order_ops.scan import scan
+
+        def step(carry, item):
+            carry = self.a(carry) + item
+            return carry, carry.clone()
+        return scan(step, x, torch.stack([x, x, x]))[1]
+
+
+class Mapped(Pair):
+    """A layer on each of three."""
+
+    def forward(self, x):
+        from torch._higher_order_ops.map import map as mapped
+        return mapped(self.a, torch.stack([x, x, x]))
+
+
+class FullGraph(Pair):
+    """Compiled in one graph."""
+
+    def forward(self, x):
+        return torch.compile(self.b, fullgraph=True)(self.a(x))
+
+
+class Flexible(Pair):
+    """Attention of 8 tokens that calls a function for each score: 2*2*8*8*16 behind a layer of 8 rows."""
+
+    def forward(self, x):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        q = self.a(x)[:, None]
+        return flex_attention(q, q, q, score_mod=lambda score, batch, head, i, j: score + (i - j))
+
+
+class Tangent(Pair):
+    """The gradient of a scalar for each sample by torch.func."""
+
+    def forward(self, x):
+        return torch.vmap(torch.func.grad(lambda row: torch.tanh(self.a(row)).sum()))(x)
+
+
+class Forward(Pair):
+    """A derivative along the input by forward differentiation."""
+
+    def forward(self, x):
+        return torch.func.jvp(self.a, (x,), (x,))[1]
+
+
+class Reentrant(Pair):
+    """A checkpoint of the older kind: the second layer runs again."""
+
+    def forward(self, x):
+        return checkpoint(lambda y: self.b(torch.tanh(y)), self.a(x), use_reentrant=True)
+
+
+class Lazy(nn.Sequential):
+    """Conv 3 -> 8, 3x3, on 8x8: 36*8*27; then 288 -> 4."""
+
+    def __init__(self):
+        super().__init__(nn.LazyConv2d(8, 3, bias=False), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4, bias=False))
+
+
+class Bag(nn.Module):
+    """Eight rows of a table of 1,000 rows of 16 are added; then 16 -> 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(1000, 16, mode="sum"), nn.Linear(16, 4, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.bag(ids))
+
+
+class Bilinear(nn.Module):
+    """4 outputs of x W y, of 6 and 5 numbers: 4*6*5 + 4*5 multiply-adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Bilinear(6, 5, 4)
+
+    def forward(self, x):
+        return self.layer(x, x[..., :5])
+
+
+class Deformed(nn.Module):
+    """Offsets by a convolution 4 -> 18, 3x3, on 8x8; a deformable one 4 -> 4: 64*9*4*(18 + 4) multiply-adds."""
+
+    def __init__(self):
+        super().__init__()
+        from torchvision.ops import DeformConv2d
+        self.offset, self.conv = nn.Conv2d(4, 18, 3, padding=1), DeformConv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x, self.offset(x))
+
+
+class Entries(Pair):
+    """A dictionary as input."""
+
+    def forward(self, batch):
+        return self.a(batch["x"]) + batch["y"]
+
+
+# forward FLOPs of products of a batch of 2 (of 3 sequences, of 1 graph), and those of the backward pass of a training step
+KNOWN = [(Masked, "10x32", 706_560, None), (PartlyInference, "16", 2_048, 1_024), (ReturnsNone, "16", 2_048, 3_072),
+         (Stays, "16", 2_048, 3_072), (Packed, "3 7x4", 5_280, None), (Lengths, "3 7x4", 10_080, None),
+         (Sparse, "1 100x16", 60_800, 60_800), (Attribute, "1 100x16", 60_800, 60_800),
+         (lambda: Sparse(product=torch.sparse.mm), "1 100x16", 60_800, 60_800),
+         (lambda: Sparse(product=lambda m, x: (m * 2).t() @ x), "1 100x16", 60_800, 60_800),
+         (lambda: Sparse(product=lambda m, x: torch.mv(m, x[:, 0])), "1 100x16", 51_800, 51_800),
+         (Condition, "16", 1_024, 1_024), (Loop, "16", 3_072, 5_120), (Scan, "16", 3_072, 5_120), (Mapped, "16", 3_072, 3_072),
+         (FullGraph, "16", 2_048, 3_072), (Tangent, "16", 1_024, None), (Forward, "16", 3_072, 1_024),
+         (Reentrant, "16", 2_048, 4_096), (Lazy, "3x8x8", 35_712, None), (Bag, "8:int64", 256, 512),
+         (Bilinear, "6", 560, None), (Deformed, "4x8x8", 202_752, None)]
+
+
+def network(kind, shape):
+    size, _, sample = shape.rpartition(" ")
+    return Network("own", kind, (), tuple(entry.batch(int(size or 2)) for entry in inputs.parse(sample)))
+
+
+def products(ops):
+    return [sum(counts.matrix_flops(op) for op in ops if op.phase == phase) for phase in ("forward", "backward")]
+
+
+@pytest.mark.parametrize("kind, shape, forward, backward", KNOWN)
+@in_both_modes
+def test_flops_and_bytes_are_those_of_first_principles_and_of_a_real_run(kind, shape, forward, backward, mode):
+    net = network(kind, shape)
+    ops, training = capture.of_network(net, mode).ops, mode == "train"
+    assert products(ops)[0] == forward and not [op.name for op in ops if counts.is_work(op) and not counts.is_counted(op)]
+    if backward and training:
+        assert products(ops)[1] == backward
+    model, (placed, named) = user_code.in_mode(net.build(), training), net.made("cpu")
+    if kind is Lazy:
+        model(*placed)
+    elif kind is Masked and not training:
+        return  # torch runs nested tensors, which hide their sizes
+    with eager.running(), Recorder() as real:
+        real_pass(model, mode, *placed, **named)
+    assert products(ops) == products(real.ops)
+    if kind is not Lengths:  # oneDNN's workspace has no size before it runs
+        assert sum(map(counts.compulsory_bytes, ops)) == sum(map(counts.compulsory_bytes, real.ops))
+
+
+def test_inference_alone_is_counted_or_asked_for():
+    graph = capture.of_network(network(Inference, "16"))
+    assert products(graph.ops) == [2_048, 0]
+    assert products(capture.of_network(network(Forces, "12")).ops) == [1_664, 1_664]
+    with refused("no gradient reaches its output, .*; ask for inference$"):
+        capture.of_network(network(Inference, "16"), "train")
+    assert not torch.is_inference_mode_enabled() and torch.inference_mode().__enter__() is None
+
+
+def test_flexible_attention_is_counted_and_trains_on_a_gpu_alone():
+    net = network(Flexible, "8x16")
+    assert products(capture.of_network(net).ops) == [2 * (8 * 512 + 4 * 8 * 8 * 16), 0]
+    assert products(capture.of_network(net, "train", device="cuda:0").ops)[1] == 2 * (8 * 512 + 2 * 4 * 8 * 8 * 16)
+    with refused("FlexAttention does not support backward on CPU"):
+        capture.of_network(net, "train")
+
+
+def test_a_large_sparse_matrix_takes_the_memory_that_it_stores():
+    edges = torch.stack([torch.arange(200_000) // 2, torch.arange(200_000) * 7 % 100_000])
+
+    def build():
+        return Sparse(100_000, edges.clone() + 0)
+    graph = capture.of_network(Network("own", build, (1, 100_000, 16)))
+    assert products(graph.ops)[0] == 2 * 16 * (16 * 100_000 + 200_000)
+    assert graph.buffer_bytes == 200_000 * (4 + 2 * 8)
+
+
+def test_a_sparse_matrix_of_values_is_not_counted():
+    graph = capture.of_network(network(lambda: Sparse(product=lambda m, x: m.matmul(x).to_sparse() @ x.t()), "1 100x16"))
+    assert [op.name for op in graph.ops if counts.is_work(op) and not counts.is_counted(op)] == [
+        "aten._to_sparse.default", "aten._sparse_mm.default"]
+    twice = capture.of_network(network(lambda: Sparse(product=lambda m, x: (m @ m) @ x), "1 100x16"))
+    unknown = [op.name for op in twice.ops if counts.is_work(op) and not counts.is_counted(op)]
+    assert unknown == ["aten._sparse_sparse_mm.default"]
+
+
+class Draws(Pair):
+    """As many layers as Python and NumPy draw."""
+
+    def forward(self, x):
+        for _ in range(random.randrange(1, 9) + int(np.random.rand() * 8) + int(np.random.default_rng().integers(8))):  # noqa: NPY002
+            x = self.a(x)
+        return x
+
+
+def test_random_numbers_of_python_are_the_same_in_each_capture_and_stated():
+    random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    graphs = [capture.of_network(network(Draws, "16")) for _ in range(3)]
+    assert len({graph.ops for graph in graphs}) == 1
+    assert all(graph.branches == ("random numbers of Python or NumPy",) for graph in graphs)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # noqa: NPY002
+    assert capture.of_network(network(Pair, "16")).branches == ()
+
+
+def test_a_dictionary_as_input_is_a_mapping_in_the_file(tmp_path):
+    (tmp_path / "input.yaml").write_text("batch: {x: 16, y: '16'}\n")
+    net = network(Entries, str(tmp_path / "input.yaml"))
+    assert net.batch == (Input((2, 16), name="batch.x"), Input((2, 16), name="batch.y"))
+    assert products(capture.of_network(net).ops) == [1_024, 0]
+    assert real_pass(net.build(), "infer", **net.made("cpu")[1]).shape == (2, 16)
+    with refused("a dictionary as input is a YAML file that maps an argument to its entries"):
+        capture.of_network(network(Entries, "16"))
+
+
+class Nested(Pair):
+    def forward(self, x):
+        return self.a(torch.nested.nested_tensor([x[:1], x])).to_padded_tensor(0.0)
+
+
+def test_what_hides_its_operators_is_refused_in_one_line():
+    with refused("nested tensors are not captured: pad the sequences$"):
+        capture.of_network(network(Nested, "16"))
+    with refused("does not run .* torch's higher-order operator print hides its operators; call the function that it is given"):
+        capture.of_network(network(Prints, "16"))
+
+
+class Prints(Pair):
+    def forward(self, x):
+        torch._higher_order_ops.print("{}", 1)
+        return self.a(x)
