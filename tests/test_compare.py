@@ -34,7 +34,7 @@ def test_what_has_no_time_is_left_out_and_counted(sweeps):
 
 
 @pytest.mark.parametrize("ratio, low, high, word, line", [
-    (1.0891, 0.9495, 1.1572, "same", "No difference beyond 3 % is shown: B's times differ from A's by +8.9 % (95 % interval "
+    (1.0891, 0.9495, 1.1572, "same", "No difference is shown beyond 3 %: B's times differ from A's by +8.9 % (95 % interval "
                                      "-5.0 to +15.7 %)"),
     (1.001, 0.99, 1.02, "same", "B and A are the same within 3 %: B's times differ from A's by +0.1 % (95 % interval -1.0 to "
                                 "+2.0 %)"),

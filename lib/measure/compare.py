@@ -42,7 +42,7 @@ class Difference:
         if self.word != "same":
             return f"B is {self.word}"
         within = 1 - self.threshold <= self.low and self.high <= 1 + self.threshold
-        return f"B and A are the same within {100 * self.threshold:.3g} %" if within else f"No difference beyond {100 * self.threshold:.3g} % is shown"
+        return ("B and A are the same within" if within else "No difference is shown beyond") + f" {100 * self.threshold:.3g} %"
 
 
 def find(name: str) -> tuple[str, Path]:

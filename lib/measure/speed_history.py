@@ -42,9 +42,9 @@ class Speed:
 
     @classmethod
     def from_history(cls, history_ms: np.ndarray, not_kept: str = "", busy: str = "") -> "Speed":
-        """Return the speed by all looks, the last one now unless the machine was ``busy``; looks at a busy machine do not count.
+        """Return the speed by all looks, the last one now unless the machine was ``busy``.
 
-        With few looks the processor may be as slow as a shared one.
+        Looks at a busy machine do not count. With few looks the processor may be as slow as a shared one.
         """
         quiet_ms = history_ms[:-1] if busy else history_ms
         if not len(quiet_ms):

@@ -37,6 +37,7 @@ SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 MAKERS, _NEAREST = frozenset(("nvidia", "tesla", "amd")), 3  # words of a name that identify no card; names in an error
 DOMINANT_SHARE = 0.5  # share of the predicted time above which a resource limits the work
+NOT_SCALED = "not scaled"  # in the source of a CPU's answer: it is the time of the CPU that its model was trained on
 MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
 
 
@@ -249,8 +250,8 @@ class Predictor:
         """Return where an answer comes from in words; zero-shot if other devices' kernels predicted most of its time."""
         provenance, borrowed, scaling = estimate.provenance, estimate.provenance.borrowed, self.model.scaling
         if self.origin:
-            busy = self.model.facts.get(transfer_cpu.DOUBTFUL)
-            how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if busy else ""
+            unscaled = NOT_SCALED + ": busy here" * bool(self.model.facts.get(transfer_cpu.DOUBTFUL))
+            how = f", scaled by ceilings measured here ({scaling})" if scaling else "" if self.shipped else f", {unscaled}"
             return f"zero-shot from {self.origin}{how}"
         if borrowed <= OUTSIDE:
             return "learned from whole networks" if provenance.of_networks else "predicted"

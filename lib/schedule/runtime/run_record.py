@@ -178,8 +178,9 @@ def errors_by_run() -> dict[tuple[str, str], np.ndarray]:
 def text(record: RunRecord) -> str:
     """Return how the jobs ended, what ran where, and what was predicted beside what it took, of the first _SHOWN jobs."""
     counts, facts = record.ends["status"].value_counts(), record.facts
-    lines = [f"Nothing ran now: all jobs ended in an earlier run, recorded {facts['written_utc'][:16].replace('T', ' ')} UTC, by "
-             f"the policy {facts['policy']}. To run the jobs again, name another folder with --out."] * record.earlier
+    when = facts["written_utc"][:16].replace("T", " ")
+    lines = [f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by the policy {facts['policy']}. To run "
+             "the jobs again, name another folder with --out."] * record.earlier
     lines += [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
              f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}"
              f"{', contention included' if facts['contention'] else ''}); lower bound, if predictions hold: "
