@@ -57,7 +57,7 @@ class Advice:
         if len(ties) > 1:
             text += f", tied with {choices(row['device'] for row in ties[1:])}"
         if slower:
-            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {slower[0]['device']}"
+            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.3g} times as fast as {slower[0]['device']}"
             text += ", but their intervals overlap: measure both" * (slower[0]["low_ms"] < best["high_ms"])
         return text + "; it lies out of its model's training range" * best["out_of_range"]
 

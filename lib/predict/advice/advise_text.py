@@ -30,9 +30,8 @@ _CHANGES, _SHORT, _NAMED = 3, 5, 4  # changes and devices that are shown, and de
 _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
-              "a narrow range: learned from other devices, or out of the training range. D on a narrow range: the time of "
-              "another CPU, not scaled to this one.")
-_EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
+              "a narrow range: learned from other devices, or out of the training range.")
+_EXPLAIN = "--explain: where each number comes from."
 NUMBER = "{:,.4g}".format
 SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
@@ -89,8 +88,9 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     lines += ["With these options and --code, advise prints a program that runs it so."] * \
         any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
-    return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
-                     for line in (*lines, _EXPLAIN))
+    unscaled = any(registry.NOT_SCALED in row["source"] for row in rows)
+    lines.append(f"{CONFIDENCE}{' D on a narrow range: the time of another CPU.' * unscaled} {_EXPLAIN}")
+    return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in lines)
 
 
 def _prepared(advice: Advice) -> list[str]:
@@ -150,10 +150,11 @@ def _doubt(row: Row) -> str:
     """Return why an answer is doubtful: the devices it was learned from, and its known errors on this one."""
     if not row["source"].startswith(_ZERO_SHOT):
         return ", out of the range that its model was trained on" * row["out_of_range"]
-    learned = row["source"].removeprefix(_ZERO_SHOT).replace(ANY_GPU, "other GPUs")
-    known = row.get("held_out", "").startswith(quote.ON_CARD)
-    seen = f"; {row['held_out_n']:.0f} networks measured on it show a typical error of {row['held_out_median_pct']:.0f} %"
-    return f", learned from {learned}{seen * known}"
+    learned = row["source"].removeprefix(_ZERO_SHOT).partition(f", {registry.NOT_SCALED}")[0].replace(ANY_GPU, "other GPUs")
+    if not row.get("held_out", "").startswith(quote.ON_CARD):
+        return f", learned from {learned}"
+    return (f", learned from {learned}; {row['held_out_n']:.0f} networks measured on it show a typical error of "
+            f"{row['held_out_median_pct']:.0f} %")
 
 
 def _tie(rows: Sequence[Row]) -> str:
@@ -315,12 +316,11 @@ def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed |
     if cpu is None:
         return ""
     threads = torch.get_num_threads()
-    assumed = f"The CPU's time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
+    assumed, busy = f"The CPU's time is that of an idle machine with {threads} thread{'s' * (threads > 1)}", ""
     if cpu.predictor.is_unscaled:
         is_doubtful = bool(cpu.predictor.model.facts.get(transfer_cpu.DOUBTFUL))
-        why = "the ceilings measured here are unusable, others held cores" if is_doubtful else "its ceilings were not measured"
-        assumed += f", {cpu.predictor.origin.removeprefix(transfer_cpu.CPU)}, not scaled to this one: {why}"
-    busy = ""
+        why = "the ceilings measured here are unusable, others held cores" if is_doubtful else "no ceilings were measured here"
+        assumed += f" like {cpu.predictor.origin.removeprefix(transfer_cpu.CPU)}, not scaled to this one: {why}"
     if free < threads:
         busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if brief else (
             f"; others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another beside a "
