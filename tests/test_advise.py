@@ -184,7 +184,7 @@ def test_the_answer_fits_on_a_screen_and_a_guess_that_is_fastest_is_called_one(a
 
 @pytest.mark.parametrize("second, words", [
     ({"predicted_ms": 5.1, "bound": "launch"}, "Fastest: b200, t4 tie at 5 to 5.1 ms (confidence D): launching kernels takes "
-                                               "most of the time on each, so a larger batch would tell them apart."),
+                                               "most of the time."),
     ({"predicted_ms": 5.0}, "Fastest: b200, t4 tie at 5 ms (confidence D): their times differ by less than the predictions"),
     ({"predicted_ms": 6.0}, "Fastest: b200, 5 ms (1.5 to 15, confidence D), learned from other GPUs; 46 networks measured on "
                             "it show a typical error of 34 %."),

@@ -419,7 +419,8 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
         elif with_model := predictor(device, dtype, shipped):
             predictors.append(with_model)
         elif devices:
-            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
+            others = choices(name for name in usual if name != device)
+            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {others}, and of the "
                              f"machines: {choices(machines)}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")

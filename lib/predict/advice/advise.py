@@ -78,7 +78,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    results = answers(captured, for_networks(devices, query.dtype, query.is_for_cpu), bool(devices))
+    results = answers(captured, for_networks(devices, query.dtype, query.is_by_runtime), bool(devices))
     table = predictions(results)
     fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
     compared = [answer for answer in results if answer.predictor.device in fastest]
@@ -117,7 +117,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
-        raise InputError(next(filter(None, refusals)))
+        raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first
     return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
 
 

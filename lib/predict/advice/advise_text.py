@@ -23,6 +23,7 @@ from lib.predict.transfer import ANY_GPU
 from lib.predict.trust import quote
 
 WIDTH = 100
+_LIMITS = {"launch": "launching kernels", "loader": "waiting for the loader", "copy": "copying to the device"}
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
 _ZERO_SHOT = "zero-shot from "
@@ -78,11 +79,12 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
              *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
+    suggested = suggested if advice.recommended else ()  # what fits nowhere has no changes that would help
     best = _worthwhile(suggested)
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}  {change.options}".rstrip() for change in best]
     device = advice.suggestion_target.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
-        [f"No change is predicted to make it faster on {device}."]
+        [f"No change is predicted to make it faster on {device}."] * bool(advice.recommended)
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
     lines += ["With these options and --code, advise prints a program that runs it so."] * \
@@ -136,7 +138,7 @@ def verdicts(advice: Advice) -> list[str]:
     rows = _graded(advice)
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
-        return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB."]
+        return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB. Ask for a smaller batch."]
     fastest, trusted = fitting[0], next((row for row in fitting if row["grade"] in _TRUSTED), None)
     ties = tied(fitting)
     lines = [f"Fastest: {_time(fastest)}{_doubt(fastest)}." if len(ties) == 1 else _tie(ties)]
@@ -162,8 +164,9 @@ def _tie(rows: Sequence[Row]) -> str:
     names, grades = [row["device"] for row in rows], sorted({row["grade"] for row in rows})
     more = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
     span = " to ".join(dict.fromkeys(_figures(rows[place]["predicted_ms"]) for place in (0, -1)))
-    why = "launching kernels takes most of the time on each, so a larger batch would tell them apart" \
-        if {row["bound"] for row in rows} == {"launch"} else "their times differ by less than the predictions can tell"
+    bounds = [row["bound"] for row in rows]
+    why = _LIMITS.get(bounds[0], "") if 2 * bounds.count(bounds[0]) > len(bounds) else ""
+    why = f"{why} takes most of the time" if why else "their times differ by less than the predictions can tell"
     return (f"Fastest: {choices(names[:_NAMED])}{more} tie at {span} ms (confidence {' to '.join(grades)}): {why}.")
 
 
