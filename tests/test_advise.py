@@ -428,6 +428,12 @@ def test_one_operator_has_a_time_a_bandwidth_a_rate_a_bound_and_an_interval():
     assert "1.85e+09 FLOPs, 1.299e+07 compulsory bytes" in output_of(*command[:-4])
 
 
+@pytest.mark.parametrize("batch, bound", [(1, "launch"), (256, "compute")])
+def test_a_step_whose_kernels_take_less_than_half_of_it_is_bound_by_its_launches(batch, bound):
+    """Backward launches take longer than forward ones: a step 54 times above its roofline time was called compute-bound."""
+    assert advice_on("b200", "resnet18", batch, mode="train").table["bound"].tolist() == [bound]
+
+
 @pytest.mark.parametrize("size, passes, bound", [(512, "backward", "launch"), (4096, "backward", "compute")])
 def test_an_operator_whose_time_no_roof_explains_is_bound_by_its_launch(size, passes, bound):
     wanted = advise_operator.config("linear", [f"gemm_{name}={size}" for name in "mkn"], passes=passes)

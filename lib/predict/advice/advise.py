@@ -36,8 +36,9 @@ class Advice:
 
     @property
     def suggestion_target(self) -> Answer:
-        """Return the answer that changes are suggested for: this machine's CPU, else the recommended device."""
-        return self.of("cpu") or self.of(self.recommended) or self.answers[0]
+        """Return the answer that changes are suggested for: this machine's CPU if it fits, else the recommended device."""
+        fitting = [*self.table.loc[self.table["fits"], "device"]]
+        return self.of("cpu" if "cpu" in fitting else self.recommended) or self.answers[0]
 
     @property
     def recommended(self) -> str:

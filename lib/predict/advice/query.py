@@ -432,13 +432,17 @@ class Answer:
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:
-        """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
+        """Return what limits the answer: loader, copy, optimizer, other GPUs, launches, or else ``Predictor.bound``."""
         dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
         if self.passes.parallel_ms > dominant_ms:
             return self.query.parallel
         longest = getattr(self.estimate, "longest", "")
         if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
+        passes = getattr(self._without_power_limit, "passes", self._without_power_limit)
+        alone_ms = passes.predicted_ms - passes.parallel_ms
+        if passes.parts and sum(passes.parts.kernels_ms.values()) < registry.DOMINANT_SHARE * alone_ms:
+            return "launch"
         return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
 
     def _measured_ms(self) -> float:
