@@ -210,7 +210,7 @@ def test_a_busy_machine_has_no_speed_and_an_unscaled_answer_no_usual_time(busy, 
     cpu = replace(cpu, predictor=replace(cpu.predictor, origin=unscaled, model=model))
     vars(cpu)["estimate"] = SimpleNamespace(times={"predicted_ms": 10.0, "low_ms": 8.0, "high_ms": 12.0}, predicted_ms=10.0)
     advice = replace(answer, answers=[cpu])
-    assert words in advise_text.cpu_load_note(advice, 99, True, speed)
+    assert words in advise_text.cpu_load_note(advice, 99, speed)
     row, = (row for row in advise_text.records(advice, speed=speed) if row["device"] == "cpu")
     assert ("now_ms" in row) == (not unscaled) and (row.get("now_ms") is None) == bool(busy or unscaled)
 

@@ -84,7 +84,7 @@ def _advise(options: argparse.Namespace) -> bool:
     free_cores = load.cores_left(watch.reading())
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or in_full)
-    cpu_load = advise_text.cpu_load_note(advice, free_cores, brief, speed)
+    cpu_load = advise_text.cpu_load_note(advice, free_cores, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))

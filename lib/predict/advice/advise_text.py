@@ -32,7 +32,6 @@ _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
               "a narrow range: learned from other devices, or out of the training range.")
-_EXPLAIN = "--explain: where each number comes from."
 NUMBER = "{:,.4g}".format
 SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
@@ -90,8 +89,8 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
     lines += ["With these options and --code, advise prints a program that runs it so."] * \
         any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
-    unscaled = any(registry.NOT_SCALED in row["source"] for row in rows)
-    lines.append(f"{CONFIDENCE}{' D on a narrow range: the time of another CPU.' * unscaled} {_EXPLAIN}")
+    unscaled = " D on a narrow range: the time of another CPU." * any(registry.NOT_SCALED in row["source"] for row in rows)
+    lines.append(f"{CONFIDENCE}{unscaled} --explain: where each number comes from.")
     return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in lines)
 
 
@@ -309,25 +308,22 @@ def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
             if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed | None = None) -> str:
+def cpu_load_note(advice: Advice, free: int, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``free``: cores that they left free a moment ago. ``brief``: in few words. ``speed``: the processor's, from which follow the
-    time to expect now and the range usual here.
+    ``free``: cores that they left free a moment ago. ``speed``: the processor's, from which follow the time to expect now and
+    the range usual here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
         return ""
     threads = torch.get_num_threads()
-    assumed, busy = f"The CPU's time is that of an idle machine with {threads} thread{'s' * (threads > 1)}", ""
+    assumed = f"The CPU's time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
     if cpu.predictor.is_unscaled:
         is_doubtful = bool(cpu.predictor.model.facts.get(transfer_cpu.DOUBTFUL))
         why = "the ceilings measured here are unusable, others held cores" if is_doubtful else "no ceilings were measured here"
         assumed += f" like {cpu.predictor.origin.removeprefix(transfer_cpu.CPU)}, not scaled to this one: {why}"
-    if free < threads:
-        busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if brief else (
-            f"; others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another beside a "
-            f"busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
+    busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" * (free < threads)
     here = _here(advice, speed) if speed and not cpu.predictor.is_unscaled else ""
     return " ".join(filter(None, (f"{assumed}{busy}.", here)))
 

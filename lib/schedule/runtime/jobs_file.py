@@ -219,6 +219,7 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention)
     in_time = _in_time(simulated)
     attempts, ends, notes = executor.execute(prepared, out)
+    attempts = attempts[attempts["status"] != "running"]
     with suppress(InputError):  # no record yet, or a damaged one: it is written again
         earlier = run_record.read(out)
         if len(earlier.schedule) == len(attempts) and set(earlier.ends["job_id"]) == set(ends["job_id"]):
@@ -227,7 +228,7 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now(),
              "in_time": in_time}
-    record = RunRecord(attempts[attempts["status"] != "running"], simulated.schedule, ends,
+    record = RunRecord(attempts, simulated.schedule, ends,
                        {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
     return record
