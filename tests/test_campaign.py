@@ -240,8 +240,12 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
     assert len(store.read(out / "schedule.csv", "schedule")) == 3
     assert ran.facts["in_time"] == {"a": 0.0, "b": 1.0} and "b: said to keep its deadline with 100%" in run_record.text(ran)
     assert (out / "trace.json").is_file() and "done" in run_record.text(ran) and "took s" in run_record.text(ran)
-    again = run_record.read(out)
+    again = jobs_file.run(replace(prepared, name="fastest"), out)
     assert again.facts == ran.facts and again.job_classes == ran.job_classes and again.ends.equals(ran.ends)
+    assert again.earlier and run_record.text(again).startswith(
+        "Nothing ran now: all jobs ended in an earlier run, recorded "
+        f"{ran.facts['written_utc'][:16].replace('T', ' ')} UTC, by the policy hybrid. ")
+    assert again.facts == run_record.read(out).facts and not run_record.text(ran).startswith("Nothing")
 
 
 def test_a_record_that_is_none_is_refused(tmp_path):

@@ -33,6 +33,18 @@ def test_what_has_no_time_is_left_out_and_counted(sweeps):
         compare.difference("a", few)
 
 
+@pytest.mark.parametrize("ratio, low, high, word, line", [
+    (1.0891, 0.9495, 1.1572, "same", "No difference is shown beyond 3 %: B's times differ from A's by +8.9 % (95 % interval "
+                                     "-5.0 to +15.7 %)"),
+    (1.001, 0.99, 1.02, "same", "B and A are the same within 3 %: B's times differ from A's by +0.1 % (95 % interval -1.0 to "
+                                "+2.0 %)"),
+    (1.2, 1.1, 1.3, "slower", "B is slower: B's times differ from A's by +20.0 % (95 % interval +10.0 to +30.0 %)"),
+    (0.8, 0.7, 0.9, "faster", "B is faster: B's times differ from A's by -20.0 % (95 % interval -30.0 to -10.0 %)")])
+def test_a_difference_is_told_in_words_that_do_not_contradict_its_interval(ratio, low, high, word, line):
+    pairs = pd.DataFrame([["W1", 1.0, ratio, ratio, low, high, word]], columns=compare._PAIR)
+    assert compare.words(compare.Difference(ratio, low, high, word, pairs, {}, 0)).splitlines()[0] == line
+
+
 @pytest.mark.slow
 def test_a_configuration_counts_once(sweeps):
     with refused("changed.parquet: 1 rows are there twice, the first of config 0{11}4 device cpu"):

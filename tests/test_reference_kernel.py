@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.measure import speed_history
+from lib.measure import load, speed_history
 from lib.measure.reference_kernel import ProcessorSpeed, _Reversal
 from lib.measure.speed_history import Speed
 from tests import refused
@@ -50,7 +50,7 @@ def test_an_elasticity_is_a_share():
 
 # ------------------------------------------------------------------------------------------------- what to expect now
 
-kernel_ms = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=60)
+kernel_ms = st.lists(st.floats(0.1, 0.4), min_size=1, max_size=60)
 
 
 @given(kernel_ms, st.floats(0.0, 1.0), st.floats(1.0, 3.0), st.floats(1.0, 3.0))
@@ -71,7 +71,35 @@ def test_a_history_tells_the_range_and_few_looks_leave_it_wide():
     assert few["here_high_ms"] > 1.8 * 42.0, "a processor that was looked at three times may be on a shared host"
 
 
+def test_the_time_of_the_kernel_beside_other_processes_is_no_speed():
+    history = [0.3] * 30 + [30.0] * 5
+    slow = Speed.from_history(np.array(history))
+    told = Speed.from_history(np.array([0.3] * 30 + [0.5]), busy="others took 1.4 cores and the host 0.0")
+    assert slow.busy == "the reference kernel takes 100 times its usual time" and told.busy.startswith("others took 1.4")
+    for speed in (slow, told):
+        times = speed.expected(97.0, 90.0, 110.0)
+        assert speed.looks == 30 and speed.usual_ms == 0.3 and np.isnan([speed.share, times["now_ms"]]).all()
+        assert times["here_low_ms"] == pytest.approx(90.0) and times["here_high_ms"] == pytest.approx(110.0)
+    assert Speed.from_history(np.array(history + [0.33])).share == pytest.approx(0.3 / 0.33), "the next look counts again"
+    first = Speed.from_history(np.array([30.0]), busy="others took 1.4 cores and the host 0.0").expected(97.0, 90.0, 110.0)
+    assert np.isnan(first["now_ms"]) and 85 < first["here_low_ms"] <= 90 and 130 < first["here_high_ms"] < 150
+
+
+class Crowd:
+    """A watch that has seen other processes take so many cores."""
+
+    def __init__(self, cores=0.0):
+        self.cores = cores
+
+    def reading(self):
+        return load.Load(1.0, 1.0, self.cores, 0.0, 0.0)
+
+
 def test_each_look_is_kept_and_a_full_disk_keeps_no_answer_back(home, monkeypatch):
+    monkeypatch.setattr(load, "LoadWatch", lambda: Crowd(8.0))
+    assert [speed_history.look().looks for _ in range(2)] == [0, 0], "what a busy machine gives is not kept"
+    monkeypatch.setattr(load, "LoadWatch", Crowd)
+    monkeypatch.setattr(speed_history, "_BUSY", 1e9)
     assert [speed_history.look().looks for _ in range(3)] == [1, 2, 3]
     (file,) = home.rglob("*.csv")
     assert len(file.read_text().splitlines()) == 4

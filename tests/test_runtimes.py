@@ -26,7 +26,7 @@ from lib.predict.advice import advise, suggestions
 from lib.predict.advice.query import Answer, CapturedQuery, Query
 from lib.predict.advice.snippets import snippet
 from lib.predict.evaluation import runtime_choices
-from lib.predict.networks import runtimes
+from lib.predict.networks import gains, runtimes
 from lib.predict.networks.composition import Composition
 from lib.predict.networks.runtimes import EAGER, TERMS, RuntimeCondition
 from tests import refused
@@ -174,6 +174,24 @@ def test_advice_names_the_best_runtimes_and_what_they_take(like_the_reference):
     assert row["low_ms"] < row["predicted_ms"] < row["high_ms"]
     assert row["prepare_s"] > 0 and "families left out errs by" in row["held_out"]
     assert not [change for change in suggestions.changes(asked) if change.what == best.what]
+
+
+def test_each_condition_that_is_suggested_is_answered_as_it_was_suggested(like_the_reference, monkeypatch):
+    """Eager torch in bf16 too, on a CPU for whose instructions no gain of bf16 is known: it was suggested and refused."""
+    way, files = RuntimeCondition("torch", False, "bf16", 0, 1), map(runtimes.Runtimes.load, runtimes.FOLDER.glob("*.json"))
+    known = next(file for file in files if way in file.conditions)
+    monkeypatch.setattr(gains, "serves", lambda dtype: False)
+    monkeypatch.setattr(runtimes, "shipped", lambda: known)
+    monkeypatch.setattr(machine, "instructions", lambda dtype: known.instructions.get(dtype, ()))
+    monkeypatch.setattr(runtimes, "known", lambda: (way,))
+    query = Query("squeezenet1_1", 1, dtype="bf16")
+    (cpu,) = advise.for_networks(["cpu"], "bf16", query.is_by_runtime)
+    usual = Answer(CapturedQuery(replace(query, dtype="fp32")), replace(cpu, dtype="fp32"))
+    suggested = {change.what: change for change in suggestions.changes(usual)}
+    assert "bf16 (autocast)" not in suggested and suggested["torch bf16"].options == "--dtype bf16"
+    rates = [answer.columns["images_per_sec"] for answer in (usual, Answer(CapturedQuery(query), cpu))]
+    assert rates[1] / rates[0] == pytest.approx(suggested["torch bf16"].predicted_gain)
+    assert not replace(query, mode="train").is_by_runtime
 
 
 def test_what_was_not_measured_on_a_cpu_like_this_one_is_refused_by_name(like_the_reference, monkeypatch):

@@ -141,6 +141,7 @@ WRONG = {
     "times": [
         ("job_id,cpu,gpu\na,1,inf\n", "finite"), ("job_id,cpu,gpu\na,,\n", "no device"), ("", "readable"),
         ("job_id,cpu\na,1\n", "missing"), ("job_id,cpu,gpu\na,x,1\n", "x"),
+        ("job_id,cpu,gpu\na,00:10:00,1\n", "cpu of 'a' is '00:10:00'"), ("job_id|cpu|gpu\na|1|1\n", "separated by bars"),
         ("job_id,cpu,gpu\na,0,1\n", "finite number, 1e-09 or more"), ("job_id,cpu,gpu\na,1e308,1\n", "at most 1e")],
     "devices": [
         ("device,type,count\nhost,cpu,0\ncard,gpu,0\n", "no device"), ("device,kind\na,cpu\n", "missing"),
@@ -184,6 +185,19 @@ def test_a_cpu_is_one_in_capitals_too(tmp_path):
     paths_of = files(tmp_path, times="job_id,CPU,GPU\na,10,2\nb,20,4\nc,5,3\n", devices="device,type\nc,CPU\ng,GPU\n")
     answer = api.schedule(problem_files.read(**paths_of), "cpu-only")
     assert set(answer.schedule["device"]) == {"c"} and answer.figures["makespan_s"] == 35
+
+
+@pytest.mark.parametrize("due, words, late_s", [
+    ((100, 40, 100), "1 of 3 missed: b 30 s late (due at 40 s, before it arrives at 50 s)", {"b": 30}),
+    ((5, 69, 100), "2 of 3 missed: a 5 s late (due at 5 s); b 1 s late (due at 69 s)", {"a": 5, "b": 1}),
+    ((100, 100, ""), "0 of 2 missed\n", {}), (("", "", ""), None, None)])
+def test_an_answer_says_which_deadlines_are_missed(due, words, late_s, tmp_path):
+    jobs = "".join(f"{job},{arrival},{end}\n" for job, arrival, end in zip("abc", (0, 50, 5), due, strict=True))
+    paths_of = files(tmp_path, times="job_id,gpu,cpu\na,10,100\nb,20,200\nc,30,300\n",
+                     devices="device,type,count\ngpu,gpu,2\ncpu,cpu,1\n", jobs=f"job_id,arrival_s,deadline_s\n{jobs}")
+    answer = api.schedule(problem_files.read(**paths_of), objective="deadline" if words else "makespan")
+    assert answer.figures["late_s"] == late_s and f"  deadlines        {words}" in f"{api.text(answer)}\n" or not words
+    assert ("deadlines" in api.text(answer)) == bool(words)
 
 
 @pytest.mark.parametrize("policy, objective, words", [

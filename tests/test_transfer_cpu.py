@@ -99,7 +99,7 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch,
     assert first["source"] == "predicted" and not without
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     second, without = _cpu_and_without_ceilings()
-    assert second["source"] == f"zero-shot from {own.device}" and without
+    assert second["source"] == f"zero-shot from {own.device}, not scaled" and without
     assert second["high_ms"] / second["low_ms"] > 1.5 * first["high_ms"] / first["low_ms"]
     _save_ceilings(50.0, 5.0, core_us=2 * (threads + 1) / threads)
     third, without = _cpu_and_without_ceilings()
@@ -141,9 +141,30 @@ def test_the_best_ceilings_of_this_machine_and_as_many_threads_count(home):
                                           doubtful=False, core_us=pytest.approx(0.5), gbps_by_mb={"1": 30.0})
 
 
+@pytest.mark.parametrize("cores, doubtful, factor", [(0.02, False, 1.5), (0.4, True, 1.0), (1.4, True, 1.0)])
+def test_ceilings_measured_beside_other_processes_scale_nothing(cores, doubtful, factor, home, reference, monkeypatch):
+    """Rows of a machine a third busy are noisy, not unusable; two answers of one machine differed by 1.5 for them."""
+    monkeypatch.setattr(load, "own_cores", lambda: range(torch.get_num_threads()))
+    peaks = {name: reference.facts[name] / 1.5 for name in ("peak_gflops", "peak_gbps")}
+    _save_ceilings(**peaks, number=1, verdict="noisy")
+    seen = {"other_cores": cores, "stolen_cores": 0.0}
+    store.write_meta(paths.CEILINGS / "ceilings_cpu-v1.csv", "ceilings", load_at_end=seen)
+    here = transfer_cpu.host()
+    model = transfer_cpu.transferred([reference], here)[0]
+    assert here.doubtful == doubtful and model.facts[transfer_cpu.DOUBTFUL] == doubtful
+    assert (model.scaling is None) == doubtful
+    assert factor == pytest.approx(1 / model.scaling.compute if model.scaling else 1.0)
+    _save_ceilings(**peaks, number=2)
+    assert not transfer_cpu.host().doubtful, "a quiet moment counts"
+
+
 @pytest.mark.parametrize("verb", ["advise simple_cnn --input 3x28x28", "advise-op linear gemm_m=64 gemm_k=64 gemm_n=64"])
 def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, home, monkeypatch):
-    looks = []
+    looks, beside = [], [9.0]
+    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, beside[0], 0.0, 0.0))
+    status, out, error = called(*f"{verb} --device cpu --json".split())
+    assert status == 0 and not looks and "the answer is not scaled to it: others took 9.0 cores" in error
+    beside[0] = 0.0
     monkeypatch.setattr(transfer_cpu, "measure_ceilings", lambda **_: looks.append(_save_ceilings(
         number=len(looks) + 1, verdict="stable" if looks else "unusable")))
     for device, number, busy in (("cpu --no-look", 0, False), ("t4", 0, False), ("cpu", 1, True), ("cpu", 2, False),
@@ -158,7 +179,8 @@ def test_a_verb_looks_where_it_may_and_again_where_the_machine_was_busy(verb, ho
             assert ("not scaled: busy here" in out) == ("the ceilings measured here are unusable" in out) == busy
 
 
-def test_an_answer_does_not_wait_for_another_measurement(home):
+def test_an_answer_does_not_wait_for_another_measurement(home, monkeypatch):
+    monkeypatch.setattr(load, "wait_for_quiet", lambda *_: load.Load(0.5, 0.0, 0.0, 0.0, 0.0))
     with locks.device("cpu"):
         status, out, error = called(*"advise-op linear gemm_m=64 gemm_k=64 gemm_n=64 --device cpu --json".split())
     assert status == 0 and "not scaled to this machine: device cpu is being measured by another process" in error
@@ -309,11 +331,11 @@ def test_advice_and_slots_have_fewer_threads_beside_a_busy_neighbour(home, monke
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(local_site, "allowed_cores", lambda: [0, 1])
     monkeypatch.setattr(load, "free_cores", lambda: 2)
-    assert advise_text.cpu_load_note(advice, 2).startswith("cpu: the time is that of an idle machine with 2 threads")
+    assert advise_text.cpu_load_note(advice, 2).startswith("The CPU's time is that of an idle machine with 2 threads")
     assert local_site.slots_here(1)[0].threads == 2
     monkeypatch.setattr(load, "free_cores", lambda: 1)
     note = advise_text.cpu_load_note(advice, 1)
-    assert "1 is free" in note and note.endswith("set OMP_NUM_THREADS=1")
+    assert note.endswith("; others hold cores now: set OMP_NUM_THREADS=1 meanwhile.")
     for count in (1, 2):
         assert [slot.threads for slot in local_site.slots_here(count) if slot.cores] == [1] * count
     assert advise_text.cpu_load_note(of_gpu, 1) == "" and "note" not in advise_text.records(of_gpu)[0]

@@ -222,7 +222,7 @@ def test_an_answer_of_kernels_quotes_its_operators_by_their_share_of_the_time():
     given, scores = quoted(t4, "resnet50", 8), [part.scores["mape"] for part in t4.model.parts.values() if part.scores]
     assert min(scores) < given.numbers["mape"] < max(scores)
     assert math.isnan(given.columns["held_out_coverage_pct"])
-    assert given.words.startswith("no network was measured there; of its operators, by share of the time: ")
+    assert given.words.startswith("it learned from no network on this card; of its operators, by share of the time: ")
     assert "convolution forward" in given.words
     assert "shapes, in folds (neusight)" in given.words
     assert errors.of_part(t4.model, "memory forward")["left_out"] == "shapes, in folds"

@@ -119,7 +119,7 @@ def test_advise_answers_for_a_card_that_no_network_was_measured_on():
     assert answer["predicted_ms"] < measured["predicted_ms"], "more of everything"
     shared = card_model.of_device(card_model.ANY)
     mape = shared.conditions[whole_networks.condition_of(shared, "fp16")].scores["mape"]
-    assert answer["held_out"].startswith("no network was measured on it so; all networks on any-card")
+    assert answer["held_out"].startswith("it learned from no network on this card; all networks on any-card")
     assert f"MAPE {mape:.1f} %" in answer["held_out"]
     assert "left out: each of rtx-3090, rtx-4090, rtx-pro-6000-max-q, and families of timm" in answer["held_out"]
     assert 80 < answer["held_out_coverage_pct"] < 100
@@ -184,7 +184,7 @@ def test_networks_of_its_user_calibrate_a_card(home):
     assert after["predicted_ms"] / learned_ms == pytest.approx(1.6, rel=0.1)
     assert after["high_ms"] / after["predicted_ms"] < before["high_ms"] / before["predicted_ms"]
     assert "n 11; left out: families of the networks that calibrated it" in after["held_out"]
-    assert "no network was measured on it so" in answered("a10", compiled=True)["held_out"]
+    assert "it learned from no network on this card" in answered("a10", compiled=True)["held_out"]
     (shipped,) = registry.for_devices(["a10"], "fp16", shipped=True)
     assert {one.basis for one in shipped.card.conditions.values()} == {"others"}
 
@@ -222,7 +222,7 @@ def test_the_learning_curve_that_ships_is_of_cards_left_out():
 def test_a_card_is_answered_from_others_under_conditions_that_it_was_not_measured_under():
     row, shared = answered("rtx-3090", compiled=True), card_model.of_device(card_model.ANY)
     assert row["source"] == "zero-shot from networks on rtx-4090, rtx-pro-6000-max-q"
-    assert row["held_out"].startswith("no network was measured on it so; all networks on any-card, infer, compiled, amp_fp16")
+    assert row["held_out"].startswith("it learned from no network on this card; all networks on any-card, infer, compiled")
     half = shared.conditions[whole_networks.condition_of(shared, "fp16", compiled=True)].half
     assert row["high_ms"] / row["predicted_ms"] > np.exp(half)
     eager, own = answered("rtx-3090"), card_model.load_for("rtx-3090")

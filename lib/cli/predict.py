@@ -13,6 +13,7 @@ from lib.names import known
 from lib.progress import doing
 
 _BUDGET_S = 120.0  # of calibrate
+_PATIENCE_S = 2.0  # for a quiet machine, before its ceilings are measured
 _DEVICES = (  # options of an answer on several devices
     option("--dtype", "int8: on this CPU, quantised", default="fp32", choices=("fp32", "bf16", "fp16", "int8")),
     option("--device", "a device (cuda:0: this machine's card), or a reference machine whose models were trained (NAME, or "
@@ -22,18 +23,26 @@ _DEVICES = (  # options of an answer on several devices
     flag("--json", "print a list of objects, one per device; with --verify, this CPU's object holds what was measured, too"))
 
 
-def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any]) -> Any:
-    """Return the answer. If this CPU uses another CPU's model, measure its ceilings first.
+def _with_ceilings(options: argparse.Namespace, ask: Callable[[], Any], dtype: str = "fp32") -> Any:
+    """Return the answer. If this CPU uses another CPU's model (of ``dtype``), measure its ceilings first.
 
-    While another measurement runs, the ceilings are not measured and the answer is not scaled.
+    While another measurement or other processes run, the ceilings are not measured and the answer is not scaled.
     """
+    import torch
+
     from lib import locks
+    from lib.measure import load
+    from lib.measure.statistics import STABLE
     from lib.predict import registry, transfer_cpu
 
     answer = ask()
     has_cpu = not options.device or "cpu" in options.device
-    cpu = registry.predictor("cpu", options.dtype) if has_cpu and not options.no_ceilings else None
+    cpu = registry.predictor("cpu", dtype) if has_cpu and not options.no_ceilings else None
     if cpu is None or not cpu.is_unscaled:
+        return answer
+    beside = load.wait_for_quiet(torch.get_num_threads(), _PATIENCE_S)
+    if beside.verdict(torch.get_num_threads()) != STABLE:
+        note(f"the ceilings of this CPU are not measured now, and the answer is not scaled to it: {beside.words()}")
         return answer
     note("no model of this CPU: measuring its ceilings first (10 s, once; skip with --no-ceilings)")
     try:
@@ -76,7 +85,7 @@ def _advise(options: argparse.Namespace) -> bool:
     free_cores = load.cores_left(watch.reading())
     speed = speed_history.look() if advice.of("cpu") and not options.no_ceilings else None
     brief = not (options.json or in_full)
-    cpu_load = advise_text.cpu_load_note(advice, free_cores, brief, speed)
+    cpu_load = advise_text.cpu_load_note(advice, free_cores, speed)
     if options.json:
         verified = suggestions.verified(advice, suggestions.suggestions(advice)) if options.verify else None
         print(_as_json(advise_text.records(advice, verified, cpu_load, speed)))
@@ -123,7 +132,7 @@ def _advise_operator(options: argparse.Namespace) -> None:
     from lib.predict.advice import advise_operator
 
     wanted = advise_operator.config(options.op, options.parameters, options.dtype, options.passes)
-    table = _with_ceilings(options, lambda: advise_operator.advise(wanted, options.device))
+    table = _with_ceilings(options, lambda: advise_operator.advise(wanted, options.device), options.dtype)
     print(_as_json(table.to_dict("records")) if options.json else advise_operator.text(wanted, table))
     for device, why in table.attrs["left_out"].items() if options.json else ():
         note(f"left out: {device}: {why}")

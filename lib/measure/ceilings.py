@@ -16,7 +16,7 @@ from lib.errors import InputError, choices, is_out_of_memory
 from lib.measure import load, machine
 from lib.measure.archive import folders, newest, of_device, replayed_device
 from lib.measure.budget import Budget, sampled
-from lib.measure.statistics import UNUSABLE, Timing, worst
+from lib.measure.statistics import STABLE, UNUSABLE, Timing, worst
 from lib.measure.timing import Call, host_ms, measure, synchronize, time_calls
 from lib.tables import columns
 from lib.work.dtypes import torch_dtype
@@ -299,20 +299,30 @@ def saved(device: str) -> Ceilings | None:
     return _stored(paths.CEILINGS, device, "Ceilings of {}, measured here {}.", **machine.ids())
 
 
-def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "",
-               threads: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+def of_machine(folder: Path, devices: Sequence[str], hardware_id: str = "", threads: int = 0,
+               quiet: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the rows of ``ceilings`` in a folder that count, see ``counted``, and those of ``overheads``, of like devices.
 
-    They are of this hardware (empty: any) with as many threads (0: any), whenever they were measured.
+    They are of this hardware (empty: any) with as many threads (0: any), whenever they were measured. ``quiet``: all rows that
+    this machine's CPU measured while others held cores are unusable.
     """
     tables, others = [store.read_all([], "ceilings")], []
     for path in sorted(folder.glob("ceilings_*.csv")):
         table = of_device(store.read(path, "ceilings"), devices, hardware_id, threads)
+        if quiet and _load_of(path).verdict(threads) != STABLE:
+            table = table.assign(verdict=UNUSABLE)
         if len(table):
             tables.append(table)
             others.append(_overheads_of(path))
     small, table = store.read_all(filter(Path.is_file, others), "overheads"), pd.concat(tables[1:] or tables, ignore_index=True)
     return counted(table) if len(table) else table, small[small["device"].isin(devices)]
+
+
+def _load_of(path: Path) -> load.Load:
+    """Return what others took from a CPU while its ceilings were measured; nothing where no facts lie beside the file."""
+    facts = path.with_suffix(".meta.json")
+    seen = store.read_json(facts).get("load_at_end", {}) if facts.is_file() else {}
+    return load.Load(0.0, 0.0, seen.get("other_cores", 0.0), seen.get("stolen_cores", 0.0), 0.0)
 
 
 def replay_ceilings(p: MachineParams) -> Ceilings:

@@ -23,7 +23,8 @@ _PAIR = ["what", "a_ms", "b_ms", "ratio", "low", "high", "word"]
 class Difference:
     """B against A: the ratio of times (above 1: B is slower) with a 95 % interval, the word for it, and every pair.
 
-    ``pairs`` has ``what, a_ms, b_ms, ratio, low, high, word``; ``differs`` names what else differs between the two.
+    ``word`` is faster or slower if the whole interval lies beyond ``threshold``, else same. ``pairs`` has ``what, a_ms, b_ms,
+    ratio, low, high, word``; ``differs`` names what else differs between the two.
     """
 
     ratio: float
@@ -33,6 +34,15 @@ class Difference:
     pairs: pd.DataFrame
     differs: dict[str, tuple[str, str]]
     left_out: int
+    threshold: float = 0.03
+
+    @property
+    def verdict(self) -> str:
+        """Return the word as a sentence: an interval that reaches beyond the threshold does not show that both are the same."""
+        if self.word != "same":
+            return f"B is {self.word}"
+        within = 1 - self.threshold <= self.low and self.high <= 1 + self.threshold
+        return ("B and A are the same within" if within else "No difference is shown beyond") + f" {100 * self.threshold:.3g} %"
 
 
 def find(name: str) -> tuple[str, Path]:
@@ -169,14 +179,14 @@ def difference(a: str, b: str, threshold: float = 0.03) -> Difference:
     ids = {name: tuple(", ".join(sorted(set(frame[name].astype(str)))) for frame in (left, right))
            for name in _IDS if name in left}
     return Difference(ratio, low, high, str(_word(low, high, threshold)), pairs,
-                      {name: values for name, values in ids.items() if values[0] != values[1]}, left_out)
+                      {name: values for name, values in ids.items() if values[0] != values[1]}, left_out, threshold)
 
 
 def words(result: Difference) -> str:
     """Return the difference as lines of text."""
-    change = f"{abs(result.ratio - 1):.1%} {'slower' if result.ratio > 1 else 'faster'}"
+    change, low, high = (f"{100 * (ratio - 1):+.1f}" for ratio in (result.ratio, result.low, result.high))
     counts = result.pairs["word"].value_counts()
-    lines = [f"B is {result.word}: B / A = {result.ratio:.4f} [{result.low:.4f}, {result.high:.4f}], {change}",
+    lines = [f"{result.verdict}: B's times differ from A's by {change} % (95 % interval {low} to {high} %)",
              f"{len(result.pairs)} pairs: " + ", ".join(f"{counts.get(word, 0)} {word}" for word in WORDS)
              + (f"; {result.left_out} without a usable partner" if result.left_out else "")]
     apart = result.pairs.assign(size=np.abs(np.log(result.pairs["ratio"]))).query("word != 'same'").nlargest(5, "size")

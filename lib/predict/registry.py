@@ -36,6 +36,7 @@ from lib.work import dtypes
 SHIPPED = paths.REFERENCE / "models"
 _SUFFIX, _CPU = ".json.gz", transfer_cpu.CPU
 DOMINANT_SHARE = 0.5  # share of the predicted time above which a resource limits the work
+NOT_SCALED = "not scaled"  # in the source of a CPU's answer: it is the time of the CPU that its model was trained on
 MOST_BORROWED = 0.5  # share of the time answered by other devices above which an answer is zero-shot
 
 
@@ -248,8 +249,8 @@ class Predictor:
         """Return where an answer comes from in words; zero-shot if other devices' kernels predicted most of its time."""
         provenance, borrowed, scaling = estimate.provenance, estimate.provenance.borrowed, self.model.scaling
         if self.origin:
-            busy = self.model.facts.get(transfer_cpu.DOUBTFUL)
-            how = f", scaled by ceilings measured here ({scaling})" if scaling else ", not scaled: busy here" if busy else ""
+            unscaled = NOT_SCALED + ": busy here" * bool(self.model.facts.get(transfer_cpu.DOUBTFUL))
+            how = f", scaled by ceilings measured here ({scaling})" if scaling else "" if self.shipped else f", {unscaled}"
             return f"zero-shot from {self.origin}{how}"
         if borrowed <= OUTSIDE:
             return "learned from whole networks" if provenance.of_networks else "predicted"
@@ -418,7 +419,8 @@ def for_devices(devices: Sequence[str], dtype: str, shipped: bool = False) -> li
         elif with_model := predictor(device, dtype, shipped):
             predictors.append(with_model)
         elif devices:
-            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {choices(usual)}, and of the "
+            others = choices(name for name in usual if name != device)
+            raise InputError(f"no {dtype} model of a device {device!r}; there are models of: {others}, and of the "
                              f"machines: {choices(machines)}; any GPU of "
                              f"params/devices.yaml is predicted zero-shot where {ANY_GPU} has its element type; for a machine "
                              "of your own, run there: python -m lib calibrate")

@@ -53,8 +53,8 @@ def identity() -> dict[str, Any]:
 
 
 def host() -> Host | None:
-    """Return the best ceilings measured here at torch's thread count; None without any."""
-    rows, overheads = ceilings.of_machine(paths.CEILINGS, ["cpu"], **identity())
+    """Return the best ceilings measured here at torch's thread count, on a quiet machine if there are any; None without any."""
+    rows, overheads = ceilings.of_machine(paths.CEILINGS, ["cpu"], **identity(), quiet=True)
     computing, moving = rows[(rows["level"] == "compute") & (rows["dtype"] == "fp32")], rows[rows["level"] == "RAM"]
     if not (len(computing) and len(moving)):
         return None

@@ -20,7 +20,7 @@ from lib.schedule.simulation.events import Outcome, simulate
 from lib.tables import columns
 
 FIGURES = ("policy", "objective", "makespan_s", "mean_jct_s", "p99_jct_s", "energy_j", "energy_source", "price",
-           "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved", "worst_user")
+           "lower_bound_s", "ratio", "decide_s", "jobs", "devices", "moved", "worst_user", "late_s")
 _PROVEN = 1e-5  # relative: a makespan so near to its lower bound is the least
 _DEVICES, _JOBS = 16, 5  # that are shown
 _LEAST = 5e-4  # a probability to run out of memory that is told
@@ -41,7 +41,8 @@ class Answer:
         """Return FIGURES; unknown ones are None."""
         problem = self.outcome.problem
         measured = metrics.metrics(self.outcome, max(bounds.makespan_bound(problem), bounds.whole_jobs_bound(problem)))
-        facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet)}
+        facts = {"policy": self.policy, "objective": self.objective, "jobs": len(problem.jobs), "devices": len(problem.fleet),
+                 "late_s": metrics.late_s(self.outcome)}
         return {name: (measured | facts)[name] for name in FIGURES}
 
     @property
@@ -111,7 +112,21 @@ def text(answer: Answer) -> str:
         lines.append(f"  worst user       ends after {figures['worst_user']:.2f} times what its share alone allows")
     if figures["price"] is not None:
         lines.append(f"  price            {figures['price']:,.6g}")
-    return "\n".join([*lines, *_risky(answer), "", *_placed(answer)])
+    return "\n".join([*lines, *_missed(answer), *_risky(answer), "", *_placed(answer)])
+
+
+def _missed(answer: Answer) -> list[str]:
+    """Return how many deadlines are missed, and the latest jobs; nothing without deadlines."""
+    jobs, late_s, words = answer.outcome.problem.jobs, answer.figures["late_s"], []
+    if late_s is None:
+        return []
+    for job in list(late_s)[:_JOBS]:
+        due_s, arrival_s = (float(times[jobs.ids.index(job)]) for times in (jobs.deadline_s, jobs.arrival_s))
+        before = f", before it arrives at {arrival_s:,.6g} s" if due_s < arrival_s else ""
+        words.append(f"{job} {late_s[job]:,.6g} s late (due at {due_s:,.6g} s{before})")
+    words += [f"{len(late_s) - _JOBS} more with --json"] * (len(late_s) > _JOBS)
+    return [f"  deadlines        {len(late_s)} of {np.isfinite(jobs.deadline_s).sum()} missed" + ": " * bool(words)
+            + "; ".join(words)]
 
 
 def _risky(answer: Answer) -> list[str]:

@@ -1,9 +1,11 @@
 """Advice: where a network should run, how long it takes there, and what bounds it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, takewhile
+from operator import itemgetter
+from typing import Any
 
 import pandas as pd
 
@@ -15,6 +17,7 @@ from lib.predict.networks import gains
 from lib.predict.power import limits
 
 BATCHES = (1, 4, 16, 64, 256)
+_TIE = 0.1  # share of a range's reach, in log time, below which a difference of two predictions says nothing
 _COMPARED = 3  # devices that are compared over batch sizes: this machine's CPU and the fastest
 
 
@@ -33,8 +36,9 @@ class Advice:
 
     @property
     def suggestion_target(self) -> Answer:
-        """Return the answer that changes are suggested for: this machine's CPU, else the recommended device."""
-        return self.of("cpu") or self.of(self.recommended) or self.answers[0]
+        """Return the answer that changes are suggested for: this machine's CPU if it fits, else the recommended device."""
+        fitting = [*self.table.loc[self.table["fits"], "device"]]
+        return self.of("cpu" if "cpu" in fitting else self.recommended) or self.answers[0]
 
     @property
     def recommended(self) -> str:
@@ -47,13 +51,26 @@ class Advice:
         fitting = self.table[self.table["fits"]].to_dict("records")
         if not fitting:
             return f"none: {self.table['memory_mb'].iloc[0]:,.0f} MB fit into no known device"
-        best, *slower = fitting
+        best, ties = fitting[0], tied(fitting)
+        slower = fitting[len(ties):]
         high = "or more" if math.isinf(best["high_ms"]) else f"to {best['high_ms']:,.3g}"
         text = f"{best['device']}: {best['predicted_ms']:,.3g} ms ({best['low_ms']:,.3g} {high})"
+        if len(ties) > 1:
+            text += f", tied with {choices(row['device'] for row in ties[1:])}"
         if slower:
-            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.2g} times as fast as {slower[0]['device']}"
+            text += f", {slower[0]['predicted_ms'] / best['predicted_ms']:.3g} times as fast as {slower[0]['device']}"
             text += ", but their intervals overlap: measure both" * (slower[0]["low_ms"] < best["high_ms"])
         return text + "; it lies out of its model's training range" * best["out_of_range"]
+
+
+def tied(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows that tie with the first one, the fastest: their times differ by little beside both 90 % ranges."""
+    def reach(row: Mapping[str, Any]) -> float:
+        return math.log(min(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"]))
+
+    best = rows[0]
+    return [best, *takewhile(lambda row: math.log(row["predicted_ms"] / best["predicted_ms"])
+                             <= _TIE * min(reach(best), reach(row)), rows[1:])]
 
 
 def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -> Advice:
@@ -62,7 +79,7 @@ def advise(query: Query, devices: Sequence[str] = (), crossovers: bool = True) -
     Raises InputError for a network that cannot be built or captured, and for a device without a model (they are listed).
     """
     captured = CapturedQuery(query)
-    results = answers(captured, for_networks(devices, query.dtype, query.is_for_cpu), bool(devices))
+    results = answers(captured, for_networks(devices, query.dtype, query.is_by_runtime), bool(devices))
     table = predictions(results)
     fastest = ["cpu", *table.loc[table["device"] != "cpu", "device"]][:_COMPARED]
     compared = [answer for answer in results if answer.predictor.device in fastest]
@@ -101,7 +118,7 @@ def answers(captured: CapturedQuery, predictors: Sequence[registry.Predictor], n
         raise InputError(f"no networks were measured in this condition ({condition}) for: {unable}")
     refusals = [query.power_limit_w and limits.refusal(answer.predictor.kind, query.power_limit_w) for answer in able]
     if all(refusals) or (named and any(refusals)):
-        raise InputError(next(filter(None, refusals)))
+        raise InputError(next(filter(None, refusals if named else reversed(refusals))))  # of a GPU: the CPU is the first
     return [answer for answer, refusal in zip(able, refusals, strict=True) if not refusal]
 
 
@@ -117,8 +134,9 @@ def _crossovers(compared: Sequence[Answer]) -> list[str]:
         answer.captured.scaled(batch, answer.predictor.device_type)  # its allocations are replayed in the background
     for batch in BATCHES:
         results = [replace(answer, batch_size=batch) for answer in compared]
-        times = [(answer.estimate.predicted_ms, answer.predictor.device) for answer in results if answer.fits]
-        best = min(times)[1] if times else "none (memory)"
+        rows = [{"device": answer.predictor.device, **answer.estimate.times} for answer in results if answer.fits]
+        rows.sort(key=itemgetter("predicted_ms", "device"))
+        best = " or ".join(sorted(row["device"] for row in tied(rows))) if rows else "none (memory)"
         if best != last:
             changes.append(f"from batch {batch * compared[0].query.gpus}: {best}")
         last = best

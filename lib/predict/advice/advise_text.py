@@ -14,20 +14,23 @@ from pydantic_core import to_jsonable_python
 from lib.errors import choices
 from lib.measure.speed_history import ELASTICITY, Speed
 from lib.predict import parallel, registry, steps, transfer_cpu
-from lib.predict.advice.advise import Advice
+from lib.predict.advice.advise import Advice, tied
 from lib.predict.advice.suggestions import RETAINING, Change, retained_memory
 from lib.predict.networks.sums import HOST_MS
 from lib.predict.power import limits
+from lib.predict.transfer import ANY_GPU
+from lib.predict.trust import quote
 
 WIDTH = 100
+_LIMITS = {"launch": "launching kernels", "loader": "waiting for the loader", "copy": "copying to the device"}
 CONFIDENCE_REACH = {"A": 1.25, "B": 1.5, "C": 2.5, "D": math.inf}  # how many times the prediction the 90 % range reaches
 _TRUSTED = ("A", "B")
-_CHANGES, _SHORT = 3, 5  # changes and devices that are shown
+_ZERO_SHOT = "zero-shot from "
+_CHANGES, _SHORT, _NAMED = 3, 5, 4  # changes and devices that are shown, and devices named in a sentence
 _APART = 1.15  # times that a heap is faster from which both heaps are told
 _WORTH = 1.02  # a smaller gain is no reason to change anything
 CONFIDENCE = ("Confidence: the 90 % range reaches at most 1.25 (A), 1.5 (B) or 2.5 (C) times the prediction, or more (D). C on "
               "a narrow range: learned from other devices, or out of the training range.")
-_EXPLAIN = f"{CONFIDENCE} --explain: where each number comes from."
 NUMBER = "{:,.4g}".format
 SHOWN = {"device": "device", "source": "source", "predicted_ms": "ms", "low_ms": "low", "high_ms": "high",
          "images_per_sec": "images/s", "predicted_gbps": "GB/s", "memory_mb": "MB", "rss_mb": "resident MB", "bound": "bound",
@@ -57,11 +60,14 @@ def heading(advice: Advice) -> str:
 def grade(row: Row) -> str:
     """Return how far to trust a row of advice, A to D: by the reach of its 90 % interval, which comes from held-out errors.
 
-    A prediction from other devices (zero-shot) or out of the training range is C at best.
+    A prediction from other devices (zero-shot) or out of the training range is C at best, one of another CPU that is not
+    scaled to this one D.
     """
     reach = max(row["high_ms"] / row["predicted_ms"], row["predicted_ms"] / row["low_ms"])
     letter = next(letter for letter, most in CONFIDENCE_REACH.items() if reach <= most)
-    return max(letter, "C") if row["out_of_range"] or row["source"].startswith("zero-shot") else letter
+    if registry.NOT_SCALED in row["source"]:
+        return "D"
+    return max(letter, "C") if row["out_of_range"] or row["source"].startswith(_ZERO_SHOT) else letter
 
 
 def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
@@ -71,18 +77,20 @@ def screen(advice: Advice, suggested: Sequence[Change], note: str = "") -> str:
              *_table(_cells(rows)), ""]
     unknown = list(dict.fromkeys(row["not_modelled"] for row in rows if row["not_modelled"]))
     lines += [f"No model covers these; a similar operator's time is used: {choices(unknown)}"] if unknown else []
+    suggested = suggested if advice.recommended else ()  # what fits nowhere has no changes that would help
     best = _worthwhile(suggested)
     worth = [f"  {change.predicted_gain:.2f}  {change.what.partition(' (')[0]}  {change.options}".rstrip() for change in best]
     device = advice.suggestion_target.predictor.device
     lines += [f"What to change on {device}, and how many times as many images a second:", *worth] if worth else \
-        [f"No change is predicted to make it faster on {device}."]
+        [f"No change is predicted to make it faster on {device}."] * bool(advice.recommended)
     lines += [f"To save energy: {change.what}: {change.why}." for change in suggested if "power_limit_w" in change.settings]
     lines += [*_limited(advice), *_prepared(advice)]
     lines += ["With these options and --code, advise prints a program that runs it so."] * \
         any(change.options for change in best)
     lines += ["int8: times alone; check how exact the quantised network is."] * any(" int8" in line for line in worth)
-    return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False)
-                     for line in (*lines, _EXPLAIN))
+    unscaled = " D on a narrow range: the time of another CPU." * any(registry.NOT_SCALED in row["source"] for row in rows)
+    lines.append(f"{CONFIDENCE}{unscaled} --explain: where each number comes from.")
+    return "\n".join(line if line.startswith("  ") else textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in lines)
 
 
 def _prepared(advice: Advice) -> list[str]:
@@ -128,15 +136,36 @@ def verdicts(advice: Advice) -> list[str]:
     rows = _graded(advice)
     fitting = [row for row in rows if row["fits"]]
     if not fitting:
-        return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB."]
+        return [f"It fits into none of these devices: it needs {rows[0]['memory_mb']:,.0f} MB. Ask for a smaller batch."]
     fastest, trusted = fitting[0], next((row for row in fitting if row["grade"] in _TRUSTED), None)
-    doubt = ", a guess: nothing similar was measured on this device" if fastest["source"].startswith("zero-shot") else \
-        ", out of the range that its model was trained on" * fastest["out_of_range"]
-    lines = [f"Fastest: {_time(fastest)}{doubt}."]
+    ties = tied(fitting)
+    lines = [f"Fastest: {_time(fastest)}{_doubt(fastest)}." if len(ties) == 1 else _tie(ties)]
     if len(fitting) > 1 and trusted is not fastest:
         lines.append(f"Best that can be trusted: {_time(trusted)}." if trusted else
                      "None of these predictions has confidence A or B: measure before you decide.")
     return lines
+
+
+def _doubt(row: Row) -> str:
+    """Return why an answer is doubtful: the devices it was learned from, and its known errors on this one."""
+    if not row["source"].startswith(_ZERO_SHOT):
+        return ", out of the range that its model was trained on" * row["out_of_range"]
+    learned = row["source"].removeprefix(_ZERO_SHOT).partition(f", {registry.NOT_SCALED}")[0].replace(ANY_GPU, "other GPUs")
+    if not row.get("held_out", "").startswith(quote.ON_CARD):
+        return f", learned from {learned}"
+    return (f", learned from {learned}; {row['held_out_n']:.0f} networks measured on it show a typical error of "
+            f"{row['held_out_median_pct']:.0f} %")
+
+
+def _tie(rows: Sequence[Row]) -> str:
+    """Return that devices tie for the fastest, and why."""
+    names, grades = [row["device"] for row in rows], sorted({row["grade"] for row in rows})
+    more = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+    span = " to ".join(dict.fromkeys(_figures(rows[place]["predicted_ms"]) for place in (0, -1)))
+    bounds = [row["bound"] for row in rows]
+    why = _LIMITS.get(bounds[0], "") if 2 * bounds.count(bounds[0]) > len(bounds) else ""
+    why = f"{why} takes most of the time" if why else "their times differ by less than the predictions can tell"
+    return (f"Fastest: {choices(names[:_NAMED])}{more} tie at {span} ms (confidence {' to '.join(grades)}): {why}.")
 
 
 def _time(row: Row) -> str:
@@ -257,8 +286,11 @@ def expected(advice: Advice, speed: Speed) -> Row:
 def _here(advice: Advice, speed: Speed) -> str:
     row = expected(advice, speed)
     usual, now, low, high = (_figures(row[name]) for name in ("usual_ms", "now_ms", "here_low_ms", "here_high_ms"))
-    return (f"On this CPU: {usual} ms usually, {now} ms now (at {row['speed']:.2f} of its usual speed); nine runs of ten here "
-            f"take {low} to {high} ms (by {row['looks']} measurement{'s' * (row['looks'] > 1)} of its speed"
+    now = f"{now} ms now (at {row['speed']:.2f} of its usual speed)"
+    if speed.busy:
+        now = f"the machine is too busy to tell its speed now ({speed.busy})"
+    looks = f"{row['looks'] or 'no'} measurement{'s' * (row['looks'] != 1)} of its speed"
+    return (f"On this CPU: {usual} ms usually; {now}; nine runs of ten here take {low} to {high} ms (by {looks}"
             f"{speed.not_kept and f', the last is not kept: {speed.not_kept}'}).")
 
 
@@ -269,29 +301,24 @@ def _heaps(advice: Advice, suggested: Sequence[Change]) -> list[str]:
             if change.settings.get("memory") == "kept" and change.predicted_gain >= _APART]
 
 
-def cpu_load_note(advice: Advice, free: int, brief: bool = False, speed: Speed | None = None) -> str:
+def cpu_load_note(advice: Advice, free: int, speed: Speed | None = None) -> str:
     """Say what the CPU's times assume, and what to expect while other processes hold cores; empty without a CPU.
 
-    ``free``: cores that they left free a moment ago. ``brief``: in few words. ``speed``: the processor's, from which follow the
-    time to expect now and the range usual here.
+    ``free``: cores that they left free a moment ago. ``speed``: the processor's, from which follow the time to expect now and
+    the range usual here.
     """
     cpu = advice.of("cpu")
     if cpu is None:
         return ""
     threads = torch.get_num_threads()
-    idle = f"an idle machine with {threads} thread{'s' * (threads > 1)}"
-    if brief:
-        busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" if free < threads else ""
-        return f"The CPU's time is that of {idle}{busy}." + (f" {_here(advice, speed)}" if speed else "")
-    text = (f"{_here(advice, speed)}\n" if speed else "") + f"cpu: the time is that of {idle}"
+    assumed = f"The CPU's time is that of an idle machine with {threads} thread{'s' * (threads > 1)}"
     if cpu.predictor.is_unscaled:
         is_doubtful = bool(cpu.predictor.model.facts.get(transfer_cpu.DOUBTFUL))
-        doubtful = ": the ceilings measured here are unusable, others held cores" * is_doubtful
-        text += f", {cpu.predictor.origin}, not scaled to this one{doubtful}"
-    if free >= threads:
-        return text
-    return (f"{text}, and others hold cores now: {free} {'are' if free > 1 else 'is'} free; threads that wait for one another "
-            f"beside a busy neighbour are slower than fewer (measured 2 to 4 times with two), set OMP_NUM_THREADS={free}")
+        why = "the ceilings measured here are unusable, others held cores" if is_doubtful else "no ceilings were measured here"
+        assumed += f" like {cpu.predictor.origin.removeprefix(transfer_cpu.CPU)}, not scaled to this one: {why}"
+    busy = f"; others hold cores now: set OMP_NUM_THREADS={free} meanwhile" * (free < threads)
+    here = _here(advice, speed) if speed and not cpu.predictor.is_unscaled else ""
+    return " ".join(filter(None, (f"{assumed}{busy}.", here)))
 
 
 def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = None, note: str = "",
@@ -305,7 +332,7 @@ def records(advice: Advice, verified: tuple[float, Sequence[Change]] | None = No
     rows = advice.table.to_dict("records")
     names, more = ("what", "predicted_gain", "measured_gain", "why"), {"note": note} if note else {}
     cpu = advice.of("cpu")
-    more |= expected(advice, speed) if speed and cpu else {}
+    more |= expected(advice, speed) if speed and cpu and not cpu.predictor.is_unscaled else {}
     if cpu and (change := retained_memory(cpu)):
         more["retained_ms"] = cpu.estimate.predicted_ms / change.predicted_gain
     if verified:

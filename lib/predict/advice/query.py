@@ -104,6 +104,12 @@ class Query:
         """Return whether only this machine's CPU is asked about: a runtime, int8, threads or instances."""
         return (self.runtime, self.threads, self.instances) != (RUNTIMES[0], 0, 1) or self.dtype == INT8
 
+    @cached_property
+    def is_by_runtime(self) -> bool:
+        """Return whether a CPU's fp32 model answers by networks in a runtime: also a type of torch whose gain is not known."""
+        is_new = self.dtype != "fp32" and (self.mode, self.layout) == ("infer", "contiguous") and not gains.serves(self.dtype)
+        return self.is_for_cpu or (is_new and not runtimes.shipped().refusal(self.runtime_condition))
+
     @property
     def words(self) -> list[str]:
         """Return how its passes run."""
@@ -246,14 +252,14 @@ class Answer:
     def uses_gain(self) -> bool:
         """Return whether this CPU's answer is its fp32 time divided by the gain of an element type or layout."""
         query = self.query
-        is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_for_cpu
+        is_default = (query.dtype, query.layout) == ("fp32", "contiguous") or query.compiled or query.is_by_runtime
         return self.is_of_fp32_model and not is_default
 
     @property
     def uses_runtime(self) -> bool:
         """Return whether this CPU's answer is that of another runtime, int8, torch.compile, threads or instances."""
         query = self.query
-        return self.is_of_fp32_model and (query.compiled or query.is_for_cpu) and \
+        return self.is_of_fp32_model and (query.compiled or query.is_by_runtime) and \
             (query.mode, query.layout) == ("infer", "contiguous")
 
     @property
@@ -433,13 +439,17 @@ class Answer:
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:
-        """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound``)."""
+        """Return what limits the answer: loader, copy, optimizer, other GPUs, launches, or else ``Predictor.bound``."""
         dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
         if self.passes.parallel_ms > dominant_ms:
             return self.query.parallel
         longest = getattr(self.estimate, "longest", "")
         if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
+        passes = getattr(self._without_power_limit, "passes", self._without_power_limit)
+        alone_ms = passes.predicted_ms - passes.parallel_ms
+        if passes.parts and sum(passes.parts.kernels_ms.values()) < registry.DOMINANT_SHARE * alone_ms:
+            return "launch"
         return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
 
     def _measured_ms(self) -> float:

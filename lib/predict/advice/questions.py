@@ -133,7 +133,7 @@ def _answered(question: Question, at, models, more: Sequence[str]) -> Iterator[d
         captured = at(query.batch_per_gpu)
         captured = captured.with_changes(**{name: getattr(query, name) for name in _APART},
                                          batch_size=captured.query.batch_size * query.gpus)
-        predictors = models(question.device, query.dtype, query.is_for_cpu)
+        predictors = models(question.device, query.dtype, query.is_by_runtime)
         for result in advise.answers(captured, predictors, bool(question.device), query.batch_per_gpu):
             yield question.columns | result.columns | {"batch_size": result.work.batch_size * query.gpus, "error": ""} | {
                 name: getattr(result.passes, name) for name in more}

@@ -71,6 +71,8 @@ def changes(answer: Answer) -> list[Change]:
         suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
                                                   "this layout", {"layout": "channels_last"})))
     in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
+    if other_runtimes and replace(query, dtype="bf16").is_by_runtime:
+        in_bf16 = []  # it is one of the runtimes
     return [*suggested, *in_bf16, *_power_limit(answer)]
 
 
@@ -149,7 +151,7 @@ def _half_precision(answer: Answer) -> Change:
     try:
         (other,) = registry.for_devices([answer.predictor.device], "bf16", answer.predictor.shipped)
     except InputError as error:
-        return replace(change, why=f"not predicted: {error}")
+        return replace(change, why=f"not predicted: {str(error).partition(';')[0]}")
     batch_size = answer.captured.batch_size * answer.query.gpus
     in_bf16 = Answer(CapturedQuery(replace(answer.query, dtype="bf16", batch_size=batch_size)), other)
     return replace(change, predicted_gain=answer.estimate.predicted_ms / in_bf16.estimate.predicted_ms,

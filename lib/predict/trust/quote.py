@@ -15,6 +15,7 @@ from lib.predict.trust.errors import ALL, ALLOCATORS, NETWORKS, Row
 
 NUMBERS = {name: errors.SCORES[name] for name in ("mape", "median", "bias", "cover", "n")}
 COLUMNS = (*(f"held_out_{name}" for name in NUMBERS.values()), "held_out")
+ON_CARD = "networks measured on this card, left out of the model"  # begins words about the errors of such networks
 _FEW = 10  # networks of a kind, below which those of all kinds are quoted, too
 _PARTS, _LITTLE = 3, 0.05  # of a model that are named; the share of the time below which one is not
 
@@ -45,15 +46,15 @@ def quote(answer) -> Quote:
     outsiders = scoreboard.of_networks(answer.predictor.kind, query.mode,
                                        scoreboard.condition_of(query.dtype, query.layout, query.compiled, query.gpus,
                                                                 query.parallel))
-    return Quote(outsiders, f"networks that others measured on this card: {_errors(outsiders)} "
-                            f"({outsiders['sources']}). Our own: {quoted.words}") if outsiders else quoted
+    return Quote(outsiders, f"{ON_CARD}: {_errors(outsiders)} ({outsiders['sources']}). The model's own: {quoted.words}") \
+        if outsiders else quoted
 
 
 def _of_card(answer) -> Quote:
     condition = answer.passes.provenance.condition
     card = answer.predictor.card.under(condition)
     fitted = card.conditions[condition]
-    about = "no network was measured on it so; " if fitted.basis == "others" else ""
+    about = "it learned from no network on this card; " if fitted.basis == "others" else ""
     if fitted.corrected_since:
         about += f"corrected since by {fitted.corrected_since} of its networks; "
     return _of_kind(errors.scores_of_card(card, condition), answer.work, about)
@@ -120,7 +121,7 @@ def _of_calibration(answer) -> Quote:
 
 
 def _of_operators(answer) -> Quote:
-    """Return the mean errors of the model's parts, by their shares of the time: no network was measured on the device."""
+    """Return the mean errors of the model's parts, by their shares of the time: it learned from no network on the device."""
     table, model = answer.passes.operators, answer.predictor.model
     times = table["cost_ms"].groupby(table["part"]).sum().sort_values(ascending=False)
     shares = times / times.sum()
@@ -130,7 +131,7 @@ def _of_operators(answer) -> Quote:
         by, row = model.parts[name].origin, rows.get(name)
         scored = f"MAPE {row['mape']:.1f} %, n {row['n']:,.0f}" if row else "nothing measured"
         text.append(f"{name} {share:.0%}{f' (by {by})' if by else ''}: {scored}")
-    words = f"no network was measured there; of its operators, by share of the time: {'; '.join(text)}"
+    words = f"it learned from no network on this card; of its operators, by share of the time: {'; '.join(text)}"
     if not rows:
         return Quote({}, words)
     weights = shares[list(rows)] / shares[list(rows)].sum()

@@ -84,7 +84,8 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
         for slot in prepared.slots:
             engine.add_slot(slot)
         engine.run(lambda: _is_empty(engine))
-        return journal.attempts(), journal.results(), list(engine.slots.notes)
+        resumed = [f"resumed: {len(ended)} of {len(jobs)} jobs had ended in an earlier call"] if ended and todo else []
+        return journal.attempts(), journal.results(), [*resumed, *engine.slots.notes]
 
 
 def _is_empty(engine: Engine) -> bool:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -208,6 +209,7 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
 def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 
+    If all jobs have ended before, nothing runs, and the record of that run is returned as ``earlier``.
     Each job ends once, but its other effects happen at least once (``executor.execute``). The simulation beforehand includes
     contention if it was measured.
     """
@@ -217,11 +219,16 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention)
     in_time = _in_time(simulated)
     attempts, ends, notes = executor.execute(prepared, out)
+    attempts = attempts[attempts["status"] != "running"]
+    with suppress(InputError):  # no record yet, or a damaged one: it is written again
+        earlier = run_record.read(out)
+        if len(earlier.schedule) == len(attempts) and set(earlier.ends["job_id"]) == set(ends["job_id"]):
+            return replace(earlier, earlier=True)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now(),
              "in_time": in_time}
-    record = RunRecord(attempts[attempts["status"] != "running"], simulated.schedule, ends,
+    record = RunRecord(attempts, simulated.schedule, ends,
                        {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)
     return record

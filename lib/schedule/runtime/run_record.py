@@ -58,6 +58,7 @@ class RunRecord:
 
     ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, whether contention was known,
     machine, time of writing, and by job the probability ``in_time`` to keep its deadline, as it was said beforehand.
+    ``earlier``: all jobs had ended before the call that returns this record.
     """
 
     schedule: pd.DataFrame
@@ -65,6 +66,7 @@ class RunRecord:
     ends: pd.DataFrame
     job_classes: dict[str, str]
     facts: dict[str, Any]
+    earlier: bool = False
 
     @property
     def makespan_s(self) -> float:
@@ -175,11 +177,14 @@ def errors_by_run() -> dict[tuple[str, str], np.ndarray]:
 
 def text(record: RunRecord) -> str:
     """Return how the jobs ended, what ran where, and what was predicted beside what it took, of the first _SHOWN jobs."""
-    counts = record.ends["status"].value_counts()
-    lines = [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
+    counts, facts = record.ends["status"].value_counts(), record.facts
+    when = facts["written_utc"][:16].replace("T", " ")
+    lines = [f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by the policy {facts['policy']}. To run "
+             "the jobs again, name another folder with --out."] * record.earlier
+    lines += [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
              f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}"
-             f"{', contention included' if record.facts['contention'] else ''}); lower bound, if predictions hold: "
-             f"{record.facts['bound_s']:,.1f} s"]
+             f"{', contention included' if facts['contention'] else ''}); lower bound, if predictions hold: "
+             f"{facts['bound_s']:,.1f} s"]
     jobs = record.jobs().rename(columns={"job_id": "job", "predicted_s": "predicted s", "actual_s": "took s"})
     if len(jobs):
         shown = jobs[["job", "device", "predicted s", "took s"]].head(_SHOWN)
@@ -187,9 +192,9 @@ def text(record: RunRecord) -> str:
         lines += [f"  {len(jobs) - _SHOWN} more: schedule.csv has all"] * (len(jobs) > _SHOWN) + [""]
     ended_s = record.ends[record.ends["status"] == "done"].set_index("job_id")["end_s"]
     lines += [f"  {job}: said to keep its deadline with {share:.0%}; it ended after {ended_s[job]:,.1f} s"
-              for job, share in record.facts.get("in_time", {}).items() if job in ended_s]
+              for job, share in facts.get("in_time", {}).items() if job in ended_s]
     lines += [f"  {row.job_id}: {row.reason}" for row in record.ends[record.ends["status"] == "failed"].itertuples()]
-    lines += [f"  {note}" for note in record.facts["notes"]]
+    lines += [f"  {note}" for note in facts["notes"]]
     again = record.schedule[~record.schedule["status"].isin(("done", "failed"))]
     if len(again):
         attempts = choices(f"{row.job_id} on {row.device} ({row.status})" for row in again.itertuples())

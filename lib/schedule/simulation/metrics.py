@@ -39,6 +39,16 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **_decisions(outcome)}
 
 
+def late_s(outcome: Outcome) -> dict[str, float] | None:
+    """Return by how many seconds each late job misses its deadline, the latest first; None if no job has a deadline."""
+    jobs, done = outcome.problem.jobs, outcome.done.drop_duplicates("job")
+    if not np.isfinite(jobs.deadline_s).any():
+        return None
+    numbers = done["job"].to_numpy(int)
+    late = pd.Series(done["end_s"].to_numpy() - jobs.deadline_s[numbers], [jobs.ids[number] for number in numbers])
+    return late[late > 0].sort_values(ascending=False, kind="stable").to_dict()
+
+
 def _worst_user(problem: Problem, done: pd.DataFrame) -> float | None:
     """Return finish-time fairness: the worst user's last end over its bound on its share of each device; None for one user.
 
