@@ -506,20 +506,6 @@ parameters_m          float?                    millions of parameters; empty: n
 gmacs                 float?                    10^9 multiply-adds an image; empty: not stated
 mactivations          float?                    millions of activations an image; empty: not stated
 
-[contention]
-workload_id           text                      what is trained
-device_type           text                      device type of the slot
-beside                text                      workload that ran at the same time, or nothing
-beside_type           text                      device type of that workload, or none
-step_ms               float                     time per step: median over rounds of each round's median
-slowdown              float                     median over rounds of time per step / time per step alone, in the same
-    round
-slowdown_low          float                     lowest of the rounds
-slowdown_high         float                     highest of the rounds
-n                     int >= 1                  rounds
-hardware_id           text                      the machine
-software_id           text                      library versions and settings
-
 [jobs]
 job_id                text                      the job
 workload_id           text = ""                 what is trained: id in params/workloads.yaml

@@ -1,9 +1,6 @@
 """What the tests of scheduling share."""
 
-import numpy as np
-
 from lib.schedule import bounds
-from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
 from lib.schedule.problem import feasible
 from lib.schedule.simulation import metrics
@@ -11,11 +8,6 @@ from lib.schedule.simulation.events import simulate
 
 WORK_CONSERVING = ("first-come", "shortest-first", "affinity")  # no device is idle while a job could run there
 TIMES, DEVICES = "job_id,cpu,gpu\na,10,2\nb,20,4\nc,6,3\n", "device,type,count,idle_w,busy_w\nc,cpu,1,5,50\ng,gpu,1,20,300\n"
-
-
-def contention_of(slowdown, cores=np.inf):
-    """Return slowdowns (types, types) that hold for every job class."""
-    return Contention(np.asarray(slowdown, float)[None, :, None, :], cores)
 
 
 def figures(problem, name="hybrid", faults=None, **options):

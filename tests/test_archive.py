@@ -15,7 +15,6 @@ from lib.predict.advice import advise_operator
 from lib.predict.evaluation import evaluate
 from lib.schedule.runtime import run_record
 from lib.studies import profile
-from lib.studies.scheduler_eval import host
 from tests import refused
 
 COMMITTED = next(path for path in sorted(paths.REFERENCE.glob("*")) if (path / "runs").is_dir())
@@ -100,8 +99,8 @@ def test_a_machine_that_is_none_is_one_line(home, name):
 
 def test_what_a_machine_lacks_another_one_stands_in_for_and_the_note_says_so(home):
     (paths.IMPORTED / "box").mkdir(parents=True)
-    _, note = host.contention_table("replay", "box")
-    assert note.endswith(f"measured on {COMMITTED.name}. box has no table of contention: that of {COMMITTED.name} stands in.")
+    name, note = archive.stand_in("runs/*.csv", "runs", "box")
+    assert (name, note) == (COMMITTED.name, f"box has no runs: that of {COMMITTED.name} stands in.")
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def finished(home):
 def everything(tmp_path_factory):
     """Return a folder with one of everything that is measured, and the names that a bundle has of it."""
     folder = tmp_path_factory.mktemp("everything")
-    copied(folder, "contention/contention", f"runs/{RUN}", f"profiles/{RUN}_eval", "ceilings/ceilings_cpu",
+    copied(folder, f"runs/{RUN}", f"profiles/{RUN}_eval", "ceilings/ceilings_cpu",
            "points/points_cpu_fp32")
     for path in (*(REFERENCE / "schedule").glob("[rs]*"), MODEL):
         target = "models" if path == MODEL else "schedule/mine"

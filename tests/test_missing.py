@@ -119,8 +119,7 @@ MADE = {
                 "headroom": 0.9, "load": [0.5, 0.9, 0.9], "mean_jct_s": 2.0, "p99_jct_s": 3.0, "sigma": 0.3, "drift": 0.2,
                 "over_blind": [0.9, 1.1, 1.0], "over_better": 1.0, "over_first": 1.0, "front": True,
                 "energy_j": [1e6, 2e6, 3e6], "energy_source": "assumed",
-                "makespan_s": [9.0, 8.0, 7.0], "over_perfect": 1.1, "known": ["nothing", "the mean", "every pair"],
-                "error": 0.1, "host_cores": 1.0, "cores": ["ignored", "counted", "counted"]},
+                "makespan_s": [9.0, 8.0, 7.0], "over_perfect": 1.1},
     "jobs": ANY | {"device": ["cpu[0]", "cpu[1]"], "status": ["done", "failed"]},
     "metrics": {"metric": ["acc@1", "auroc_macro", "loss"], "val": [0.5, 0.9, 1.0], "test": [0.4, NAN, NAN]},
 }
@@ -161,7 +160,7 @@ def evaluated_of(rows):
 
 def record_of(rows):
     return SimpleNamespace(jobs=lambda: rows, schedule=rows, makespan_s=3.0, simulated_s=2.9,
-                           facts={"contention": None, "notes": []}, ends=rows)
+                           facts={"notes": []}, ends=rows)
 
 
 # The figures and numbers of which each argument without a default is the same rows.
@@ -176,7 +175,7 @@ ALONE = {
             "complexity.ratios, complexity.shares_by_kind, complexity.shares, complexity.intensity_by_layer, "
             "complexity.comparisons, cost_model.parity, cost_model.by_size, cost_model.networks figure, cost_model.memory, "
             "cost_model.devices, cost_model.trust, cost_model.trust_numbers, cost_model.learning_curve, cost_model.curve, "
-            "cost_model.effects, cost_model.shipped, scheduler_eval.contention, scheduler_eval.parity, layer_power.networks, "
+            "cost_model.effects, cost_model.shipped, scheduler_eval.parity, layer_power.networks, "
             "finetune.predictions, finetune.predicted",
     board: "cost_model.outsiders",
     "scores": "cost_model.learners",
@@ -214,8 +213,6 @@ CALLS = {
     "cost_model.runtime_numbers": (runtime_choices.rows, compared),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),
     "scheduler_eval.lines": ("results", lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy")),
-    "scheduler_eval.interference": ("rows", lambda rows: (rows, rows_of("results").assign(policy="hybrid"),
-                                                           rows_of("results"))),
     "scheduler_eval.real": ("jobs", lambda rows: (record_of(rows),)),
     "layer_power.power_log": (lambda: layer_tables.samples(recorded()),
                               lambda rows: (rows, layer_tables.windows(recorded()), "title")),

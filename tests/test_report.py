@@ -139,9 +139,6 @@ matrix --cells ,                       argument --cells:
 networks --case-s inf                  argument --case-s:
 networks --name ../x                   argument --name:
 networks --networks W6,W6              argument --networks:
-contention --rounds nan                argument --rounds:
-contention --workloads W1,W1           argument --workloads:
-contention --workloads W99             W99
 run-jobs j.csv --slots 0               --slots: '0'
 """
 

@@ -136,8 +136,10 @@ def test_a_worker_at_work_ends_with_whoever_leads_it(tmp_path, how, imported):
 
 
 def test_no_folder_for_temporary_files_is_one_line_and_no_worker(home, monkeypatch):
+    jobs = home / "jobs.csv"
+    jobs.write_text("job_id,workload_id,steps\na,W1,1\n")
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", None)
         patch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(home / "nowhere")])
-        line = refusal("contention", "--workloads", "W1", "--slots", "2")
+        line = refusal("run-jobs", jobs, "--slots", "2")
     assert line.endswith("name a folder that can be written in TMPDIR\n")

@@ -1,10 +1,10 @@
-"""The verbs of scheduling: ``schedule`` (simulated), ``run-jobs`` (real), ``contention``. Imports nothing heavy."""
+"""The verbs of scheduling: ``schedule`` (simulated), ``run-jobs`` (real). Imports nothing heavy."""
 
 import argparse
 from pathlib import Path
 
-from lib import files, locks, paths
-from lib.cli.options import a_path, add_verb, flag, names, new_file, number, option, whole
+from lib import files
+from lib.cli.options import a_path, add_verb, flag, new_file, number, option, whole
 from lib.errors import InputError
 
 
@@ -46,18 +46,6 @@ def _drawn(record, path: Path) -> Path:
     return files.replace(path, style.svg(gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])))
 
 
-def _contention(options: argparse.Namespace) -> None:
-    from lib.config import definitions
-    from lib.schedule.runtime import interference, local_site
-
-    chosen = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
-    workloads = [definitions.workload(name).id for name in chosen]
-    with locks.writer(paths.DATA / interference.FOLDER / "contention"):  # what cannot be written is not measured
-        table = interference.measure(local_site.slots_here(options.slots), workloads, options.rounds)
-        print(interference.text(table))
-        print(interference.write(table))
-
-
 def add(verbs) -> None:
     """Add the verbs of scheduling."""
     add_verb(verbs, _schedule, "schedule", "place jobs on devices, from files of times and devices, in simulation",
@@ -97,7 +85,3 @@ def add(verbs) -> None:
              option("--out", "folder for journal and record, and nothing else (default: data/schedule/<name of the file>)",
                     a_path),
              epilog="A killed job runs again: its effects other than its result happen at least once.")
-    add_verb(verbs, _contention, "contention", "measure how workloads slow each other down here, for run-jobs",
-             option("--workloads", "workloads, or all (default W1,W3,W6)", names, "W1,W3,W6", metavar="W1,W3,..."),
-             option("--slots", "CPU slots of equal size (default: one per core, at most 16)", whole(1), 0),
-             option("--rounds", "visits of every pair, in random order (default 3)", whole(1, 1000), 3))

@@ -18,7 +18,7 @@ from lib.measure.load import Load
 from lib.tables import SCHEMA_VERSION
 
 META = ".meta.json"
-FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "contention", "matrix", "schedule",
+FOLDERS = ("profiles", "runs", "ceilings", "points", "sweeps", "networks", "models", "matrix", "schedule",
            "training")
 _WITH_PATHS = ("data_note", "failed", "failures", "software", "devices")
 _PATH = re.compile(r"(?<![\w./])/(?:[^\s/:]+/)+")  # the folders of an absolute path
@@ -124,7 +124,6 @@ _KINDS = (
     Kind("repeats", rf"sweeps/({NAME})/{NAME}/repeats\.csv", keys=("config", "round"), needs=_OF_SWEEP, grows=True),
     Kind("energies", rf"sweeps/({NAME})/{NAME}/energies\.csv", needs=_OF_SWEEP, repeat=True, grows=True),
     Kind("networks", rf"networks/(?:{NAME}/)?networks\.parquet", keys=_NETWORK, repeat=True, anew=True),
-    Kind("contention", rf"contention/{NAME}\.csv"),
     Kind("cells", r"matrix/cells\.csv", repeat=True, grows=True),
     Kind("model", rf"models/{NAME}\.json\.gz", anew=True, foreign=True),
     Kind("schedule", rf"(schedule/(?:{NAME}/)?)(?:schedule|simulated)\.csv", needs=_OF_JOBS),

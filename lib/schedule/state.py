@@ -83,9 +83,9 @@ class State:
 
     ``waiting`` has the jobs, ``free`` the free devices of each type, as keys in their order; ``running`` is by device.
     ``arrived``, ``started`` (devices), ``freed`` and ``finished`` list the changes since the last call; a failed job that may
-    be tried again arrives again. ``expected`` jobs are still to arrive (0 if unknown). ``contention`` is None, or as far as it
-    is known; ``joules`` is the energy of each job on each type (jobs, types), NaN if unknown (None: use watts). ``memory`` has
-    a policy's objects by their class. ``refined_s`` is the time spent in ``refining`` since the engine last reset it.
+    be tried again arrives again. ``expected`` jobs are still to arrive (0 if unknown). ``joules`` is the energy of each job on
+    each type (jobs, types), NaN if unknown (None: use watts). ``memory`` has a policy's objects by their class. ``refined_s``
+    is the time spent in ``refining`` since the engine last reset it.
     ``type_of`` (devices), ``setup_s`` and ``counts`` (types) are columns of the fleet as lists.
     """
 
@@ -97,7 +97,7 @@ class State:
             self.free[device_type][device] = None
         self.free_cores, self._cores = fleet.host_cores, cores_taken(jobs, fleet)
         self.arrived, self.started, self.freed, self.finished = [], [], [], []
-        self.contention, self.joules = None, None
+        self.joules = None
 
     def recall(self, kind: type[Memory], create: Callable[[], Memory]) -> tuple[Memory, list[int]]:
         """Return the policy's object of a class, created at the first call, and the waiting jobs that it has not seen."""

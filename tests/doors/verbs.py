@@ -16,7 +16,7 @@ SCHEDULE = "schedule --times times.csv --devices devices.csv"
 NUMBERS = [  # options of which no number above is one
     "compare a b --threshold", "matrix --dry-run --repeats", "matrix --dry-run --budget-s", "networks --dry-run --rounds",
     "networks --dry-run --case-s", "calibrate --budget-s", "advise resnet18 --batch-size",
-    "contention --rounds", "contention --slots", "run-jobs jobs.csv --slots", "data check --size"]
+    "run-jobs jobs.csv --slots", "data check --size"]
 TEXTS = [  # where a name stands for {}
     "{}", "advise {}", "advise resnet18 --device {}", "advise resnet18 --dtype {}", "advise resnet18 --mode {}",
     "compare {} {}", "compare {} a", "matrix --dry-run --device {}", "matrix --dry-run --cells {}",
@@ -25,7 +25,7 @@ TEXTS = [  # where a name stands for {}
     "run --dry-run -p {} 1", "report --executed {} --out page.html", "import {} x", "import bundle {}", "import neusight {}",
     "import gavel {}", "import pytorch-scheduler {}", "schedule --times {} --devices {}", f"{SCHEDULE} --policy {{}}",
     f"{SCHEDULE} --objective {{}}", "run-jobs {}",
-    "run-jobs jobs.csv --policy {}", "contention --workloads {}", "data check {}", "data {}", "data push {}",
+    "run-jobs jobs.csv --policy {}", "data check {}", "data {}", "data push {}",
     "data push . --remote-dir {}", "data pull {} --local there", "data pull .@{} --local there", "calibrate --device {}",
     "calibrate --dtype {}", "calibrate --networks {}", "calibrate --device t4 --networks {}", "models --train {}"]
 FILES = ["schedule --times {0} --devices {1}", "run-jobs {0}", "compare {0} {1}", "import bundle {0}", "import neusight {0}",

@@ -12,7 +12,6 @@ import pandas as pd
 from lib import locks
 from lib.errors import InputError, choices, is_no_space
 from lib.progress import say, track
-from lib.schedule.contention import Contention
 from lib.schedule.problem import PER_JOB, Jobs, Problem
 from lib.schedule.runtime.engine.engine import Engine, Observer
 from lib.schedule.runtime.journal import Entry, Journal, Spec
@@ -28,7 +27,7 @@ _GATHER_S = 15.0
 class PreparedJobs:
     """Jobs, slots and how their workers are spawned, predicted seconds (jobs, types), and the policy with its ``name``.
 
-    ``contention`` is how jobs slow each other down there, if known; ``notes`` say what could not be probed.
+    ``notes`` say what could not be probed.
     """
 
     specs: Sequence[Spec]
@@ -38,7 +37,6 @@ class PreparedJobs:
     policy: Policy
     name: str = ""
     spawn: Spawn = ProcessWorker
-    contention: Contention | None = None
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -69,14 +67,13 @@ def execute(prepared: PreparedJobs, folder: Path, limits: Limits | None = None,
     happen at least once: a job that is killed between its effect and its entry runs again. Raises InputError when another
     process runs it, the journal is of other jobs, a disk is full, or a job can run nowhere.
     """
-    problem, jobs, contention, path = prepared.problem, prepared.jobs, prepared.contention, folder / JOURNAL
+    problem, jobs, path = prepared.problem, prepared.jobs, folder / JOURNAL
     seconds = pd.DataFrame(problem.feasible_s, jobs.ids, problem.fleet.types)
     with locks.writer(path), closing(Journal(path, prepared.specs, again)) as journal:
         ended, order = journal.ended(), np.argsort(jobs.arrival_s, kind="stable").tolist()
         todo = [job for job in order if prepared.specs[job].job_id not in ended]
         engine = Engine(journal, prepared.policy, lambda spec, device_type: seconds.loc[spec.job_id, device_type], limits,
-                        prepared.spawn, _Progress(len(todo)), lambda types: contention and contention.subset(
-                            [problem.fleet.types.index(name) for name in types]), _GATHER_S)
+                        prepared.spawn, _Progress(len(todo)), _GATHER_S)
         for job in todo:
             engine.add(Entry(prepared.specs[job], *(getattr(jobs, name).item(job) for name in PER_JOB),
                              job_class=int(jobs.job_class[job]), user=int(jobs.users[job]),

@@ -18,16 +18,15 @@ from lib.config.notebooks import parsed
 from lib.errors import InputError, choices
 from lib.progress import say
 from lib.schedule import bounds, moldable, problem_files, risk
-from lib.schedule.contention import Contention
 from lib.schedule.durations import Duration, Durations
 from lib.schedule.policies import registry
 from lib.schedule.problem import Jobs, Offers, Problem
-from lib.schedule.runtime import executor, interference, run_record
+from lib.schedule.runtime import executor, run_record
 from lib.schedule.runtime.executor import PreparedJobs
 from lib.schedule.runtime.journal import Spec
 from lib.schedule.runtime.local_site import fleet_of, local_site
 from lib.schedule.runtime.run_record import RunRecord
-from lib.schedule.runtime.workers import ProcessWorker, Site, device_type_of
+from lib.schedule.runtime.workers import Site, device_type_of
 from lib.schedule.simulation.events import Outcome, simulate
 
 _TASKS = "lib.schedule.runtime.tasks"
@@ -40,22 +39,21 @@ Probes = dict[tuple[str, int, str], dict[str, float] | str]
 """(workload, devices at once, device type) -> setup_s and step_s, or why there are none."""
 
 
-def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path, alone: bool) -> Probes:
+def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path) -> Probes:
     """Return the set-up and the step, in s, of each workload on so many devices of each type, or why there are none.
 
-    ``alone``: one job at a time, because contention is known and added later; else all slots of a type work at once, as in
-    the run. Results stay in ``folder``; a failed probe is tried again by the next call.
+    All slots of a type work at once, as in the run. Results stay in ``folder``; a failed probe is tried again by the next call.
     """
     probes, fleet = {}, fleet_of(site.slots)
     for gang, (number, device_type) in product(sorted({devices for _, devices in workloads}), enumerate(fleet.types)):
         names = tuple(dict.fromkeys(name for name, devices in workloads if devices == gang))
-        slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number)[:gang if alone else None])
+        slots = tuple(site.slots[device] for device in np.flatnonzero(fleet.type_of == number))
         if len(slots) < gang:
             probes |= {(name, gang, device_type): f"{name} needs {gang} devices at once, and of {device_type} there are "
                                                   f"{len(slots)}" for name in names}
             continue
         together = f"-{gang}" if gang > 1 else ""
-        part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{together}{'-alone' if alone else ''}"
+        part = folder / f"{site.probes}-{files.safe_name(device_type)}-{slots[0].threads}{together}"
         specs = [Spec(name, f"{_TASKS}:probe", {"workload_id": name, "seconds": _PROBE_S}, gang) for name in names]
         jobs = replace(Jobs.plain(len(names)), ids=names, devices=np.full(len(names), gang))
         prepared = PreparedJobs(specs, jobs, slots, np.full((len(names), 1), _GUESS_S), registry.policy_for("first-come"),
@@ -139,20 +137,6 @@ def _class_of(spec: Spec) -> str:
     return spec.arguments.get("workload_id") or spec.arguments["path"]
 
 
-def _probed(classes: Sequence[str], workloads: Sequence[tuple[str, int]], site: Site,
-            out: Path) -> tuple[Contention | None, Probes]:
-    """Return how jobs slow each other down here, if it was measured, and the probes of workloads.
-
-    ``classes`` are the jobs' classes in the order of their numbers. On a cluster contention is unknown.
-    """
-    from lib.measure import machine
-
-    table = interference.newest(machine.ids()["hardware_id"]) if site.spawn is ProcessWorker else None
-    contention = table if table is None else Contention.from_table(table, tuple(dict.fromkeys(classes)),
-                                                                   fleet_of(site.slots).types)
-    return contention, _probe(workloads, site, out, contention is not None)
-
-
 def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makespan", count: int = 0,
             site_of: Callable[[Jobs, int], Site] = local_site) -> PreparedJobs:
     """Read a file of jobs, and probe its workloads on the site where they will run.
@@ -173,14 +157,14 @@ def prepare(path: Path, out: Path, name: str = "hybrid", objective: str = "makes
     variants = [_on(specs, column) for column in numbers.T]
     workloads = [(spec.arguments["workload_id"], spec.devices) for variant in variants for spec in variant
                  if "workload_id" in spec.arguments]
-    contention, probes = _probed([_class_of(spec) for spec in specs], workloads, site, out)
+    probes = _probe(workloads, site, out)
     tables, notes = zip(*(_predicted(variant, probes, site) for variant in variants), strict=True)
     predicted_s = tables[0]
     if len(tables) > 1:
         problem = Problem(jobs, fleet, predicted_s, predicted_s, offers=Offers.of(numbers, np.stack(tables, axis=1)))
         chosen = moldable.place(problem, policy, objective).problem
         jobs, predicted_s = replace(chosen.jobs, most_devices=None), chosen.predicted_s
-    return PreparedJobs(_on(specs, jobs.gang), jobs, site.slots, predicted_s, policy, name, site.spawn, contention,
+    return PreparedJobs(_on(specs, jobs.gang), jobs, site.slots, predicted_s, policy, name, site.spawn,
                         tuple(dict.fromkeys(note for part in notes for note in part)))
 
 
@@ -195,7 +179,7 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
     run here.
     """
     names = [workload(workloads[number % len(workloads)]).id for number in range(count)]
-    _, probes = _probed(names, [(name, 1) for name in names], site := local_site(Jobs.plain(count)), out)
+    probes = _probe([(name, 1) for name in names], site := local_site(Jobs.plain(count)), out)
     device_type, long_s, rows = fleet_of(site.slots).types[0], np.random.default_rng(0).uniform(0.5, 1.5, count) * job_s, []
     for number, name in enumerate(names):
         times = probes[name, 1, device_type]
@@ -210,13 +194,12 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 
     If all jobs have ended before, nothing runs, and the record of that run is returned as ``earlier``.
-    Each job ends once, but its other effects happen at least once (``executor.execute``). The simulation beforehand includes
-    contention if it was measured.
+    Each job ends once, but its other effects happen at least once (``executor.execute``).
     """
     from lib.measure import machine
 
-    problem, contention = prepared.problem, prepared.contention
-    simulated = simulate(problem, prepared.policy, contention=contention, known_contention=contention)
+    problem = prepared.problem
+    simulated = simulate(problem, prepared.policy)
     in_time = _in_time(simulated)
     attempts, ends, notes = executor.execute(prepared, out)
     attempts = attempts[attempts["status"] != "running"]
@@ -226,8 +209,7 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
             return replace(earlier, earlier=True)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
-             "contention": contention is not None, "machine": machine.name(), "written_utc": store.utc_now(),
-             "in_time": in_time}
+             "machine": machine.name(), "written_utc": store.utc_now(), "in_time": in_time}
     record = RunRecord(attempts, simulated.schedule, ends,
                        {spec.job_id: _class_of(spec) for spec in prepared.specs}, facts)
     run_record.write(record, out)

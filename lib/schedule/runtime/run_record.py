@@ -35,7 +35,6 @@ class _Facts(Strict):
     policy: str
     bound_s: float
     notes: list[str]
-    contention: bool
     machine: str
     written_utc: str
     in_time: dict[str, float] = {}
@@ -56,8 +55,8 @@ _ENDS = list(_End.model_fields)
 class RunRecord:
     """``schedule`` (every attempt) and ``simulated`` are tables ``schedule``; ``ends`` has one row per job.
 
-    ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, whether contention was known,
-    machine, time of writing, and by job the probability ``in_time`` to keep its deadline, as it was said beforehand.
+    ``job_classes``: the class of each job. ``facts``: policy, bound_s, notes of what went wrong, machine,
+    time of writing, and by job the probability ``in_time`` to keep its deadline, as it was said beforehand.
     ``earlier``: all jobs had ended before the call that returns this record.
     """
 
@@ -182,9 +181,8 @@ def text(record: RunRecord) -> str:
     lines = [f"Nothing ran now: all jobs ended in an earlier run, recorded {when} UTC, by the policy {facts['policy']}. To run "
              "the jobs again, name another folder with --out."] * record.earlier
     lines += [f"{counts.get('done', 0)} jobs done, {counts.get('failed', 0)} failed, in {record.makespan_s:,.1f} s; simulated "
-             f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}"
-             f"{', contention included' if facts['contention'] else ''}); lower bound, if predictions hold: "
-             f"{facts['bound_s']:,.1f} s"]
+             f"beforehand: {record.simulated_s:,.1f} s ({record.makespan_s / record.simulated_s - 1:+.1%}); "
+             f"lower bound, if predictions hold: {facts['bound_s']:,.1f} s"]
     jobs = record.jobs().rename(columns={"job_id": "job", "predicted_s": "predicted s", "actual_s": "took s"})
     if len(jobs):
         shown = jobs[["job", "device", "predicted s", "took s"]].head(_SHOWN)

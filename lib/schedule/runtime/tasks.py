@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -193,22 +192,6 @@ def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, A
     trainer, batches = _trainer(job, workload_id)
     trainer.train(_Steps(job, batches, _WARM_STEPS))
     return trainer, batches
-
-
-def paced(job: Job, workload_id: str, seconds: float, at_s: float = 0.0) -> dict[str, Any]:
-    """Train a workload for ``seconds`` from ``at_s`` on (CLOCK_MONOTONIC, which all processes of a host share).
-
-    Returns ``step_s``, the median of the steps that ended in that time (or the first step), and their number ``n``.
-    """
-    trainer, batches = _cached_trainer(workload_id, job.device, job.threads)
-    time.sleep(max(0.0, at_s - time.monotonic()))
-    until, taken = max(at_s, time.monotonic()) + seconds, []
-    while (begin := time.monotonic()) < until or not taken:
-        trainer.train(_Steps(job, batches, 1))
-        end = time.monotonic()
-        taken.append((end, end - begin))
-    whole = [took for end, took in taken if end <= until] or [taken[0][1]]
-    return {"step_s": median(whole), "n": len(whole)}
 
 
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The compiled simulator (numba), for policies that are ``Greedy`` or ``Bind``: the schedules of ``events.simulate``.
 
-Every choice and every tie falls as there. It knows neither contention nor limits of the host's cores.
+Every choice and every tie falls as there. It knows no limits of the host's cores.
 """
 
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""An event simulator: arrivals, failures, contention on the host, and predictions that are wrong."""
+"""An event simulator: arrivals, failures, and predictions that are wrong."""
 
 import heapq
 import time
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lib.schedule.contention import Contention
 from lib.schedule.problem import Problem
 from lib.schedule.state import Policy, PolicyError, Predict, Restart, State, Wait
 
@@ -58,15 +57,14 @@ def table(problem: Problem, columns: Iterable[Sequence]) -> pd.DataFrame:
 
 
 class Simulation:
-    """The events of one run; without contention the end of an attempt is known when it starts."""
+    """The events of one run."""
 
-    def __init__(self, problem: Problem, policy: Policy, faults: Faults, contention: Contention | None,
-                 known_contention: Contention | None, state: State | None):
+    def __init__(self, problem: Problem, policy: Policy, faults: Faults, state: State | None):
         jobs, devices = problem.jobs, len(problem.fleet)
-        self.problem, self.policy, self.faults, self.contention = problem, policy, faults, contention
+        self.problem, self.policy, self.faults = problem, policy, faults
         self.state = state = state or State(jobs, problem.fleet)
         present = {*state.waiting, *(ran.job for ran in state.running.values())}
-        state.expected, state.contention = len(jobs) - len(present), known_contention
+        state.expected = len(jobs) - len(present)
         state.joules = problem.energy and problem.energy.joules
         self.predict = Predict(problem.feasible_s, problem.sigma)
         self.rows = []  # of _ATTEMPT
@@ -79,7 +77,6 @@ class Simulation:
         self._numbers = count(len(order))
         self._version = [0] * devices  # of what runs on a device: ends pushed for an earlier version are outdated
         self._fails = [False] * devices
-        self._left_s = {}  # of work, by device, under contention
         self._others = {}  # further devices of a gang, by its first
         if present:  # the policy decides first; late jobs end at once
             self._push(state.now_s, _WAKE, 0)
@@ -104,7 +101,7 @@ class Simulation:
     def step(self) -> bool:
         """Let all events of the next instant happen, then let the policy decide; return False if nothing is left to do."""
         state, events, now = self.state, self._events, self._events[0][0]
-        self._advance(now)
+        state.now_s = now
         while events and events[0][0] == now:
             _, _, event, number, version = heapq.heappop(events)
             if event == _ARRIVE:
@@ -134,18 +131,13 @@ class Simulation:
                 raise PolicyError(f"a policy wants to wait until {action.until_s} s, which is past")
             elif action.until_s < np.inf:
                 self._push(action.until_s, _WAKE, 0)
-        if self.contention:
-            self._reschedule()
 
     def _push(self, at_s: float, event: int, device: int) -> None:
         heapq.heappush(self._events, (at_s, next(self._numbers), event, device, self._version[device]))
 
     def _work(self, device: int, seconds: float) -> None:
         """Let an attempt need ``seconds`` more."""
-        if self.contention:
-            self._left_s[device] = seconds
-        else:
-            self._push(self.state.now_s + seconds, _END, device)
+        self._push(self.state.now_s + seconds, _END, device)
 
     def _start(self, job: int, device: int, others: tuple[int, ...] = ()) -> None:
         devices = device, *others
@@ -168,7 +160,6 @@ class Simulation:
 
     def _log(self, device: int, status: str) -> None:
         """Free the devices of an attempt; log it, with a row a device."""
-        self._left_s.pop(device, None)
         for place in (device, *self._others.pop(device, ())):
             ran = self.state.stop(place)
             self.rows.append((ran.job, place, ran.start_s, self.state.now_s, ran.attempt, status))
@@ -185,37 +176,11 @@ class Simulation:
         if again:
             state.arrive(ran.job)
 
-    # ------------------------------------------------------------------------------------------ contention
 
-    def _rates(self) -> dict[int, float]:
-        """Return the speed of each running device."""
-        state, job_class = self.state, self.problem.jobs.job_class
-        jobs = {device: state.running[device].job for device in self._left_s}
-        wanted = sum(state.cores(job, state.type_of[device]) for device, job in jobs.items())
-        return self.contention.rates({device: (int(job_class[job]), state.type_of[device]) for device, job in jobs.items()},
-                                     wanted)
-
-    def _advance(self, now: float) -> None:
-        if self.contention and self._left_s:
-            passed, rates = now - self.state.now_s, self._rates()
-            for device in self._left_s:
-                self._left_s[device] = max(0.0, self._left_s[device] - passed * rates[device])
-        self.state.now_s = now
-
-    def _reschedule(self) -> None:
-        """Push again when each running attempt ends, at the rates that hold from now on."""
-        rates = self._rates()
-        for device, left_s in self._left_s.items():
-            self._version[device] += 1
-            self._push(self.state.now_s + left_s / rates[device], _END, device)
-
-
-def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, contention: Contention | None = None,
-             known_contention: Contention | None = None, state: State | None = None) -> Outcome:
+def simulate(problem: Problem, policy: Policy, faults: Faults | None = None, state: State | None = None) -> Outcome:
     """Run a policy on a problem in simulated time: it sees the predictions, the jobs take their actual times.
 
-    Under ``contention`` actual times are those of a job alone; the policy knows ``known_contention``. The run
-    continues from ``state``, which it changes; by default nothing has arrived. Raises PolicyError when the policy wants what
-    cannot be done or leaves jobs waiting for ever.
+    The run continues from ``state``, which it changes; by default nothing has arrived. Raises PolicyError when the policy wants
+    what cannot be done or leaves jobs waiting for ever.
     """
-    return Simulation(problem, policy, faults or Faults(), contention, known_contention, state).run()
+    return Simulation(problem, policy, faults or Faults(), state).run()

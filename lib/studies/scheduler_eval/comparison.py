@@ -1,13 +1,12 @@
 """How good are the policies? The same jobs for each, paired by seed: against the bound, under load, with wrong predictions.
 
-And what is given up for what: energy for time, and what not knowing of contention on the host costs.
+And what is given up for what: energy for time.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import pandas as pd
 
 from lib.progress import track
 from lib.schedule import bounds, portable
-from lib.schedule.contention import Contention
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import metrics
@@ -26,7 +24,6 @@ NOISE = (0.0, 0.1, 0.3, 1.0)
 DRIFTS = (0.1, 0.2, 0.5)
 LOADS = (0.5, 0.7, 0.85, 0.95)
 WEIGHTS = (0.0, 0.6, 0.75, 0.85, 0.95, 1.0)
-TAKES = (0.0, 1.0, 2.0)  # cores of the host that a job on a GPU takes
 _PREDICTING = ("longest-first", "earliest-finish", "hybrid")
 _NOTHING = 1e-9  # of a makespan, that rounding may leave
 _SHORT_WAITS = {"objective": "mean_jct"}
@@ -193,42 +190,6 @@ def pareto(problem: Problem, weights: Sequence[float] = WEIGHTS) -> pd.DataFrame
     values = table[["makespan_s", "energy_j"]].to_numpy(float)
     beaten = [bool(((values <= point).all(axis=1) & (values < point).any(axis=1)).any()) for point in values]
     return table.assign(front=~np.array(beaten))
-
-
-def _makespan(problem: Problem, name: str, contention: Contention | None, known: Contention | None) -> float:
-    schedule = simulate(problem, registry.policy(name), contention=contention, known_contention=known).schedule
-    return float(schedule["end_s"].max())
-
-
-def ignoring(draw: Mix, contention: Contention, seeds: int) -> pd.DataFrame:
-    """Return the simulated and the actual makespan of each policy when it knows nothing of contention, its mean, or every pair.
-
-    ``simulated_s`` is the makespan in a simulation with what is ``known``; ``makespan_s`` that with the true contention;
-    ``error`` is how far the one is off the other.
-    """
-    def rows(problem, _seed):
-        for name, (label, known) in product(("longest-first", "hybrid"), knowledge.items()):
-            simulated_s, actual_s = (_makespan(problem, name, true, known) for true in (known, contention))
-            yield {"policy": name, "known": label, "simulated_s": simulated_s, "makespan_s": actual_s,
-                   "error": simulated_s / actual_s - 1}
-
-    knowledge = {"nothing": None, "the mean": contention.averaged(), "every pair": contention}
-    return trials({"ignored": draw}, "contention", seeds, rows)
-
-
-def host_cores(draw: Callable[[float, int], Problem], contention: Contention, seeds: int) -> pd.DataFrame:
-    """Return makespans by how many host cores a GPU job takes: with the cores counted, and as if they were free.
-
-    ``draw(cores, seed)`` gives the problem. Cores that more jobs ask for than there are, are shared by time, which slows all
-    that need some.
-    """
-    def rows(problem, _seed):
-        true = replace(contention, cores=problem.fleet.host_cores)
-        free = replace(problem, fleet=replace(problem.fleet, host_cores=np.inf))
-        return [{"cores": label, "makespan_s": _makespan(simulated, "hybrid", true, contention)}
-                for label, simulated in (("counted", problem), ("ignored", free))]
-
-    return trials({taken: partial(draw, taken) for taken in TAKES}, "host_cores", seeds, rows)
 
 
 def speed(problem: Problem, names: Sequence[str], compiled: bool = False) -> pd.DataFrame:

@@ -1,13 +1,12 @@
-"""The figures of the scheduler: policies against the bound, load, wrong predictions, trade-offs, contention, a real run."""
+"""The figures of the scheduler: policies against the bound, load, wrong predictions, trade-offs, a real run."""
 
 from itertools import cycle
 
 import pandas as pd
 
-from lib.missing import MissingError, needs
+from lib.missing import needs
 from lib.report.plots import equality, facets, label_rows, panel, points
 from lib.report.style import SERIES
-from lib.schedule.contention import ALONE
 
 _OURS, _MOST = SERIES[1], 2.5
 _OTHERS = ("#2b6cb0", "#2f855a", "#805ad5", "#b7791f", "#d53f8c", "#4a5568")
@@ -61,25 +60,6 @@ def pareto(table: pd.DataFrame):
     points(axis, table.query("policy != 'hybrid'"), "makespan_s", "energy_mj", "policy", color=SERIES[0])
     axis.set(xlabel="makespan, s", ylabel="energy, MJ", xscale="log")
     axis.legend(fontsize=8)
-    return figure
-
-
-@needs("measured pairs")
-def contention(table: pd.DataFrame):
-    """Return the slowdown of each workload (rows) beside each other (columns), a panel a pair of device types."""
-    import seaborn as sns
-
-    pairs = table[table["beside"] != ALONE[0]]
-    if pairs.empty:
-        raise MissingError("measured pairs")
-    names = sorted(set(pairs["workload_id"]))
-    figure, panels = facets(pairs, ["device_type", "beside_type"], 2.2 + 0.55 * len(names), 1.2 + 0.42 * len(names))
-    for axis, (slowed, other), part in panels:
-        wide = part.pivot_table(index="workload_id", columns="beside", values="slowdown").reindex(index=names, columns=names)
-        sns.heatmap(wide, vmin=1, vmax=max(1.2, pairs["slowdown"].max()), cmap="YlOrRd", annot=True, fmt=".2f", cbar=False,
-                    ax=axis, annot_kws={"fontsize": 8})
-        axis.set(xlabel=f"beside (on {other})", ylabel=f"slowed down (on {slowed})", title="")
-        axis.tick_params(axis="y", rotation=0)
     return figure
 
 

@@ -6,7 +6,6 @@ from scipy import stats
 
 from lib.missing import needs
 from lib.report.sentences import KeyNumbers, Numbers
-from lib.schedule.contention import ALONE
 from lib.schedule.runtime.run_record import RunRecord
 
 _LITTLE = 0.05  # of the best single-device makespan: less than that is little to win
@@ -69,17 +68,6 @@ def trade(front: pd.DataFrame) -> Numbers:
         longer = makespan_s / makespan_s.head(1).sum() - 1""")
     sources = sorted(set(ours["energy_source"]))
     return {"some": len(ours) > 1, "ours": ours, "assumed": sources == ["assumed"], "sources": "; ".join(sources)}
-
-
-def interference(table: pd.DataFrame, cost: pd.DataFrame, cores: pd.DataFrame) -> Numbers:
-    """Return how much jobs slow each other down, and what ignoring it, or the cores of the host, costs ``hybrid``."""
-    means = cost.query("policy == 'hybrid'").groupby("known")[["error", "makespan_s"]].mean().reindex(
-        ["nothing", "the mean", "every pair"])
-    span_s = cores.pivot_table(index="host_cores", columns="cores", values="makespan_s").reindex(columns=["ignored", "counted"])
-    lost = (span_s["ignored"] / span_s["counted"] - 1).rename("lost").reset_index()
-    return {"pairs": table[table["beside"] != ALONE[0]],
-            "known": means["error"].rename(index=lambda label: label.split()[-1]),
-            "shorter": 1 - means["makespan_s"]["every pair"] / means["makespan_s"]["nothing"], "cores": lost}
 
 
 def real(record: RunRecord) -> Numbers:

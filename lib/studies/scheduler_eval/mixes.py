@@ -151,13 +151,6 @@ def wide(table: pd.DataFrame, rows: str, columns: str, values: str) -> pd.DataFr
     return table.pivot_table(index=rows, columns=columns, values=values, sort=False).rename_axis(columns=None).reset_index()
 
 
-def cost_table(cost: pd.DataFrame) -> pd.DataFrame:
-    """Return what contention costs by policy and by what it knows of it, means over seeds."""
-    mean = cost.groupby(["policy", "known"], sort=False).mean(numeric_only=True).reset_index()
-    return renamed(mean, {"policy": "policy", "known": "known of contention", "simulated_s": "simulated, s",
-                          "makespan_s": "actual, s", "error": "simulated / actual - 1"})
-
-
 def speed_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return the time of a decision at the largest size."""
     shown = table.query("jobs == jobs.max()").dropna(subset="decide_p99_us")

@@ -8,7 +8,6 @@ from math import inf
 import numpy as np
 
 from lib.schedule import bounds, portable
-from lib.schedule.policies.colocation import CANDIDATES, Colocation
 from lib.schedule.policies.queues import LazyHeap, Valid
 from lib.schedule.state import State, refining
 
@@ -37,7 +36,6 @@ class TypeLists:
     def __init__(self, state: State, sigma: float, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray):
         self.margin = portable.exp_one(_MARGIN * sigma)
         self.rows = dict(zip(jobs.tolist(), times.tolist(), strict=True))
-        self._colocation = Colocation(state)
         self.ended, self._count = 0, len(jobs)
         counts, busy = state.fleet.counts, state.fleet.by_type(ready_s)
         clear = _distinct(times) if len(times) > bounds.WHOLE else times
@@ -76,11 +74,8 @@ class TypeLists:
         lists are made again.
         """
         jobs, elsewhere = self._lists[device_type], self._elsewhere[device_type]
-        if entries := jobs.smallest(CANDIDATES if self._colocation.active else 1, waits):
-            chosen = entries.pop(self._colocation.pick(state, [job for _, job in entries], device_type))
-            for entry in entries:
-                jobs.push(entry)
-            return chosen[1]
+        if jobs.first(waits):
+            return jobs.take()[1]
         if elsewhere is None:
             with refining(state):
                 left = [job for job in state.waiting if waits((job,))]

@@ -5,7 +5,6 @@ from itertools import islice
 
 import numpy as np
 
-from lib.schedule.policies.colocation import Colocation
 from lib.schedule.policies.hybrid.estimator import Estimator
 from lib.schedule.policies.queues import LazyHeap, Queues
 from lib.schedule.state import Action, CoreBudget, State
@@ -19,7 +18,6 @@ class Planner(Queues):
     def __init__(self, state: State):
         super().__init__(state)
         self.new, self.ended = 0, 0
-        self._colocation = Colocation(state)
 
     def rebuild(self) -> None:
         """Build the heaps from ``end_s``; ``_latest`` has the devices with a queue, the one that ends last first."""
@@ -66,11 +64,6 @@ class Planner(Queues):
             if not queue:
                 self.expect(device, state.now_s)
                 continue
-            number = self._colocation.pick(state, queue, device_type)
-            if number:
-                job = queue[number]
-                del queue[number]
-                queue.appendleft(job)
             if not budget.start(queue[0], device):
                 self.blocked.add(device)
                 budget.left = 0.0  # these cores are kept for this job

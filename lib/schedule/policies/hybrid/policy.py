@@ -6,7 +6,7 @@ import numpy as np
 
 from lib.errors import InputError, entry
 from lib.schedule import bounds, energy
-from lib.schedule.policies import colocation
+from lib.schedule.policies import host_cores
 from lib.schedule.policies.baselines import MATCHED, MatchingPlan, affinity, matching, short_and_apt
 from lib.schedule.policies.fair import fair
 from lib.schedule.policies.greedy import Greedy
@@ -33,9 +33,6 @@ class HybridMemory:
 
     def __init__(self, state: State, predict: Predict):
         with refining(state):
-            if state.contention is not None:
-                factor = state.contention.expected(state.jobs.job_class, state.fleet.type_of)
-                predict = Predict(predict.table * factor, predict.sigma)
             self.estimator = Estimator(state.jobs, predict, state.setup_s)
         self.batch = not state.jobs.arrival_s.any()  # whether all jobs are there from the start
         self.rough = False  # once predictions were wrong, jobs are always bound late
@@ -94,7 +91,7 @@ def _outlook(state: State, estimator: Estimator) -> tuple[np.ndarray, ...]:
     for device, ran in state.running.items():
         ready_s[device] = estimator.left_s(state, ran)
         running_s[device] = max(estimator.seconds(ran.job, state.type_of[device]), state.worked_s(ran))
-    return jobs, times, ready_s + colocation.blocked_s(state, jobs, times, ready_s), running_s
+    return jobs, times, ready_s + host_cores.blocked_s(state, jobs, times, ready_s), running_s
 
 
 def _weighted(state: State, jobs: np.ndarray, times: np.ndarray, ready_s: np.ndarray,
@@ -167,7 +164,7 @@ def _planned(state: State, memory: HybridMemory, weights: dict[str, float], step
     if not every:
         devices = [device for device in dict.fromkeys([*appended, *state.freed, *devices])
                    if device in state.free[state.type_of[device]]]
-    devices = colocation.gpus_first(state, devices, state.type_of.__getitem__)
+    devices = host_cores.gpus_first(state, devices, state.type_of.__getitem__)
     return planner.starts(state, estimator, devices, set(weights) == {"makespan"})
 
 
@@ -184,7 +181,7 @@ def _late(state: State, memory: HybridMemory, overdue: int) -> list[Action]:
             jobs, times, ready_s, _ = _outlook(state, memory.estimator)
             lists = memory.lists = TypeLists(state, memory.estimator.sigma, jobs, times, ready_s)
     budget = CoreBudget(state)
-    for device_type in colocation.gpus_first(state, range(len(state.counts)), int) if waiting else ():
+    for device_type in host_cores.gpus_first(state, range(len(state.counts)), int) if waiting else ():
         for device in state.idle(device_type, len(waiting) - len(budget.started)):
             job = lists.take(state, device_type, budget.waits)
             if job is None:

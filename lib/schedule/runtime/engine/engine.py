@@ -17,7 +17,6 @@ import pandas as pd
 
 from lib import files
 from lib.errors import InputError
-from lib.schedule.contention import Contention
 from lib.schedule.problem import Fleet
 from lib.schedule.runtime.engine.plan import plan, with_priorities
 from lib.schedule.runtime.engine.slots import Attempt, Slots, SlotState
@@ -52,15 +51,14 @@ class Observer:
 class Engine:
     """Leads workers through jobs as a policy says, in one thread; others ``post`` changes, or read holding ``lock``.
 
-    ``contention_of`` gives how jobs slow each other down on device types, if known. ``gather_s``: how long the first decision
-    waits for workers that are still starting, so that the policy sees the devices that its plan has.
+    ``gather_s``: how long the first decision waits for workers that are still starting, so that the policy sees the devices
+    that its plan has.
     """
 
     def __init__(self, journal: Journal, policy: Policy, predicted_s: ByDeviceType, limits: Limits | None,
-                 spawn: Spawn, observer: Observer | None = None,
-                 contention_of: Callable[[tuple[str, ...]], Contention | None] = lambda types: None, gather_s: float = 0.0):
+                 spawn: Spawn, observer: Observer | None = None, gather_s: float = 0.0):
         self.journal, self.limits, self.observer, self.tick_s = journal, limits or Limits(), observer or Observer(), TICK_S
-        self.policy, self._predicted_s, self._contention_of = policy, predicted_s, contention_of
+        self.policy, self._predicted_s = policy, predicted_s
         self._prioritised_policy = with_priorities(policy, lambda job: self.view.entries[job].priority)
         self.lock, self._posted, (self._bell, self._ring) = threading.RLock(), deque(), Pipe(duplex=False)
         self._thread = None  # that runs
@@ -380,7 +378,7 @@ class Engine:
                     self._end(entry, "failed", entry.refusal)
                     self.upcoming = [job for job in self.upcoming if job is not entry]
         idle = [slot for slot in slots if slot.idle or (planning and not slot.runs)]
-        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self._contention_of(fleet.types), self.now())
+        return view_of(self.waiting.values(), self.upcoming, slots, idle, fleet, self.now())
 
     def _predict(self, entry: Entry, fleet: Fleet) -> str:
         """Predict the times that an entry lacks; return why that failed, empty if it did not."""

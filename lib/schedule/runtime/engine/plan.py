@@ -79,7 +79,7 @@ def plan(view: View, policy: Policy, spread: ByDeviceType, left_s: Callable[[str
         actual_s, notes = _times_left(view, left_s)
         problem = Problem(state.jobs, state.fleet, view.predict.table, actual_s)
         obeying = with_priorities(policy, lambda job: view.entries[job].priority)
-        outcome = simulate(problem, obeying, known_contention=state.contention, state=state)
+        outcome = simulate(problem, obeying, state=state)
         in_time, attempts = _in_time(view, outcome, now_s, spread), outcome.schedule.sort_values(["start_s", "device"])
         for (job, attempt), parts in attempts.groupby(["job", "attempt"], sort=False):
             first, devices = parts.iloc[0], parts["device_index"]

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lib.schedule.contention import Contention
 from lib.schedule.problem import PER_JOB, Fleet, Jobs, able
 from lib.schedule.runtime.engine.slots import SlotState
 from lib.schedule.runtime.journal import Entry
@@ -35,7 +34,7 @@ def _jobs_of(entries: Sequence[Entry]) -> Jobs:
 
 
 def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequence[SlotState], idle: Sequence[SlotState],
-            fleet: Fleet, contention: Contention | None, now_s: float) -> View:
+            fleet: Fleet, now_s: float) -> View:
     """Return the view; ``slots`` are the devices of the fleet, of which ``idle`` can start a job."""
     runs = list(dict.fromkeys(slot.runs for slot in slots if slot.runs))
     entries = [*runs, *waiting, *upcoming]
@@ -46,7 +45,7 @@ def view_of(waiting: Collection[Entry], upcoming: Sequence[Entry], slots: Sequen
     waits = np.flatnonzero((shown >= len(runs)) & (shown < len(entries) - len(upcoming))).tolist()
     seen = [entries[place] for place in shown]
     numbers, state = {entry.job_id: number for number, entry in enumerate(seen)}, State(_jobs_of(seen), fleet)
-    state.now_s, state.contention, state.waiting = now_s, contention, dict.fromkeys(waits)
+    state.now_s, state.waiting = now_s, dict.fromkeys(waits)
     state.expected = len(shown) - len(waits) - len(runs)
     for device, slot in enumerate(slots):
         slot.device = device
