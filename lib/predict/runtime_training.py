@@ -38,12 +38,16 @@ def campaigns() -> dict[str, Path]:
 
 
 def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
-    """Return rows of a table ``networks`` with ``family``, ``way``, ``usable`` and TERMS, by the CPU model that ships."""
-    model = registry.shipped_cpu("fp32")
+    """Return rows of a table ``networks`` with ``family, way, usable`` and TERMS by the CPU model that ships.
+
+    ``call_ms`` is what a call costs, which no rate explains.
+    """
+    model, ways = registry.shipped_cpu("fp32"), runtimes.words_of(table)
     terms = {key: runtimes.terms(item, composition.predicted_operators(item, model)) for key, item in items.items()}
     rows = pd.DataFrame([terms[key] for key in table[_CASE].itertuples(index=False, name=None)], table.index)
-    return table.assign(family=table["network"].map(networks.family), way=runtimes.words_of(table),
-                        usable=table["verdict"] != VERDICTS[-1], **rows)
+    costs = {way: runtimes.call_cost(way)[0] for way in set(ways)}
+    return table.assign(family=table["network"].map(networks.family), way=ways, usable=table["verdict"] != VERDICTS[-1],
+                        call_ms=[costs[way] for way in ways], **rows)
 
 
 def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
@@ -83,8 +87,9 @@ def _by_way(rows: pd.DataFrame, known: Collection[RuntimeCondition] = ()) -> dic
 
 
 def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RuntimeCondition, dict[str, float]]:
-    """Learn rates from usable rows; of another machine's rows ``elsewhere`` first, where there are some."""
+    """Learn rates from usable rows, less the cost of calls; from another machine's rows ``elsewhere`` first, if given."""
     before = _learned(elsewhere, None) if elsewhere is not None else {}
+    rows = rows.assign(latency_ms=rows["latency_ms"] - rows["call_ms"])
     return runtimes.learn(_by_way(rows, before), before)
 
 
@@ -99,7 +104,7 @@ def left_out(rows: pd.DataFrame, elsewhere: pd.DataFrame | None = None) -> pd.Da
         others = elsewhere if elsewhere is None else elsewhere[~elsewhere["family"].isin(rows.loc[test, "family"])]
         rates = _learned(rows[~test], others)
         part = rows[test & rows["way"].isin(list(rates))]
-        ms = [sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
+        ms = [row["call_ms"] + sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
         parts.append(part.assign(fold=number, predicted=ms))
     return pd.concat(parts, ignore_index=True)
 
@@ -234,5 +239,7 @@ def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd
     if EAGER not in conditions:
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
-    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, preparations(table, items))
+    flops = [item.flops for item in items.values()]
+    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, (min(flops), max(flops)),
+                    preparations(table, items))
     return rows, file, predicted[predicted["way"].isin(list(conditions))].reset_index(drop=True)

@@ -405,7 +405,7 @@ class Answer:
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
                 "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
-                                     or (runtime and runtime.is_borrowed)),
+                                     or (runtime and (runtime.is_borrowed or runtime.is_outside))),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,

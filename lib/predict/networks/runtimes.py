@@ -2,7 +2,7 @@
 
 The time is a sum of what each kind of operator takes, of weights, calls and fresh memory, at rates that networks of one machine
 taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
-one calibrated, the ratio of two such sums scales the eager estimate.
+one calibrated, the ratio of two such sums scales the eager estimate. The cost of a call is added: a pass of an empty network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import csv_files, paths
 from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 from lib.measure import machine, worker
-from lib.predict.model_file import AtLeastOne, Format, Positive, Saved, keyed, require
+from lib.predict.model_file import AtLeastOne, Format, Limits, Positive, Saved, keyed, require
 from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
@@ -25,6 +25,9 @@ from lib.predict.networks.work import Work
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
+CALLS = FOLDER / "calls.csv"  # passes of small networks, an empty one among them, by ``python -m benchmarks runtime_calls``
+_CALL, _EMPTY = ["runtime", "compiled", "dtype", "threads"], "Empty"
+_OUTSIDE_HALF = np.log(3.0)  # of the interval of networks smaller or larger than all measured ones: confidence D
 RETRAIN = "train it again with: python -m lib models --train runtimes"
 KINDS = (*OPERATOR_KINDS, "relu", "gelu", "activation", "softmax")
 TERMS = (*KINDS, "weights", "calls", "fresh")
@@ -79,7 +82,8 @@ EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
 def _kinds_of(operators: pd.DataFrame) -> np.ndarray:
     """Return the kind (of KINDS) of each operator: activations and softmax apart, which runtimes fuse or keep in fp32."""
     names = operators["op"].to_numpy(str)
-    activations = operators["kind"].map({"relu": "relu", "hardtanh": "relu", "gelu": "gelu"}).fillna("activation")
+    variants = operators["kind"] if "kind" in operators else pd.Series("", operators.index)  # linear layers alone have none
+    activations = variants.map({"relu": "relu", "hardtanh": "relu", "gelu": "gelu"}).fillna("activation")
     return np.select([names == "activation", names == "softmax"], [activations, names], composition.kinds_of(operators))
 
 
@@ -136,6 +140,7 @@ class Runtimes(Saved):
 
     ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``RuntimeCondition.prepared``.
     ``elsewhere_half``: half of the interval, in log time, of a condition's ``ratio`` on CPUs that taught nothing.
+    ``flops``: of a pass of the smallest and of the largest network that taught.
     """
 
     machine: str
@@ -143,6 +148,7 @@ class Runtimes(Saved):
     instructions: dict[str, tuple[str, ...]]
     conditions: keyed(RuntimeCondition, Composition)
     elsewhere_half: Positive
+    flops: Limits
     prepare: dict[str, Composition] = field(default_factory=dict)
 
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
@@ -202,11 +208,31 @@ def known() -> tuple[RuntimeCondition, ...]:
     return tuple(way for way in shipped().conditions if way != EAGER and not shipped().refusal(way))
 
 
+@cache
+def _empty_passes() -> pd.DataFrame:
+    table = csv_files.with_columns(CALLS, ("machine", "network", *_CALL, "low_ms"), "see data/README.md")
+    return table[table["network"] == _EMPTY]
+
+
+def call_cost(way: RuntimeCondition) -> tuple[float, str]:
+    """Return the ms of a pass of an empty network, and the machine: this one, or else all that measured it (the median).
+
+    Raises InputError for a condition in which none did.
+    """
+    rows = _empty_passes()
+    rows = rows[(rows[_CALL] == [getattr(way, name) for name in _CALL]).all(axis=1)]
+    own = rows[rows["machine"] == machine.name()]
+    if rows.empty:
+        raise InputError(f"{CALLS} has no empty network in {way.words}; measure it with: python -m benchmarks runtime_calls")
+    rows = rows if own.empty else own
+    return float(rows["low_ms"].median()), choices(rows["machine"])
+
+
 @dataclass(frozen=True)
 class RuntimeAnswer:
     """The time of a pass in ms and its range, the evidence, and seconds of exporting or compiling before.
 
-    ``is_borrowed``: learned on another machine.
+    ``is_borrowed``: learned on another machine. ``is_outside``: from larger or smaller networks alone.
     """
 
     predicted_ms: float
@@ -215,6 +241,7 @@ class RuntimeAnswer:
     evidence: str
     prepare_s: float
     is_borrowed: bool
+    is_outside: bool = False
 
 
 def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RuntimeCondition) -> RuntimeAnswer:
@@ -231,14 +258,20 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
-    ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
+    call_ms, called_on = call_cost(way)
+    ms = call_ms + kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
-    is_borrowed = models.machine != machine.name()
+    is_borrowed, scores = models.machine != machine.name(), fitted.scores
     half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
-    scores = fitted.scores
     evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
-                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
-    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed)
+                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %); "
+                f"{call_ms * 1e3:.3g} us of it are the call (an empty network on {called_on})")
+    is_outside = not models.flops[0] <= work.flops <= models.flops[1]
+    if is_outside:
+        half = max(half, _OUTSIDE_HALF)
+        least, most = (f"{flops / 1e9:.2g}" for flops in models.flops)
+        evidence += f"; its {work.flops / 1e9:.2g} GFLOPs lie outside of the {least} to {most} of the networks measured"
+    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)
 
 
 def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:
