@@ -38,16 +38,12 @@ def campaigns() -> dict[str, Path]:
 
 
 def with_terms(table: pd.DataFrame, items: Works) -> pd.DataFrame:
-    """Return rows of a table ``networks`` with ``family, way, usable`` and TERMS by the CPU model that ships.
-
-    ``call_ms`` is what a call costs, which no rate explains.
-    """
-    model, ways = registry.shipped_cpu("fp32"), runtimes.words_of(table)
+    """Return rows of a table ``networks`` with ``family``, ``way``, ``usable`` and TERMS, by the CPU model that ships."""
+    model = registry.shipped_cpu("fp32")
     terms = {key: runtimes.terms(item, composition.predicted_operators(item, model)) for key, item in items.items()}
     rows = pd.DataFrame([terms[key] for key in table[_CASE].itertuples(index=False, name=None)], table.index)
-    costs = {way: runtimes.call_cost(way)[0] for way in set(ways)}
-    return table.assign(family=table["network"].map(networks.family), way=ways, usable=table["verdict"] != VERDICTS[-1],
-                        call_ms=[costs[way] for way in ways], **rows)
+    return table.assign(family=table["network"].map(networks.family), way=runtimes.words_of(table),
+                        usable=table["verdict"] != VERDICTS[-1], **rows)
 
 
 def at_usual_speed(table: pd.DataFrame, visits_path: Path) -> pd.DataFrame:
@@ -87,9 +83,8 @@ def _by_way(rows: pd.DataFrame, known: Collection[RuntimeCondition] = ()) -> dic
 
 
 def _learned(rows: pd.DataFrame, elsewhere: pd.DataFrame | None) -> dict[RuntimeCondition, dict[str, float]]:
-    """Learn rates from usable rows, less the cost of calls; from another machine's rows ``elsewhere`` first, if given."""
+    """Learn rates from usable rows; of another machine's rows ``elsewhere`` first, where there are some."""
     before = _learned(elsewhere, None) if elsewhere is not None else {}
-    rows = rows.assign(latency_ms=rows["latency_ms"] - rows["call_ms"])
     return runtimes.learn(_by_way(rows, before), before)
 
 
@@ -104,7 +99,7 @@ def left_out(rows: pd.DataFrame, elsewhere: pd.DataFrame | None = None) -> pd.Da
         others = elsewhere if elsewhere is None else elsewhere[~elsewhere["family"].isin(rows.loc[test, "family"])]
         rates = _learned(rows[~test], others)
         part = rows[test & rows["way"].isin(list(rates))]
-        ms = [row["call_ms"] + sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
+        ms = [sum(rates[row["way"]][name] * row[name] for name in TERMS) for row in part.to_dict("records")]
         parts.append(part.assign(fold=number, predicted=ms))
     return pd.concat(parts, ignore_index=True)
 

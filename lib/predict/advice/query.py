@@ -279,7 +279,7 @@ class Answer:
         if self.predictor.device_type != "cpu":
             passes = self._widened(passes or self._operator_sum)
         if query.mode == "infer":
-            return passes or self._operator_sum
+            return passes or self._called
         batches = query.gpus if query.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
         load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
@@ -318,6 +318,14 @@ class Answer:
     @cached_property
     def _operator_sum(self) -> Estimate:
         return self.predictor.estimate(self.work, self.memory)
+
+    @property
+    def _called(self) -> Estimate:
+        """Return the sum of the operators; on this machine's CPU a small network also gets the cost of a call."""
+        passes = self._operator_sum
+        if self.predictor.device != "cpu" or not runtimes.shipped().is_smaller(self.work):
+            return passes
+        return passes.scaled(1 + runtimes.call_cost(runtimes.EAGER)[0] / passes.predicted_ms, 0.0)
 
     def _of_whole_networks(self) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.

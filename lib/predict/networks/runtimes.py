@@ -2,7 +2,8 @@
 
 The time is a sum of what each kind of operator takes, of weights, calls and fresh memory, at rates that networks of one machine
 taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
-one calibrated, the ratio of two such sums scales the eager estimate. The cost of a call is added: a pass of an empty network.
+one calibrated, the ratio of two such sums scales the eager estimate. A network smaller than those that taught gets the cost of
+a call added: a pass of an empty network. In the larger ones the rates explain it, at most 2 % of their time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
 CALLS = FOLDER / "calls.csv"  # passes of small networks, an empty one among them, by ``python -m benchmarks runtime_calls``
 _CALL, _EMPTY = ["runtime", "compiled", "dtype", "threads"], "Empty"
-_OUTSIDE_HALF = np.log(3.0)  # of the interval of networks smaller or larger than all measured ones: confidence D
+_OUTSIDE_HALF = np.log(3.5)  # of networks smaller or larger than those that taught: small ones of CALLS are off by up to 3
 RETRAIN = "train it again with: python -m lib models --train runtimes"
 KINDS = (*OPERATOR_KINDS, "relu", "gelu", "activation", "softmax")
 TERMS = (*KINDS, "weights", "calls", "fresh")
@@ -167,6 +168,10 @@ class Runtimes(Saved):
         """Return whether a condition's ``ratio`` is that of a CPU with these instructions, too, on as many cores."""
         return way in self.conditions and self.instructions.get(way.dtype, ()) == tuple(instructions.get(way.dtype, ()))
 
+    def is_smaller(self, work: Work) -> bool:
+        """Return whether a pass has fewer FLOPs than those of all networks that taught."""
+        return work.flops < self.flops[0]
+
     def refusal(self, way: RuntimeCondition) -> str:
         """Return why nothing is known of a condition on this CPU; empty where something is."""
         if way not in self.conditions:
@@ -258,19 +263,20 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     prepare_s = sum(models.prepare[step].total(preparation_terms(work)) for step in steps if step in models.prepare)
     computing = {name: ms for name, ms in parts.items() if name != "fresh"} | {"fresh": 0.0}
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
-    call_ms, called_on = call_cost(way)
-    ms = call_ms + kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
+    ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
     is_borrowed, scores = models.machine != machine.name(), fitted.scores
     half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
     evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
-                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %); "
-                f"{call_ms * 1e3:.3g} us of it are the call (an empty network on {called_on})")
+                f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
     is_outside = not models.flops[0] <= work.flops <= models.flops[1]
     if is_outside:
-        half = max(half, _OUTSIDE_HALF)
-        least, most = (f"{flops / 1e9:.2g}" for flops in models.flops)
-        evidence += f"; its {work.flops / 1e9:.2g} GFLOPs lie outside of the {least} to {most} of the networks measured"
+        half, (least, most) = max(half, _OUTSIDE_HALF), (f"{flops / 1e9:.3g}" for flops in models.flops)
+        evidence += f"; its {work.flops / 1e9:.3g} GFLOPs lie outside of the {least} to {most} of these networks"
+    if models.is_smaller(work):
+        call_ms, called_on = call_cost(way)
+        ms += call_ms
+        evidence += f"; a call costs {call_ms * 1e3:.3g} us (an empty network on {called_on})"
     return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)
 
 
