@@ -20,7 +20,8 @@ from torch import nn
 
 from lib import locks, paths
 from lib.config.definitions import load_devices
-from lib.measure import machine
+from lib.measure import load, machine
+from lib.measure.networks import end_to_end
 from lib.measure.speed_history import Speed
 from lib.predict import calibrate, calibrate_networks, registry
 from lib.predict.advice import advise, advise_operator, advise_text, suggestions
@@ -405,11 +406,22 @@ def test_a_prediction_is_verified_on_this_machine(home, networks_here, monkeypat
     with refused("measures this machine's cpu; the query is about t4: add --device cpu"):
         suggestions.verified(advised("t4"), [])
     monkeypatch.setattr(suggestions, "_BUDGET_S", 0.05)
+    others = iter([0.0, 0.1, 1.9, 0.0, 1.9])  # cores that they hold in each measurement
+    reading = SimpleNamespace(reading=lambda: load.Load(1.0, 1.0, next(others), 0.0, 0.0))
+    monkeypatch.setattr(suggestions, "LoadWatch", lambda: reading)
     advice = advised("cpu")
     larger = next(change for change in suggestions.suggestions(advice) if "batch" in change.what)
     measured_ms, (measured,) = suggestions.verified(advice, [larger])
     assert measured_ms > 0 and measured.measured_gain > 0
     assert "the interval" in advise_text.verdict(advice, measured_ms)
+    visit = SimpleNamespace(reason="", samples_ms=[5.0])
+    monkeypatch.setattr(end_to_end, "in_a_process", lambda *_: ([visit], {}))
+    busy_ms, (left,) = suggestions.verified(advice, [larger])
+    assert math.isnan(busy_ms) and left == larger
+    words = advise_text.verdict(advice, busy_ms)
+    assert "not compared with a measurement: other processes held this machine's cores" in words and "off by" not in words
+    measured_ms, (left,) = suggestions.verified(advice, [larger])
+    assert measured_ms > 0 and math.isnan(left.measured_gain) and left.why.endswith("other processes held its cores meanwhile")
 
 
 CONV = "batch=8 in_channels=64 out_channels=64 height=56 width=56 kernel=3 stride=1 padding=1".split()

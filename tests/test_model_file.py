@@ -67,7 +67,7 @@ WRONG = [
     (f"{FIT}/costs", without_last, "7 terms have 6 costs"), (f"{FIT}/known/colour", [1.0], "known values of no feature"),
     (f"{FIT}/names", without_last, "inputs, its features make"),
     (f"{FIT}/form", "pickle", "does not match any of the expected tags"), (f"{FIT}/scale/0", 0.0, "greater than 0"),
-    (f"{FIT}/layers/0/0", shorter, "regressor.student = "), (f"{FIT}/layers/2/0", nan, "holds numbers that are not finite"),
+    (f"{FIT}/layers/0/0", shorter, "regressor.student: "), (f"{FIT}/layers/2/0", nan, "holds numbers that are not finite"),
     (f"{FIT}/layers/2/0/data", "AAAA", "3 bytes are no <f4 of shape (1, 64, 1)"),
     (f"{FIT}/layers/2/0/dtype", "O", "dtype = 'O'"), (f"{FIT}/layers/2/0/shape", [10**30, 64, 1], "layers.2.0"),
     ("parts", lambda old: {"gemm sideways": old[GEMM]}, "no pass 'sideways'; there are: forward, backward"),

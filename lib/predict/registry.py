@@ -308,7 +308,7 @@ def device_id(device: str, machines: Iterable[str] = ()) -> str:
             raise InputError(f"device {device!r}: torch finds no CUDA GPU in this machine; name a GPU of params/devices.yaml, "
                              "such as h100-sxm or rtx-4090")
         return vendor_of(machine.device_name(machine.device(device)))
-    if device == "cpu" or device in load_devices() or device.rpartition("@")[2] in machines:
+    if device == "cpu" or device in load_devices() or "@" in device or device in machines:
         return device
     found = find_device(device)
     if not found and (near := did_you_mean(device, ["cpu", *load_devices()]) or did_you_mean(device, machines)):

@@ -234,5 +234,7 @@ def _learned_file(name: str, path: Path, first: pd.DataFrame | None) -> tuple[pd
     if EAGER not in conditions:
         raise InputError(f"{path} has too few networks that ran in eager torch")
     instructions = {dtype: tuple(facts.get(f"{dtype}_instructions", ())) for dtype in ("bf16", "int8")}
-    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, preparations(table, items))
+    flops = [item.flops for item in items.values()]
+    file = Runtimes(name, int(table["threads"].max()), instructions, conditions, 1.0, (min(flops), max(flops)),
+                    preparations(table, items))
     return rows, file, predicted[predicted["way"].isin(list(conditions))].reset_index(drop=True)

@@ -25,6 +25,7 @@ from lib.measure.energy.meters import Meter, absent, open_meter
 from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
 from lib.measure.networks.case import Case, Program, program
+from lib.measure.networks.runtimes import TENSORS
 from lib.measure.networks.visits_file import PassEnergy, Result
 from lib.measure.reference_kernel import ReferenceKernel
 from lib.measure.timing import Call, host_ms, synchronize
@@ -212,7 +213,8 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
             gc.collect()
             allocator.trim()
     return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device),
-                     **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")}}
+                     **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")},
+                     "openvino": TENSORS}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str, how: Conditions,

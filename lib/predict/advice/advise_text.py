@@ -363,7 +363,13 @@ def changes_table(suggested: Sequence[Change]) -> pd.DataFrame:
 
 
 def verdict(advice: Advice, measured_ms: float) -> str:
-    """Say whether the interval of this machine's CPU covers what was measured: of a training step forward and backward."""
+    """Say whether the interval of this machine's CPU covers what was measured: of a training step forward and backward.
+
+    NaN: the machine was too busy to compare.
+    """
+    if math.isnan(measured_ms):
+        return ("\nnot compared with a measurement: other processes held this machine's cores meanwhile; run --verify again "
+                "when it is idle")
     what = "forward and backward measured" if advice.captured.query.mode == "train" else "measured"
     measured, cpu = f"\n{what} on this machine's CPU: {measured_ms:,.4g} ms", advice.of("cpu")
     if cpu is None:

@@ -292,7 +292,7 @@ class Answer:
         if self.predictor.device_type != "cpu":
             passes = self._widened(passes or self._operator_sum)
         if query.mode == "infer":
-            return passes or self._operator_sum
+            return passes or self._called
         batches = query.gpus if query.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
         load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
@@ -331,6 +331,14 @@ class Answer:
     @cached_property
     def _operator_sum(self) -> Estimate:
         return self.predictor.estimate(self.work, self.memory)
+
+    @property
+    def _called(self) -> Estimate:
+        """Return the sum of the operators; on this machine's CPU a small network also gets the cost of a call."""
+        passes = self._operator_sum
+        if self.predictor.device != "cpu" or not runtimes.shipped().is_smaller(self.work):
+            return passes
+        return passes.scaled(1 + runtimes.call_cost(runtimes.EAGER)[0] / passes.predicted_ms, 0.0)
 
     def _of_whole_networks(self) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
@@ -418,7 +426,7 @@ class Answer:
                 "predicted_gbps": work.bytes / estimate.predicted_ms / 1e6, "bound": self._bound(),
                 "below_roof": math.nan if self._scales_fp32_time else passes.predicted_ms / predictor.roof_ms(work),
                 "out_of_range": bool(passes.outside > scores.OUTSIDE or predictor.origin or gpus > scheme.measured_gpus
-                                     or (runtime and runtime.is_borrowed)),
+                                     or (runtime and (runtime.is_borrowed or runtime.is_outside))),
                 "fits": bool(max(self.memory_mb, resident_mb.get("rss_mb", 0.0)) < predictor.memory_mb),
                 "measured_ms": self._measured_ms(), "dtype": self.query.dtype,
                 "latency_type": "end_to_end", "widened": self.is_widened,

@@ -7,11 +7,14 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 
 from lib.config.definitions import load_devices
 from lib.errors import InputError, choices
 from lib.measure import archive, machine
+from lib.measure.load import LoadWatch
 from lib.measure.networks import allocator
+from lib.measure.statistics import UNUSABLE
 from lib.predict import registry
 from lib.predict.advice.advise import Advice
 from lib.predict.advice.query import INT8, Answer, CapturedQuery, Query
@@ -22,6 +25,7 @@ from lib.progress import track
 
 _RUNTIMES = 3  # that are suggested
 _BUDGET_S = 2.0  # of measuring one change
+_BUSY = "other processes held its cores meanwhile"
 RETAINING = " ".join(f"{name}={value}" for name, value in allocator.HEAPS["kept"].items())
 _SLOWER, _STEP_W = 1.1, 5.0  # times as long may a step take under a suggested power limit; the distance of limits compared
 _FUSED = "activation elementwise batch_norm copy cat".split()  # families that a compiler fuses into others
@@ -162,13 +166,16 @@ def verified(advice: Advice, suggested: Sequence[Change]) -> tuple[float, list[C
     """Measure the query and each change on this machine's CPU, a fresh process each; return the ms and the changes with gains.
 
     A gain is in images a second. Of a training step, forward and backward are measured and the rest is predicted. A change that
-    cannot be measured says so in ``why``. Raises InputError if the query cannot be measured, or is not about the CPU.
+    cannot be measured says so in ``why``. While others hold its cores nothing is compared: the ms are NaN.
+    Raises InputError if the query cannot be measured, or is not about the CPU.
     """
     answer = advice.of("cpu")
     if answer is None:
         raise InputError(f"--verify measures this machine's cpu; the query is about {choices(advice.table['device'])}: "
                          "add --device cpu")
     base_ms = _median_ms(answer, {})
+    if base_ms == _BUSY:
+        return math.nan, [*suggested]
     if isinstance(base_ms, str):
         raise InputError(f"{answer.query.model} cannot be measured on cpu: {base_ms}")
     return base_ms, [_verified(answer, change, base_ms) for change in track(suggested, "verify")]
@@ -195,8 +202,10 @@ def _median_ms(answer: Answer, settings: Mapping[str, Any]) -> float | str:
     fields = {"batch_size": answer.captured.batch_size, "memory": "default", **settings}
     memory = fields.pop("memory")
     query = replace(answer.query, **fields)
-    case = query.case(query.batch_size)
+    case, watch = query.case(query.batch_size), LoadWatch()
     visit = end_to_end.in_a_process([case], "cpu", end_to_end.Conditions(_BUDGET_S), memory)[0][0]
+    if watch.reading().verdict(query.instances * (query.threads or torch.get_num_threads())) == UNUSABLE:
+        return _BUSY
     return visit.reason or float(np.median(visit.samples_ms))
 
 

@@ -2,7 +2,8 @@
 
 The time is a sum of what each kind of operator takes, of weights, calls and fresh memory, at rates that networks of one machine
 taught, condition by condition: a runtime that fuses a kind has a rate near 0 for it. On another machine, or this
-one calibrated, the ratio of two such sums scales the eager estimate.
+one calibrated, the ratio of two such sums scales the eager estimate. A network smaller than those that taught gets the cost of
+a call added: a pass of an empty network. In the larger ones the rates explain it, at most 2 % of their time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from lib import paths
+from lib import csv_files, paths
 from lib.config.definitions import RUNTIMES
 from lib.errors import InputError, choices
 from lib.measure import machine, worker
-from lib.predict.model_file import AtLeastOne, Format, Positive, Saved, keyed, require
+from lib.predict.model_file import AtLeastOne, Format, Limits, Positive, Saved, keyed, require
 from lib.predict.networks import composition
 from lib.predict.networks.composition import OPERATOR_KINDS, Composition, Estimate
 from lib.predict.networks.sums import interval, sums
@@ -25,6 +26,9 @@ from lib.predict.networks.work import Work
 
 FOLDER = paths.REFERENCE / "models" / "runtimes"
 OUTSIDERS = FOLDER / "outsiders.csv"  # gains that others measured on their CPUs
+CALLS = FOLDER / "calls.csv"  # passes of small networks, an empty one among them, by ``python -m benchmarks runtime_calls``
+_CALL, _EMPTY = ["runtime", "compiled", "dtype", "threads"], "Empty"
+_OUTSIDE_HALF = np.log(3.5)  # of networks smaller or larger than those that taught: small ones of CALLS are off by up to 3
 RETRAIN = "train it again with: python -m lib models --train runtimes"
 KINDS = (*OPERATOR_KINDS, "relu", "gelu", "activation", "softmax")
 TERMS = (*KINDS, "weights", "calls", "fresh")
@@ -79,7 +83,8 @@ EAGER = RuntimeCondition(RUNTIMES[0], False, "fp32", 0, 1)
 def _kinds_of(operators: pd.DataFrame) -> np.ndarray:
     """Return the kind (of KINDS) of each operator: activations and softmax apart, which runtimes fuse or keep in fp32."""
     names = operators["op"].to_numpy(str)
-    activations = operators["kind"].map({"relu": "relu", "hardtanh": "relu", "gelu": "gelu"}).fillna("activation")
+    variants = operators["kind"] if "kind" in operators else pd.Series("", operators.index)  # linear layers alone have none
+    activations = variants.map({"relu": "relu", "hardtanh": "relu", "gelu": "gelu"}).fillna("activation")
     return np.select([names == "activation", names == "softmax"], [activations, names], composition.kinds_of(operators))
 
 
@@ -136,6 +141,7 @@ class Runtimes(Saved):
 
     ``prepare``: seconds of exporting or compiling as rates of PREPARED, by ``RuntimeCondition.prepared``.
     ``elsewhere_half``: half of the interval, in log time, of a condition's ``ratio`` on CPUs that taught nothing.
+    ``flops``: of a pass of the smallest and of the largest network that taught.
     """
 
     machine: str
@@ -143,6 +149,7 @@ class Runtimes(Saved):
     instructions: dict[str, tuple[str, ...]]
     conditions: keyed(RuntimeCondition, Composition)
     elsewhere_half: Positive
+    flops: Limits
     prepare: dict[str, Composition] = field(default_factory=dict)
 
     FORMAT: ClassVar = Format("file of runtimes", RETRAIN)
@@ -160,6 +167,10 @@ class Runtimes(Saved):
     def lends(self, way: RuntimeCondition, instructions: Mapping[str, Sequence[str]]) -> bool:
         """Return whether a condition's ``ratio`` is that of a CPU with these instructions, too, on as many cores."""
         return way in self.conditions and self.instructions.get(way.dtype, ()) == tuple(instructions.get(way.dtype, ()))
+
+    def is_smaller(self, work: Work) -> bool:
+        """Return whether a pass has fewer FLOPs than those of all networks that taught."""
+        return work.flops < self.flops[0]
 
     def refusal(self, way: RuntimeCondition) -> str:
         """Return why nothing is known of a condition on this CPU; empty where something is."""
@@ -202,11 +213,31 @@ def known() -> tuple[RuntimeCondition, ...]:
     return tuple(way for way in shipped().conditions if way != EAGER and not shipped().refusal(way))
 
 
+@cache
+def _empty_passes() -> pd.DataFrame:
+    table = csv_files.with_columns(CALLS, ("machine", "network", *_CALL, "low_ms"), "see data/README.md")
+    return table[table["network"] == _EMPTY]
+
+
+def call_cost(way: RuntimeCondition) -> tuple[float, str]:
+    """Return the ms of a pass of an empty network, and the machine: this one, or else all that measured it (the median).
+
+    Raises InputError for a condition in which none did.
+    """
+    rows = _empty_passes()
+    rows = rows[(rows[_CALL] == [getattr(way, name) for name in _CALL]).all(axis=1)]
+    own = rows[rows["machine"] == machine.name()]
+    if rows.empty:
+        raise InputError(f"{CALLS} has no empty network in {way.words}; measure it with: python -m benchmarks runtime_calls")
+    rows = rows if own.empty else own
+    return float(rows["low_ms"].median()), choices(rows["machine"])
+
+
 @dataclass(frozen=True)
 class RuntimeAnswer:
     """The time of a pass in ms and its range, the evidence, and seconds of exporting or compiling before.
 
-    ``is_borrowed``: learned on another machine.
+    ``is_borrowed``: learned on another machine. ``is_outside``: from larger or smaller networks alone.
     """
 
     predicted_ms: float
@@ -215,6 +246,7 @@ class RuntimeAnswer:
     evidence: str
     prepare_s: float
     is_borrowed: bool
+    is_outside: bool = False
 
 
 def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate], way: RuntimeCondition) -> RuntimeAnswer:
@@ -233,12 +265,19 @@ def answer(work: Work, parts: Mapping[str, float], heaps: Mapping[str, Estimate]
     kept, fresh_ms = heaps["kept"], max(0.0, heaps["default"].predicted_ms - heaps["kept"].predicted_ms)
     ms = kept.predicted_ms * fitted.total(computing) / eager.total(computing) + \
         fresh_ms * fitted.rates["fresh"] / eager.rates["fresh"]
-    is_borrowed = models.machine != machine.name()
+    is_borrowed, scores = models.machine != machine.name(), fitted.scores
     half = float(np.hypot(models.elsewhere_half if is_borrowed else fitted.half, np.log(kept.high_ms / kept.predicted_ms)))
-    scores = fitted.scores
     evidence = (f"{way.words}: from {fitted.networks} networks on {models.machine} with {models.threads} threads; there the "
                 f"time of families left out errs by {scores['mape']:.0f} % (typically {scores['median']:.0f} %)")
-    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed)
+    is_outside = not models.flops[0] <= work.flops <= models.flops[1]
+    if is_outside:
+        half, (least, most) = max(half, _OUTSIDE_HALF), (f"{flops / 1e9:.3g}" for flops in models.flops)
+        evidence += f"; its {work.flops / 1e9:.3g} GFLOPs lie outside of the {least} to {most} of these networks"
+    if models.is_smaller(work):
+        call_ms, called_on = call_cost(way)
+        ms += call_ms
+        evidence += f"; a call costs {call_ms * 1e3:.3g} us (an empty network on {called_on})"
+    return RuntimeAnswer(*interval(ms, half), evidence, prepare_s, is_borrowed, is_outside)
 
 
 def words_of(rows: pd.DataFrame) -> list[RuntimeCondition]:

@@ -257,7 +257,8 @@ def controls(advice: Advice, devices: Sequence[str]) -> None:
             print(error)
 
     fields = {"device": Dropdown(options=list(dict.fromkeys(["all", *advice.table["device"], *load_devices()])))}
-    for name, value in vars(advice.captured.query).items():
+    for name in Query.__dataclass_fields__:
+        value = getattr(advice.captured.query, name)
         fields[name] = value  # a text field, or a checkbox for a boolean
         if name in CHOICES:
             fields[name] = Dropdown(options=CHOICES[name], value=value)
