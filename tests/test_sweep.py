@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from lib import paths, store
+from lib.config import notebooks
 from lib.config.notebooks import SweepParams
 from lib.measure import importers, machine
 from lib.measure.energy import meters
@@ -151,11 +152,16 @@ def test_a_grid_without_a_valid_point_says_why(pretended, monkeypatch):
 
 @pytest.mark.parametrize("change, told", [
     ({"op": "conv9d"}, "no operator family 'conv9d'; there are: conv2d"), ({"grid": "none"}, "no grid 'none'; there are"),
-    ({"dtype": "fp7"}, "no element type 'fp7'"), ({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
+({"device": "auto,cpu"}, "devices 'auto,cpu': cpu is there twice"),
     ({"count": 0}, "it would never end")])
 def test_wrong_parameters_are_told_before_anything_is_measured(home, change, told):
     with refused(told):
         measure(**change)
+
+
+def test_a_wrong_element_type_of_a_sweep_is_named():
+    with refused("dtype = 'fp7' should be 'fp64', 'fp32'"):
+        notebooks.check("03_sweep", {"dtype": "fp7"})
 
 
 @pytest.mark.parametrize("file, text, told", [

@@ -105,7 +105,8 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch,
     third, without = _cpu_and_without_ceilings()
     assert third["source"] == (f"zero-shot from {own.device}, scaled by ceilings measured here (compute x0.50, memory x0.50, "
                                "rest x0.50)") and not without
-    assert third["predicted_ms"] == pytest.approx(2 * first["predicted_ms"]) and third["out_of_range"]
+    assert third["predicted_ms"] == pytest.approx(2 * first["predicted_ms"], rel=1e-3) and third["out_of_range"], \
+        "all but the cost of a call is scaled"
 
 
 def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home, monkeypatch):

@@ -74,6 +74,7 @@ class Provenance(_Typed):
     cases: int = 0
     bf16_instructions: list[str] = []
     int8_instructions: list[str] = []
+    openvino: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 _DEFINED = frozenset(("while_loop", "map_impl", "associative_scan", "flex_attention", "hints_wrapper", "out_dtype",
                       "auto_functionalized", "auto_functionalized_v2"))  # torch's own definition runs under any mode
 _usual, _usual_padding = HigherOrderOperator.dispatch, torch._VF._pad_packed_sequence
+_usual_inference = torch._C._InferenceMode
 
 
 def _scan(combine: Callable, init: Any, items: Any, additional: Any, **_: Any) -> Any:
@@ -68,7 +69,8 @@ def running() -> Iterator[None]:
     Under inference mode torch hands over composite operators (linear, conv2d) in place of their parts.
     """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(not mode)))
+        stack.enter_context(patch.object(torch._C, "_InferenceMode", lambda mode: torch.set_grad_enabled(False) if mode else
+                                         _usual_inference(False)))  # which fake tensors use themselves
         stack.enter_context(patch.object(HigherOrderOperator, "dispatch", _dispatch))
         stack.enter_context(patch.object(torch._VF, "_pad_packed_sequence", _pad_packed))
         if "torch._dynamo.eval_frame" in sys.modules:
