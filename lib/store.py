@@ -112,8 +112,10 @@ def write(frame, path: Path, table: str, derived: bool = False) -> Path:
 
 
 def encoded(frame, suffix: str) -> bytes:
-    """Return a table as the content of a CSV or, by its suffix, of a Parquet file."""
+    """Return a table as the content of a CSV or, by its suffix, of a Parquet file: its rows, without ``attrs``."""
     if suffix == ".parquet":
+        frame = frame.copy(deep=False)
+        frame.attrs = {}  # pandas would write them into the file: notes of this run, with paths of this machine
         return frame.to_parquet(index=False, compression="zstd", write_page_checksum=True)
     return frame.to_csv(index=False).encode()
 

@@ -202,6 +202,13 @@ PARQUET = store.encoded(MEASURED, ".parquet")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
+    table = pd.DataFrame({"a": [1]})
+    table.attrs["left_out"] = {"/home/somebody/secret.csv: no label": 1}
+    assert b"somebody" not in store.encoded(table, suffix) and table.attrs
+
+
 def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path):
     for at in range(4, len(PARQUET) - 8, 37):
         damaged = bytearray(PARQUET)
