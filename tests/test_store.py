@@ -201,7 +201,6 @@ MEASURED = pd.DataFrame([overhead_row(number / 7) for number in range(50)], colu
 PARQUET = store.encoded(MEASURED, ".parquet")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
     table = pd.DataFrame({"a": [1]})
@@ -209,6 +208,7 @@ def test_a_file_holds_rows_alone_and_no_notes_of_the_run(suffix):
     assert b"somebody" not in store.encoded(table, suffix) and table.attrs
 
 
+@pytest.mark.slow
 def test_a_changed_bit_of_parquet_never_passes_for_a_measurement(tmp_path):
     for at in range(4, len(PARQUET) - 8, 37):
         damaged = bytearray(PARQUET)
