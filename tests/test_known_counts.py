@@ -363,7 +363,7 @@ class Nested(Pair):
 def test_what_hides_its_operators_is_refused_in_one_line():
     with refused("nested tensors are not captured: pad the sequences$"):
         capture.of_network(network(Nested, "16"))
-    with refused("does not run .* torch's higher-order operator print hides its operators; call the function that it is given"):
+    with refused("does not run .*: torch's higher-order operator print hides its operators; call the function that it is"):
         capture.of_network(network(Prints, "16"))
 
 

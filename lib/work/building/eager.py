@@ -57,8 +57,8 @@ def _dispatch(operator: HigherOrderOperator, /, key: DispatchKey, *args: Any, **
     if name in _DEFINED:
         return operator.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
     if name not in _DEFINITIONS:
-        raise NotImplementedError(f"torch's higher-order operator {name} hides its operators; call the function that it is "
-                                  "given directly")
+        raise RuntimeError(f"torch's higher-order operator {name} hides its operators; call the function that it is given "
+                           "directly")
     return _DEFINITIONS[name](*args, **kwargs)
 
 
