@@ -246,6 +246,10 @@ def test_real_workloads_survive_the_death_of_a_worker(tmp_path):
         "Nothing ran now: all jobs ended in an earlier run, recorded "
         f"{ran.facts['written_utc'][:16].replace('T', ' ')} UTC, by the policy hybrid. ")
     assert again.facts == run_record.read(out).facts and not run_record.text(ran).startswith("Nothing")
+    (out / "ran.json").write_text("{}")
+    with refused(r"ran\.json"):
+        jobs_file.run(prepared, out)
+    assert (out / "ran.json").read_text() == "{}", "a record that cannot be read is not written over"
 
 
 def test_a_record_that_is_none_is_refused(tmp_path):

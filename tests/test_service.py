@@ -96,8 +96,10 @@ def test_jobs_are_submitted_planned_cancelled_and_reported_while_it_runs(tmp_pat
         with service.lock:
             view = service.snapshot(planning=True)
         view.state.now_s += 100  # later than predicted, without a word about its progress
+        view.state.jobs.deadline_s[:] = 1e6
         plan = plans.plan(view, service.policy, lambda *_: 0.0, lambda job_id: math.nan).set_index("job_id")
         assert plan["start_s"]["long"] == start_s and plan[["start_s", "end_s"]].isna().sum().sum() == 3
+        assert plan["in_time"].isna().all(), "no chance to keep a deadline is known without an end"
         assert plan["reason"].tolist() == ["takes longer than predicted; predicted 60 s here",
                                            "after a run whose end is unknown; predicted 60 s here"]
         with service.lock:

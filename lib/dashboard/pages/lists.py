@@ -84,13 +84,12 @@ def add_lists(pages: APIRouter, operations: Operations) -> None:
         planned = operations.schedule()
         past = operations.page(db.Run, 100, 0, db.Run.started_at.is_not(None))
         in_queue = (db.Run.state == db.QUEUED) & db.Run.job.has()
-        waiting = operations.page(db.Run, 500, 0, in_queue)
         with operations.database.reading() as session:
-            count = session.scalar(select(func.count(db.Run.id)).where(in_queue))
+            waiting = dict(session.execute(select(db.Run.id, db.Run.name).where(in_queue)).all())
         attempts = operations.dispatcher.attempts(_PAST_S).to_dict("records")
-        unpredicted = len({run.id for run in waiting} - {row["job_id"] for row in planned})
-        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": count,
-                "unpredicted": unpredicted, "names": {run.id: run.name for run in (*past, *waiting)}}
+        return {"chart": chart(planned, attempts), "past": past, "planned": planned, "waiting": len(waiting),
+                "unpredicted": len(waiting.keys() - {row["job_id"] for row in planned}),
+                "names": {run.id: run.name for run in past} | waiting}
 
     add_page(pages, "/web/projects", "projects.html", projects,
              ("/web/projects", adding(db.Project, schemas.ProjectIn, "/web/projects/{row.id}/configs"), "name"))

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -42,7 +41,8 @@ Probes = dict[tuple[str, int, str], dict[str, float] | str]
 def _probe(workloads: Sequence[tuple[str, int]], site: Site, folder: Path) -> Probes:
     """Return the set-up and the step, in s, of each workload on so many devices of each type, or why there are none.
 
-    All slots of a type work at once, as in the run. Results stay in ``folder``; a failed probe is tried again by the next call.
+    The workloads of one device type run at once, each on a slot of its own while there are slots. Results stay in ``folder``;
+    a failed probe is tried again by the next call.
     """
     probes, fleet = {}, fleet_of(site.slots)
     for gang, (number, device_type) in product(sorted({devices for _, devices in workloads}), enumerate(fleet.types)):
@@ -194,19 +194,19 @@ def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 
     If all jobs have ended before, nothing runs, and the record of that run is returned as ``earlier``.
-    Each job ends once, but its other effects happen at least once (``executor.execute``).
+    Each job ends once, but its other effects happen at least once (``executor.execute``). Raises InputError, before anything
+    runs, for a damaged record or one of an earlier version.
     """
     from lib.measure import machine
 
+    earlier = run_record.read(out) if (out / run_record.FILE).exists() else None
     problem = prepared.problem
     simulated = simulate(problem, prepared.policy)
     in_time = _in_time(simulated)
     attempts, ends, notes = executor.execute(prepared, out)
     attempts = attempts[attempts["status"] != "running"]
-    with suppress(InputError):  # no record yet, or a damaged one: it is written again
-        earlier = run_record.read(out)
-        if len(earlier.schedule) == len(attempts) and set(earlier.ends["job_id"]) == set(ends["job_id"]):
-            return replace(earlier, earlier=True)
+    if earlier and len(earlier.schedule) == len(attempts) and set(earlier.ends["job_id"]) == set(ends["job_id"]):
+        return replace(earlier, earlier=True)
     _learn(prepared, attempts, out)
     facts = {"policy": prepared.name, "bound_s": bounds.makespan_bound(problem), "notes": [*prepared.notes, *notes],
              "machine": machine.name(), "written_utc": store.utc_now(), "in_time": in_time}

@@ -185,15 +185,6 @@ def probe(job: Job, workload_id: str, seconds: float) -> dict[str, float]:
     return {"step_s": step_s, "setup_s": setup_s}
 
 
-@cache
-def _cached_trainer(workload_id: str, device: str, threads: int) -> tuple[Any, Any]:
-    """Return a trainer, warmed up, and its batches; both live as long as the worker."""
-    job = Job(device, threads)
-    trainer, batches = _trainer(job, workload_id)
-    trainer.train(_Steps(job, batches, _WARM_STEPS))
-    return trainer, batches
-
-
 def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[str, str]:
     """Execute a notebook in the folder of ``out``; return the path of the executed copy.
 

@@ -10,6 +10,7 @@ from lib.schedule.problem import Problem
 from lib.schedule.simulation.events import Outcome
 
 _SHARES = (50, 95, 99)  # percentiles of completion times
+_ROUNDED = 1e-9  # share of an end by which sums of seconds may be rounded
 
 
 def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
             **{f"p{share}_jct_s": float(jct_s.quantile(share / 100)) for share in _SHARES},
             "mean_slowdown": float(slowdown.mean()), "worst_slowdown": float(slowdown.max()),
             "fairness": float(slowdown.mean() ** 2 / (slowdown ** 2).mean()),
-            "late": int((done["end_s"] > problem.jobs.deadline_s[jobs]).sum()), "worst_user": _worst_user(problem, done),
+            "late": len(late_s(outcome) or {}), "worst_user": _worst_user(problem, done),
             **{status: int((attempts["status"] == status).sum()) for status in ("failed", "moved")},
             "energy_j": joules, "energy_source": source,
             "price": None if np.isnan(fleet.price_per_hour).any() else float((used * fleet.price_per_hour).sum() / 3600),
@@ -41,12 +42,13 @@ def metrics(outcome: Outcome, lower_bound_s: float | None = None) -> dict[str, A
 
 def late_s(outcome: Outcome) -> dict[str, float] | None:
     """Return by how many seconds each late job misses its deadline, the latest first; None if no job has a deadline."""
-    jobs, done = outcome.problem.jobs, outcome.done.drop_duplicates("job")
+    jobs, done = outcome.problem.jobs, outcome.done
     if not np.isfinite(jobs.deadline_s).any():
         return None
     numbers = done["job"].to_numpy(int)
     late = pd.Series(done["end_s"].to_numpy() - jobs.deadline_s[numbers], [jobs.ids[number] for number in numbers])
-    return late[late > 0].sort_values(ascending=False, kind="stable").to_dict()
+    is_late = late > _ROUNDED * done["end_s"].to_numpy()
+    return late[is_late].sort_values(ascending=False, kind="stable").to_dict()
 
 
 def _worst_user(problem: Problem, done: pd.DataFrame) -> float | None:

@@ -70,8 +70,8 @@ def plan(view: View, policy: Policy, spread: ByDeviceType, left_s: Callable[[str
     ``status`` is running, planned or waiting (no device, no times). Times hold if predictions do, no job is added and none
     fails. ``left_s`` gives the seconds that a running job still takes, NaN where its prediction is all that is known. A job
     that takes longer than predicted has no end; jobs planned behind it on its devices have neither start nor end.
-    ``in_time`` is the probability to keep a deadline, NaN without one; ``spread`` gives the standard deviation of the log time
-    of a job on a device type. The view cannot be used afterwards.
+    ``in_time`` is the probability to keep a deadline, NaN without one or without an end; ``spread`` gives the standard
+    deviation of the log time of a job on a device type. The view cannot be used afterwards.
     """
     rows, blocked, state, now_s = [], set(), view.state, view.state.now_s  # blocked: devices whose job has no known end
     if view.entries:
@@ -90,7 +90,8 @@ def plan(view: View, policy: Policy, spread: ByDeviceType, left_s: Callable[[str
             blocked.update(devices if note in _ENDLESS else ())
             times_s = np.nan if note == _BEHIND else first["start_s"], np.nan if note in _ENDLESS else first["end_s"]
             facts = max(1, view.entries[job].attempt + (not runs)), "running" if runs else "planned"
-            rows += [(row.job_id, row.device, *times_s, *facts, note + _reason(view, row, outcome.schedule), in_time[job])
+            share = np.nan if note in _ENDLESS else in_time[job]
+            rows += [(row.job_id, row.device, *times_s, *facts, note + _reason(view, row, outcome.schedule), share)
                      for row in parts.itertuples()]
     rows += [(entry.job_id, "", np.nan, np.nan, entry.attempt + 1, "waiting", _nowhere(entry), np.nan)
              for entry in view.stranded]
