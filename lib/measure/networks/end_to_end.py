@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lib import locks, store
-from lib.config.definitions import TORCH
+from lib.config.definitions import OPENVINO, TORCH
 from lib.errors import InputError, is_broken_device, one_line
 from lib.measure import machine
 from lib.measure.energy import windows
@@ -214,7 +214,7 @@ def _measure(cases: Sequence[Case], device_id: str, how: Conditions) -> tuple[li
             allocator.trim()
     return results, {**machine.identity(), "threads": torch.get_num_threads(), "tf32": machine.tf32(device),
                      **{f"{dtype}_instructions": machine.instructions(dtype) for dtype in ("bf16", "int8")},
-                     "openvino": TENSORS}
+                     **({"openvino": TENSORS} if any(case.runtime == OPENVINO for case in cases) else {})}
 
 
 def in_a_process(cases: Sequence[Case], device_id: str, how: Conditions,

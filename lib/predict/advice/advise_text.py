@@ -159,13 +159,14 @@ def _doubt(row: Row) -> str:
 
 def _tie(rows: Sequence[Row]) -> str:
     """Return that devices tie for the fastest, and why."""
-    names, grades = [row["device"] for row in rows], sorted({row["grade"] for row in rows})
+    names, grades = [row["device"] for row in rows], sorted(row["grade"] for row in rows)
     more = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
     span = " to ".join(dict.fromkeys(_figures(rows[place]["predicted_ms"]) for place in (0, -1)))
     bounds = [row["bound"] for row in rows]
     why = _LIMITS.get(bounds[0], "") if 2 * bounds.count(bounds[0]) > len(bounds) else ""
     why = f"{why} takes most of the time" if why else "their times differ by less than the predictions can tell"
-    return (f"Fastest: {choices(names[:_NAMED])}{more} tie at {span} ms (confidence {' to '.join(grades)}): {why}.")
+    confidence = " to ".join(dict.fromkeys((grades[0], grades[-1])))
+    return f"Fastest: {choices(names[:_NAMED])}{more} tie at {span} ms (confidence {confidence}): {why}."
 
 
 def _time(row: Row) -> str:

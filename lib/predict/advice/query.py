@@ -290,9 +290,9 @@ class Answer:
         if query.gpus > 1:
             passes = parallel.estimate(passes or self._operator_sum, self.work, self.predictor.kind, query.gpus, query.parallel)
         if self.predictor.device_type != "cpu":
-            passes = self._widened(passes or self._operator_sum)
+            passes = self._widened(self._at_peak_or_slower(passes or self._operator_sum))
         if query.mode == "infer":
-            return passes or self._called
+            return passes or self._operator_sum
         batches = query.gpus if query.parallel == parallel.DATA_PARALLEL else 1  # that a process loads
         load = {name: term * batches for name, term in steps.loading(query.model, self.work).items()}
         return steps.predict(self.predictor, self.work, load, passes=passes)
@@ -330,15 +330,17 @@ class Answer:
 
     @cached_property
     def _operator_sum(self) -> Estimate:
-        return self.predictor.estimate(self.work, self.memory)
+        return self._summed(self.work)
 
-    @property
-    def _called(self) -> Estimate:
-        """Return the sum of the operators; on this machine's CPU a small network also gets the cost of a call."""
-        passes = self._operator_sum
-        if self.predictor.device != "cpu" or not runtimes.shipped().is_smaller(self.work):
+    def _summed(self, work: Work) -> Estimate:
+        """Return the sum of the operators; inference of a small network on this CPU also has the cost of a call."""
+        passes = self.predictor.estimate(work, self.memory)
+        if self.predictor.device != "cpu" or self.query.mode == "train" or not runtimes.shipped().is_smaller(work):
             return passes
-        return passes.scaled(1 + runtimes.call_cost(runtimes.EAGER)[0] / passes.predicted_ms, 0.0)
+        call_ms, machines = runtimes.call_cost(runtimes.EAGER)
+        words = f"a call costs {call_ms * 1e3:.3g} us of it (an empty network on {machines})"
+        return passes.scaled(1 + call_ms / passes.predicted_ms, 0.0, launches_ms=call_ms + self.predictor.launches_ms(work),
+                             provenance=replace(passes.provenance, call=words))
 
     def _of_whole_networks(self) -> Estimate | None:
         """Predict passes by the card's model of whole networks, if one was learned under the query's condition.
@@ -355,6 +357,11 @@ class Answer:
         unbounded = work.uncounted or (not work.table["covered"].all() and math.isinf(self._operator_sum.high_ms))
         return replace(answer, high_ms=math.inf if unbounded else answer.high_ms,
                        predict_operators=lambda: self._operator_sum.operators)
+
+    def _at_peak_or_slower(self, passes: Estimate) -> Estimate:
+        """Return passes that are not faster than their FLOPs at the stated peak rate of the GPU, with their range."""
+        least_ms = composition.least_ms(self.work, self.predictor.model.chip)
+        return passes.scaled(least_ms / passes.predicted_ms, 0.0) if least_ms > passes.predicted_ms else passes
 
     def _widened(self, passes: Estimate) -> Estimate:
         """Return passes with the range that holds on boards of others, unless this board was calibrated.
@@ -407,7 +414,7 @@ class Answer:
                        provenance=replace(base.provenance, runtime=runtime))
 
     def _by_gain(self) -> Estimate:
-        base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
+        base = self._summed(self._in_fp32) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
         gain = self.gain(self.query.dtype, self.query.layout)
         return base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
@@ -447,18 +454,16 @@ class Answer:
         return dict(zip(("rss_mb", "rss_low_mb", "rss_high_mb"), mb, strict=True))
 
     def _bound(self) -> str:
-        """Return what limits the answer: loader, copy, optimizer, other GPUs, launches, or else ``Predictor.bound``."""
+        """Return what limits the answer: loader, copy, optimizer, other GPUs, or the passes (``Predictor.bound_of``)."""
         dominant_ms = registry.DOMINANT_SHARE * self.estimate.predicted_ms
         if self.passes.parallel_ms > dominant_ms:
             return self.query.parallel
         longest = getattr(self.estimate, "longest", "")
         if longest in _HOST and self.estimate.parts[longest].predicted_ms > dominant_ms:
             return _HOST[longest]
-        passes = getattr(self._without_power_limit, "passes", self._without_power_limit)
-        alone_ms = passes.predicted_ms - passes.parallel_ms
-        if passes.parts and sum(passes.parts.kernels_ms.values()) < registry.DOMINANT_SHARE * alone_ms:
-            return "launch"
-        return self.predictor.bound(self._in_fp32 if self._scales_fp32_time else self.work, self.passes.predicted_ms)
+        work, passes = self._in_fp32 if self._scales_fp32_time else self.work, self.passes
+        launches_ms = self.predictor.launches_ms(work) if passes.launches_ms is None else passes.launches_ms
+        return self.predictor.bound_of(work.flops_and_bytes, launches_ms, passes.predicted_ms - passes.parallel_ms)
 
     def _measured_ms(self) -> float:
         """Return the measured ms of this very query on the device, NaN without one; a training step's is from its profile."""

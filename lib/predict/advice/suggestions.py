@@ -74,9 +74,8 @@ def changes(answer: Answer) -> list[Change]:
     if query.layout == "contiguous" and not query.is_for_cpu and any(entry.is_picture for entry in query.network().batch):
         suggested.append(_learned(answer, Change("channels_last", math.nan, "not predicted: its operators were not swept in "
                                                   "this layout", {"layout": "channels_last"})))
-    in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu else []
-    if other_runtimes and replace(query, dtype="bf16").is_by_runtime:
-        in_bf16 = []  # it is one of the runtimes
+    is_listed = other_runtimes and replace(query, dtype="bf16").is_by_runtime  # among the runtimes
+    in_bf16 = [_half_precision(answer)] if query.dtype == "fp32" and not query.is_for_cpu and not is_listed else []
     return [*suggested, *in_bf16, *_power_limit(answer)]
 
 

@@ -50,10 +50,15 @@ def answer(card: CardModel, rows: pd.DataFrame, batch_size: int, condition: Cond
     origins = {f"networks on {other_cards}": 1.0} if other_cards else {}
     uses_labelled_rates = other_cards and work and not condition.compiled and not fitted.corrected
     parts = _card_pass_parts(fitted, terms, batch_size, condition, work, card) if uses_labelled_rates else None
-    times = parts.without(ZEROING).predict(*boards.rates(card.device).of_passes) if parts else \
-        fitted.predict(terms, batch_size, half)
-    times = sums.at_least(times, composition.least_ms(work, card.chip)) if work else times
-    return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts)
+    launches_ms = None
+    if parts:
+        rates, usual_ms = boards.rates(card.device).of_passes
+        used = parts.without(ZEROING)
+        times, launches_ms = used.predict(rates, usual_ms), used.launching_ms(usual_ms)
+    else:
+        times = fitted.predict(terms, batch_size, half)
+    return Estimate(*times, float(fitted.outside(batch_size)), Provenance(origins, condition), parts=parts,
+                    launches_ms=launches_ms)
 
 
 def _card_pass_parts(fitted: kernel_sum.FittedWeights, terms: Terms, batch_size: int, condition: Condition, work: Work,
@@ -70,8 +75,7 @@ def _card_pass_parts(fitted: kernel_sum.FittedWeights, terms: Terms, batch_size:
     launches = composition.launches(work)
     launches["forward"] -= forward
     launches["backward"] -= (cast_backward := forward * (condition.mode == "train"))
-    return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)),
-                      composition.least_ms(work, card.chip))
+    return sums.Parts(kernels_ms, {**launches, CASTS: forward + cast_backward}, fitted.half * (1 + fitted.outside(batch_size)))
 
 
 def gain(card: CardModel, rows: pd.DataFrame, batch_size: int, before: Mapping[str, Any],

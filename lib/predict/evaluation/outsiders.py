@@ -141,7 +141,8 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
     if len(held):
         more = pd.DataFrame() if alone else scoreboard.without(scoreboard.shipped())
         shipping = replace(learned, spreads=boards.learn(log_errors(held)).spreads) if alone else learned
-        answers, *_ = _answered(table, kernels, answers, good[is_exchange], replace(learned, left_out={}), leave_out=False)
+        answers, *_ = _answered(table, kernels, answers, good[is_exchange], replace(learned, left_out={}),
+                                (costs if alone else None) or parallel.shipped())
         result = pd.concat([*(_conformed(held, more, is_wide, unit) for unit in scoreboard.LEFT_OUT),
                             _as_shipped(answers, is_wide, shipping)], ignore_index=True)
     left_out = Counter(", ".join([row.source, *[row.device] * (isinstance(row.device, str) and row.device != "")])
@@ -151,9 +152,10 @@ def predicted(*folders: Path, alone: bool = False) -> pd.DataFrame:
 
 
 def _answered(table: pd.DataFrame, kernels: pd.DataFrame, answers: pd.DataFrame, links: pd.DataFrame,
-              learned: boards.Boards, leave_out: bool = True) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, Any]:
+              learned: boards.Boards, shipping: parallel.Costs | None = None
+              ) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame, parallel.Costs | None]:
     """Return rows ``held_out`` of labels, which of them are widened, the labels without an answer, and costs of many GPUs."""
-    answers, costs = _on_gpus(_by_labels(answers, learned), links, leave_out) if len(answers) else (answers, None)
+    answers, costs = _on_gpus(_by_labels(answers, learned), links, shipping) if len(answers) else (answers, None)
     parts = [part for part in (_by_labels(kernels, learned), answers) if len(part)]
     answered = pd.concat([table[table["error"] != ""], *parts], ignore_index=True)
     failed, rows = (answered[(answered["error"] == "") == holds].reset_index(drop=True) for holds in (False, True))
@@ -314,11 +316,12 @@ def _by_labels(table: pd.DataFrame, learned: boards.Boards) -> pd.DataFrame:
     return table.assign(kind=table["kind"].where(~is_small, table["kind"] + SMALL))
 
 
-def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame, leave_out: bool) -> tuple[pd.DataFrame, parallel.Costs | None]:
+def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame,
+             shipping: parallel.Costs | None) -> tuple[pd.DataFrame, parallel.Costs | None]:
     """Return networks with all that labels include, on many GPUs where they ran so, and the costs of all devices.
 
-    Rows of FACTORS start from the measured time on one GPU. With ``leave_out``, the costs of a row are learned from other
-    devices and families; without any in the folders, they are the costs that ship.
+    Rows of FACTORS start from the measured time on one GPU. The costs of a row are ``shipping``; without these, they are
+    learned from other devices and families or, without any in the folders, those that ship.
     """
     names = dict(zip(_ENDS, parallel.ENDS, strict=True))
     rows = rows.rename(columns=names).assign(passes_ms=rows["measured_ms"] - rows["beside"],
@@ -330,12 +333,11 @@ def _on_gpus(rows: pd.DataFrame, links: pd.DataFrame, leave_out: bool) -> tuple[
     measured = many.dropna(subset="alone_ms")
     many = pd.concat([many, measured.assign(**dict.fromkeys(parallel.ENDS, measured["alone_ms"]), what=FACTORS, widened=False)])
     measured, parts = measured[measured["parallel"] == parallel.DATA_PARALLEL], [rows[~is_shared]]
-    all_costs = parallel.learn(links, measured)
     for (device, family, scheme), part in many.groupby(["device", "group", "parallel"]):
         strangers = measured[(measured["device"] != device) & (measured["group"] != family)]
-        costs = parallel.learn(links[links["device"] != device], strangers) if leave_out else all_costs
-        parts.append(part.assign(**parallel.times(scheme, part, part, costs or parallel.shipped())))
+        costs = shipping or parallel.learn(links[links["device"] != device], strangers) or parallel.shipped()
+        parts.append(part.assign(**parallel.times(scheme, part, part, costs)))
     table = pd.concat(parts, ignore_index=True)
     whole = 1 + table["beside"] / table["predicted_ms"]
     table = table.assign(**{end: table[name] * whole for end, name in names.items()})
-    return table, all_costs
+    return table, parallel.learn(links, measured)

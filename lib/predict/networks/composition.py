@@ -43,13 +43,15 @@ class Provenance:
 
     ``condition``: of the whole networks on cards that the time was learned from. ``gain``: on a CPU, the gain over fp32 in the
     default layout that was applied. ``runtime``: on a CPU, the answer for another runtime. Without these three, the time is a
-    sum of operators. ``origins``: shares of the time that measurements of other devices answered, by device.
+    sum of operators. ``call``: what a call costs beside them, in words. ``origins``: shares of the time that measurements of
+    other devices answered, by device.
     """
 
     origins: Mapping[str, float] = field(default_factory=dict)
     condition: Any = None
     gain: Any = None
     runtime: Any = None
+    call: str = ""
 
     @property
     def of_networks(self) -> bool:
@@ -76,8 +78,8 @@ class Estimate(Times):
     """The predicted time of a pass or step, in ms, its interval, and where it comes from.
 
     ``outside`` is the share of the time outside of the training range. ``predict_operators`` predicts the operators.
-    ``parts``: its kernels and launches, on a GPU without measured networks. ``parallel_ms``: what many GPUs add to the time of
-    one, see ``lib.predict.parallel``.
+    ``parts``: its kernels and launches, on a GPU without measured networks. ``launches_ms``: of the launches, where they are
+    predicted apart. ``parallel_ms``: what many GPUs add to the time of one, see ``lib.predict.parallel``.
     """
 
     predicted_ms: float
@@ -87,6 +89,7 @@ class Estimate(Times):
     provenance: Provenance
     predict_operators: Callable[[], pd.DataFrame] = pd.DataFrame
     parts: Parts | None = None
+    launches_ms: float | None = None
     parallel_ms: float = 0.0
 
     def scaled(self, factor: float, half: float, **changes: Any) -> "Estimate":
@@ -197,7 +200,7 @@ def _gpu_pass_parts(work: Work, operators: pd.DataFrame, model: CostModel, half:
                                                                                     ("backward", backward))
                for kind, sum_ms in (kernel_ms * times).groupby(names).sum().items() if sum_ms}
     zeroing = zeroing_ms(work, model.chip.item, facts["peak_gbps"])
-    return Parts({**kernels, ZEROING: zeroing}, launches(work), half, least_ms(work, model.chip))
+    return Parts({**kernels, ZEROING: zeroing}, launches(work), half)
 
 
 def estimate(work: Work, model: CostModel, composition: Composition, measured: Mapping[tuple, float] | None = None) -> Estimate:
@@ -210,14 +213,19 @@ def estimate(work: Work, model: CostModel, composition: Composition, measured: M
     origins = share.groupby(operators["origin"]).sum().drop("", errors="ignore")
     learned = model.efficiencies.get(work.mode, {}) if composition.networks else {}
     half = float(share @ operators["half"])
-    parts = None
+    parts = launches_ms = None
     if model.chip is None or composition.networks:
         predicted_ms, low_ms, high_ms = composition.predict(terms(parts_of(work, operators), learned), outside, half)
     else:
         parts = _gpu_pass_parts(work, operators, model, half * (1 + outside))
         used = parts.without(ZEROING)
-        launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
-        predicted_ms, low_ms, high_ms = used.predict(*boards.rates(model.device).of_passes) \
-            if model.was_measured_elsewhere else launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
+        if model.was_measured_elsewhere:
+            rates, usual_ms = boards.rates(model.device).of_passes
+            launches_ms = used.launching_ms(usual_ms)
+            predicted_ms, low_ms, high_ms = used.predict(rates, usual_ms)
+        else:
+            launches_ms = sum(used.launches.values()) * model.facts["launch_ms"]
+            predicted_ms, low_ms, high_ms = launched(sum(used.kernels_ms.values()), used.half, [launches_ms] * 3)
     high_ms = math.inf if work.uncounted or operators["at_least"].any() else high_ms
-    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts)
+    return Estimate(predicted_ms, low_ms, high_ms, outside, Provenance(origins.to_dict()), lambda: operators, parts,
+                    launches_ms)

@@ -29,35 +29,28 @@ def launched(kernels_ms: float, half: float, launches_ms: Sequence[float]) -> Ra
                  for kernels, launches in zip(interval(kernels_ms, half), launches_ms, strict=True))
 
 
-def at_least(times: Range, least_ms: float) -> Range:
-    """Return predicted, low and high ms, the prediction and the high end no shorter than ``least_ms``."""
-    predicted, low, high = times
-    return max(predicted, least_ms), low, max(high, least_ms)
-
-
 @dataclass(frozen=True)
 class Parts:
-    """What a pass on a GPU consists of: ms of kernels and number of launches, by kind; and half the interval of kernels.
-
-    ``least_ms``: the time of its FLOPs at the stated peak rate of the card, below which no prediction lies.
-    """
+    """What a pass on a GPU consists of: ms of kernels and number of launches, by kind; and half the interval of kernels."""
 
     kernels_ms: Mapping[str, float]
     launches: Mapping[str, float]
     half: float
-    least_ms: float = 0.0
 
     def without(self, *kinds: str) -> "Parts":
         """Return all other parts."""
         return replace(self, **{name: {kind: value for kind, value in getattr(self, name).items() if kind not in kinds}
                                 for name in ("kernels_ms", "launches")})
 
+    def launching_ms(self, usual_ms: Mapping[str, float]) -> float:
+        """Return the ms of all launches by a usual host of others."""
+        return sum(count * usual_ms.get(kind, HOST_MS[0]) for kind, count in self.launches.items())
+
     def predict(self, rates: Mapping[str, float], usual_ms: Mapping[str, float]) -> Range:
         """Return predicted, low and high ms with ``rates`` of kernels and the ms of launches by a usual host of others."""
         kernels_ms = sum(ms * rates.get(kind, 1.0) for kind, ms in self.kernels_ms.items())
-        launches_ms = sum(count * usual_ms.get(kind, HOST_MS[0]) for kind, count in self.launches.items())
-        times = launched(kernels_ms, self.half, [launches_ms * ms / HOST_MS[0] for ms in HOST_MS])
-        return at_least(times, self.least_ms)
+        launches_ms = self.launching_ms(usual_ms)
+        return launched(kernels_ms, self.half, [launches_ms * ms / HOST_MS[0] for ms in HOST_MS])
 
 
 def interval(value: float, half: float) -> Range:

@@ -38,6 +38,8 @@ def quote(answer) -> Quote:
     gain, of_cpu = answer.passes.provenance.gain, _of_calibration if CALIBRATED in answer.predictor.model.facts else _of_cpu
     quoted = _of_card(answer) if answer.passes.provenance.condition else of_cpu(answer) \
         if answer.predictor.device_type == "cpu" else _of_operators(answer)
+    if call := answer.passes.provenance.call:
+        quoted = Quote(quoted.numbers, f"{quoted.words}; {call}")
     if runtime := answer.passes.provenance.runtime:
         return Quote({}, f"eager in fp32: {quoted.words}; {runtime.evidence}")
     if gain:
