@@ -363,7 +363,10 @@ def test_the_cost_of_a_call_is_in_every_eager_answer_and_named(monkeypatch):
     monkeypatch.setattr(runtimes, "shipped", lambda: known)
     usual, other = (cpu_answer("benchmarks.runtime_calls:Linear", 1, input_shape="16", layout=layout)
                     for layout in ("contiguous", "channels_last"))
-    assert other.estimate.predicted_ms == pytest.approx(usual.estimate.predicted_ms, rel=0.1), "no pictures, no gain"
+    without = registry.for_devices(["cpu"], "fp32", shipped=True)[0].estimate(usual.work)
+    assert usual.estimate.predicted_ms - without.predicted_ms == pytest.approx(0.00417)
+    gain = usual.gain("fp32", "channels_last").gain
+    assert other.estimate.predicted_ms - without.predicted_ms / gain == pytest.approx(0.00417), "no layout changes it"
     assert usual.columns["bound"] == "launch" and "a call costs 4.17 us of it (an empty network on" in usual.columns["held_out"]
     assert "a call costs" not in cpu_answer("squeezenet1_1", 1).columns["held_out"]
 

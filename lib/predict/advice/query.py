@@ -330,11 +330,10 @@ class Answer:
 
     @cached_property
     def _operator_sum(self) -> Estimate:
-        return self._summed(self.work)
+        return self._called(self.predictor.estimate(self.work, self.memory), self.work)
 
-    def _summed(self, work: Work) -> Estimate:
-        """Return the sum of the operators; inference of a small network on this CPU also has the cost of a call."""
-        passes = self.predictor.estimate(work, self.memory)
+    def _called(self, passes: Estimate, work: Work) -> Estimate:
+        """Return eager passes; to inference of a small network on this CPU, the cost of a call is added."""
         if self.predictor.device != "cpu" or self.query.mode == "train" or not runtimes.shipped().is_smaller(work):
             return passes
         call_ms, machines = runtimes.call_cost(runtimes.EAGER)
@@ -414,10 +413,10 @@ class Answer:
                        provenance=replace(base.provenance, runtime=runtime))
 
     def _by_gain(self) -> Estimate:
-        base = self._summed(self._in_fp32) if self.query.mode == "infer" else \
+        base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
         gain = self.gain(self.query.dtype, self.query.layout)
-        return base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
+        return self._called(base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain)), self._in_fp32)
 
     @property
     def columns(self) -> dict[str, Any]:
