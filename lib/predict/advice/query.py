@@ -416,7 +416,8 @@ class Answer:
         base = self.predictor.estimate(self._in_fp32, self.memory) if self.query.mode == "infer" else \
             steps.passes_in_a_loop(self.predictor, self._in_fp32)
         gain = self.gain(self.query.dtype, self.query.layout)
-        return self._called(base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain)), self._in_fp32)
+        gained = base.scaled(1 / gain.gain, gain.half, provenance=replace(base.provenance, gain=gain))
+        return self._called(gained, self._in_fp32)
 
     @property
     def columns(self) -> dict[str, Any]:
