@@ -1,0 +1,100 @@
+"""What a notebook stands on: checked parameters, one style, saved figures, and its key numbers.
+
+    from lib import notebook
+    nb = notebook.setup("02_profile", globals())   # nb.p: the checked parameters
+    ... cells of pandas, seaborn and Markdown ...
+    nb.save("steps")                               # figures/02_profile/steps.svg and .png
+    nb.record("w1.cpu.fp32.throughput", 410.2, "images/s")
+    nb.finish()
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from IPython import get_ipython
+from IPython.display import display
+
+from lib import files, paths
+from lib.config import notebooks
+from lib.errors import InputError
+
+KEYS_MIME = "application/vnd.lib.keys+json"
+NOT_MEASURED = "not measured"
+PALETTE = ["#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c"]
+PHASES = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2b6cb0",
+          "backward": "#c05621", "optimizer": "#2f855a"}
+DEVICES = {"cpu": "#2b6cb0", "cuda": "#2f855a", "mps": "#805ad5"}
+VERDICTS = {"stable": "#2f855a", "noisy": "#b7791f", "unusable": "#c05621"}
+
+
+class Notebook:
+    """One running notebook: its name, its checked parameters ``p``, and the key numbers so far."""
+
+    def __init__(self, name: str, p: Any):
+        self.name, self.p = name, p
+        self.numbers: dict[str, dict[str, Any]] = {}
+
+    def save(self, name: str) -> None:
+        """Keep the current figure as ``figures/NOTEBOOK/NAME.svg`` and ``.png``; Jupyter shows it as usual."""
+        figure = plt.gcf()
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:120]
+        for suffix, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
+            content = io.BytesIO()
+            figure.savefig(content, format=suffix, **options)
+            files.replace(paths.FIGURES / self.name / f"{stem}.{suffix}", content.getvalue())
+
+    def record(self, key: str, value: float | str, unit: str = "", tolerance: float | None = 0.001) -> None:
+        """Record a key number, which the report shows and ``run --check`` compares with the committed value.
+
+        Args:
+            key: dotted id of lower-case words, such as ``network.infer.b8.mape``.
+            value: the number, or a word such as a verdict. NaN is recorded as "not measured".
+            unit: its unit; empty for a ratio or a count.
+            tolerance: relative difference at which a replay still reproduces the number. None: never compared.
+
+        Raises:
+            ValueError: for a malformed id, or an id that was recorded before.
+        """
+        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", key) or key in self.numbers:
+            raise ValueError(f"{key!r} is no new id of lower-case words with dots between them")
+        if not isinstance(value, str):
+            value = float(value) if math.isfinite(value) else NOT_MEASURED
+        if self.p.source != "replay" or value == NOT_MEASURED:
+            tolerance = None
+        self.numbers[key] = {"value": value, "unit": unit, "tolerance": tolerance}
+
+    def finish(self) -> None:
+        """Show the key numbers as a table, and as data that ``lib.report`` reads."""
+        table = pd.DataFrame.from_dict(self.numbers, orient="index").rename_axis("key number")
+        display({KEYS_MIME: self.numbers, "text/html": table.to_html(), "text/plain": table.to_string()}, raw=True)
+
+
+def setup(name: str, namespace: Mapping[str, Any]) -> Notebook:
+    """Check the parameters in ``namespace`` (the notebook's ``globals()``) and set the style of figures and tables.
+
+    From here on an InputError shows as its one line. Raises InputError for a wrong or unknown parameter.
+    """
+    sns.set_theme(style="whitegrid", palette=PALETTE, rc={
+        "figure.figsize": (8, 3.4), "axes.titlelocation": "left", "axes.spines.top": False,
+        "axes.spines.right": False, "savefig.bbox": "tight", "svg.hashsalt": "lib"})
+    pd.set_option("display.precision", 3, "display.max_columns", 40)
+    shell = get_ipython()
+    if shell is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("svg")
+        shell.set_custom_exc((InputError,), _show_one_line)
+    return Notebook(name, notebooks.check(name, namespace))
+
+
+def _show_one_line(shell: Any, kind: type, error: InputError, *_: Any, **__: Any) -> list[str]:
+    """Show an error as one line without its traceback; the cell still fails."""
+    lines = [f"{kind.__name__}: {error}"]
+    shell._showtraceback(kind, error, lines)
+    return lines
