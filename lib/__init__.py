@@ -3,8 +3,8 @@
 The map of the library, the lowest room first. A room imports only from rooms before it; the order within a room stands in its
 ``__init__``. The ground: the files of lib/.
 
-    ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, missing, progress,
-               command_list, execution
+    ground     names, errors, paths, files, locks, csv_files, columns, tables, input_tables, store, progress, command_list,
+               executed_notebooks
     config     typed parameters of the notebooks, definitions in params/*.yaml
     work       what is run: workloads, datasets, models, training; versions of data
                  building/ networks by name            graph/ operators of a network, counted
@@ -26,11 +26,10 @@ The map of the library, the lowest room first. A room imports only from rooms be
     finetune   training runs of image classifiers (optional): config, data, model, checkpoints, reports
     dashboard  projects, runs and agents (optional): database, REST API
                  agents/ processes on machines         pages/ HTML
-    studies    what one notebook needs besides; nothing else imports them: machine, profile, sweep, complexity, and
-                 roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
     cli        python -m lib <verb>: one file per group of verbs
 
-    report     setup of notebooks, the runner, the page; stands on ground and config, used by dashboard, studies and cli
+    notebook   what a notebook stands on: checked parameters, style, saved figures, key numbers; nothing in lib uses it
+    report     runs the notebooks and joins them to one page; used by cli alone
 
 Importing ``lib`` imports nothing heavy: torch, pandas and matplotlib are imported where they are used.
 """

@@ -1,11 +1,8 @@
-"""What a notebook stands on: checked parameters, one style, saved figures, and its key numbers.
+"""The base of every notebook: checked parameters, one style, saved figures, and its key numbers.
 
-    from lib import notebook
-    nb = notebook.setup("02_profile", globals())   # nb.p: the checked parameters
-    ... cells of pandas, seaborn and Markdown ...
-    nb.save("steps")                               # figures/02_profile/steps.svg and .png
-    nb.record("w1.cpu.fp32.throughput", 410.2, "images/s")
-    nb.finish()
+A notebook calls ``nb = notebook.setup("02_profile", globals())``, reads ``nb.p.workload`` and other checked parameters,
+draws with seaborn and keeps the figure with ``nb.save("steps")``, records ``nb.record("w1.cpu.step", 20.7, "ms")``, and
+ends with ``nb.finish()``.
 """
 
 import io

@@ -1,7 +1,6 @@
 """The verbs that run notebooks and assemble the page: ``run``, ``report``. Imports nothing heavy."""
 
 import argparse
-import os
 from pathlib import Path
 
 from lib import files, locks, paths
@@ -29,16 +28,17 @@ def _devices(names: list[str], source: str, reference: str) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> bool:
+    from lib import report
     from lib.config import definitions
     from lib.measure.worker import usable_cores
-    from lib.report import runner
 
     source = "replay" if options.check else options.source
     workloads = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
     extra = assignments(options.parameter)
     devices = _devices(["all"] if options.check else options.devices, source, extra.get("reference", ""))
-    jobs = runner.plan(options.full, options.names, workloads, devices, {**extra, "source": source})
     folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
+    shown = folder.relative_to(paths.ROOT) if folder.is_relative_to(paths.ROOT) else folder
+    jobs = report.plan(options.full, options.names, workloads, devices, extra, {"source": source, "executed": str(shown)})
     if options.dry_run:
         print("\n".join(job.command for job in jobs))
         return False
@@ -48,41 +48,34 @@ def _run(options: argparse.Namespace) -> bool:
 
             if cards := machine.overlooked(devices):
                 note(cards)
-        outcomes = runner.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
-                              usable_cores() if source == "replay" else 1,
-                              0 if "OMP_NUM_THREADS" in os.environ else usable_cores())
+        outcomes = report.run(jobs, folder, paths.REPORT / "replayed" if options.check else None,
+                              usable_cores() if source == "replay" else 1)
         failed = any(outcome.status != "ok" for outcome in outcomes)
         if not options.check:
             return failed | (options.report and bool(_written(folder)))
         if options.accept:
-            print(f"accepted the key numbers of {len(outcomes)} notebooks into {runner.accept(folder, outcomes)}")
+            print(f"accepted the key numbers of {len(outcomes)} notebooks into {report.accept(folder, outcomes)}")
             return failed
-        lines = runner.moved(folder, outcomes)
-        if len(outcomes) == 1 and not lines:
-            print("\n".join(runner.shown(folder, outcomes[0])))
+        lines = report.moved(folder, outcomes)
         print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
         return bool(lines)
 
 
 def _report(options: argparse.Namespace) -> bool:
-    return bool(_written(options.executed or paths.EXECUTED, options.out, options.figure))
+    return bool(_written(options.executed or paths.EXECUTED, options.out))
 
 
-def _written(executed: Path, out: Path | None = None, figure: Path | None = None) -> list[str]:
-    """Assemble and write the page and its figure, new files or, by default, the project's own; return its problems."""
-    from lib.report import page
+def _written(executed: Path, out: Path | None = None) -> list[str]:
+    """Join the executed notebooks and write the page: a new file or, by default, report/index.html; return its problems."""
+    from lib import report
 
-    report = page.assemble(executed)
-    if figure:
-        files.create(figure, report.figure)
-    elif not out:
-        files.replace(paths.REPORT / "summary.svg", report.figure)
-    path = files.create(out, report.html) if out else files.replace(paths.REPORT / "index.html", report.html)
-    for line in report.problems:
+    html, problems = report.page(executed)
+    path = files.create(out, html.encode()) if out else files.replace(paths.REPORT / "index.html", html.encode())
+    for line in problems:
         note(f"failed: {line}")
     if not files.is_stream(path):
         print(path)
-    return report.problems
+    return problems
 
 
 def add(verbs) -> None:
@@ -100,6 +93,4 @@ def add(verbs) -> None:
              flag("--dry-run", "print the papermill lines and run nothing"))
     add_verb(verbs, _report, "report", "assemble report/index.html from the executed notebooks",
              option("--executed", "folder of executed notebooks (default: report/executed)", a_path),
-             option("--out", "the page, a new file (default: report/index.html, replaced)", new_file),
-             option("--figure", "the summary figure, SVG, a new file (default: report/summary.svg, replaced; none with --out)",
-                    new_file))
+             option("--out", "the page, a new file (default: report/index.html, replaced)", new_file))

@@ -258,13 +258,9 @@ class GpuPlan(Strict):
 
 
 class Section(Strict):
-    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets.
-
-    ``shown``: the heading whose part the report shows open, beside what was learned; all else is folded.
-    """
+    """One notebook of ``params/report.yaml``: what it runs over and its parameter sets."""
 
     notebook: str
-    shown: str = ""
     over: tuple[Literal["workloads", "devices"], ...] = ()
     quick: dict[str, Any] = {}
     full: dict[str, Any] = {}

@@ -58,6 +58,12 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+class SummaryParams(Sourced):
+    """Parameters of ``00_summary``."""
+
+    executed: str = ""
+
+
 class MachineParams(Sourced):
     """Parameters of ``01_machine``."""
 
@@ -259,7 +265,8 @@ class FinetuneParams(Sourced):
     resume: bool = True
 
 
-NOTEBOOKS: dict[str, type[Strict]] = {"01_machine": MachineParams, "02_profile": ProfileParams, "03_sweep": SweepParams,
+NOTEBOOKS: dict[str, type[Strict]] = {"00_summary": SummaryParams, "01_machine": MachineParams,
+                                    "02_profile": ProfileParams, "03_sweep": SweepParams,
                                     "04_complexity": ComplexityParams, "05_roofline": RooflineParams,
                                     "06_cost_model": CostModelParams, "07_scheduler_eval": SchedulerParams,
                                     "08_layer_power": LayerPowerParams, "09_finetune": FinetuneParams}

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, RedirectResponse, StreamingResponse
-from markupsafe import Markup
 from sqlalchemy import Row, select
 
-from lib import paths
+from lib import executed_notebooks, paths
 from lib.dashboard import database as db
 from lib.dashboard import events, schemas
 from lib.dashboard.database_engine import Database
@@ -91,7 +90,8 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
     @pages.get(f"{_RUN}/notebook/{{name:path}}")
     def executed_notebook(request: Request, run_id: RowId, name: str):
         run = operations.get(db.Run, run_id)
-        return render(request, "notebook.html", run=run, name=name, body=Markup(_notebook(file_of(run, name))))
+        body = executed_notebooks.cells_to_html(executed_notebooks.read(file_of(run, name)).cells)
+        return render(request, "notebook.html", run=run, name=name, body=body)
 
     def batches(table: type[db.Output], run_id: str) -> Iterator[list[Row]]:
         last = 0
@@ -118,14 +118,6 @@ def add_files(pages: APIRouter, operations: Operations) -> None:
         operations.get(db.Run, run_id)
         texts = ("".join(f"{row.line}\n" for row in rows) for rows in batches(db.RunLog, run_id))
         return StreamingResponse(texts, media_type="text/plain; charset=utf-8")
-
-
-def _notebook(path: Path) -> str:
-    """Return an executed notebook as HTML that runs no code in a browser; InputError for a damaged file."""
-    from lib.report import markup, page, runner
-
-    notebook = runner.read(path)
-    return markup.clean(page.exported(notebook, notebook.cells, code=True))
 
 
 # ------------------------------------------------------------------------------------------------- runs side by side

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from lib import paths
+from lib import executed_notebooks, paths
 from lib.config import definitions
 from lib.errors import InputError
-from lib.execution import execute_notebook
 from lib.measure import machine
 from lib.schedule.runtime.worker_process import Job
 from lib.work import datasets, training, weights, workloads
@@ -192,5 +191,8 @@ def notebook(job: Job, path: str, parameters: dict[str, Any], out: str) -> dict[
     """
     target = Path(out).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    execute_notebook(paths.ROOT / path, target, parameters, target.parent, offered={"device": _device(job)})
+    source = paths.ROOT / path
+    if "device" in executed_notebooks.check_declared(source, parameters):
+        parameters = {"device": _device(job)} | parameters
+    executed_notebooks.execute(source, target, parameters, target.parent)
     return {"notebook": str(target)}
