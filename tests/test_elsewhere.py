@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from lib import paths, store
-from lib.report import runner
+from lib import executed_notebooks, paths, store
 from tests import python
 from tests.conftest import busy_neighbours
 
@@ -44,7 +43,7 @@ def test_what_is_measured_beside_busy_neighbours_is_marked(tmp_path, notebook, v
         python("-m", "papermill", paths.NOTEBOOKS / f"{notebook}.ipynb", tmp_path / "out.ipynb", "--no-progress-bar",
                *values.split(), **emulated(tmp_path))
     assert time.monotonic() - begin < NOTEBOOK_S
-    outputs = runner.outputs(tmp_path / "out.ipynb")
+    outputs = executed_notebooks.outputs(tmp_path / "out.ipynb")
     assert not [output for output in outputs if output["output_type"] == "error" or output.get("name") == "stderr"]
     rows = store.read_all((tmp_path / "data").glob(pattern), table)
     verdicts = rows.loc[rows["status"] == "ok", "verdict"] if "status" in rows else rows["verdict"]

@@ -15,15 +15,14 @@ import pandas as pd
 import pytest
 import torch
 
-from lib import locks, paths, store
-from lib.cli import report
+from lib import locks, paths, report, store
+from lib.cli import report as report_verbs
 from lib.config.notebooks import SweepParams
 from lib.errors import InputError
 from lib.measure import load, machine
 from lib.measure.gpus.card import Card
 from lib.measure.gpus.watch import GpuUse, GpuWatch
 from lib.measure.operators import aggregate, device_sweep, points, shards, sweep, visitor
-from lib.report import runner
 from tests import called, fake_gpus, nightly, output_of, refused
 from tests.visitors import InProcess, Visitor, draw_small, identified, visited
 
@@ -131,8 +130,8 @@ def test_a_card_in_exclusive_mode_says_who_has_it(box):
 def test_cards_that_are_not_measured_or_cannot_be_are_named(box, monkeypatch, nvml, usable, words):
     box(2, nvml)
     assert machine.overlooked(["cuda:0", "cuda:1"]) == "" and "cuda:1" in machine.overlooked(["cuda:0"])
-    monkeypatch.setattr(runner, "run", lambda *_, **__: [])
-    monkeypatch.setattr(report, "_written", lambda *_: [])
+    monkeypatch.setattr(report, "run", lambda *_, **__: [])
+    monkeypatch.setattr(report_verbs, "_written", lambda *_: [])
     with mock.patch("torch.cuda.is_available", lambda: usable):
         _, _, error = called("run", "01", "--report", "--devices", "cpu")
     assert error.startswith(words) and bool(error) == bool(words)

@@ -8,7 +8,6 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -18,7 +17,6 @@ from lib.config.notebooks import ProfileParams
 from lib.measure import archive, budget, load, machine
 from lib.measure.energy import meters
 from lib.measure.training import passes, profile_run, profiler, summary
-from lib.studies import profile
 from lib.work import medmnist_files
 from lib.work.training import PHASES
 from tests import cut_training, refused
@@ -89,8 +87,7 @@ def test_each_run_has_its_own_name_and_its_seed_decides_the_losses(runs):
     assert meta["parameters"]["workload"] == "W6"
     assert {"commit", "dirty", "hardware", "software", "load_at_start", "load_at_end", "started_utc"} <= set(meta)
     table = archive.runs("measure")
-    newest = profile.latest(table.assign(verdict="stable"), machine.ids()["hardware_id"])
-    assert len(table) == 3 and newest["run_id"].tolist() == [last]
+    assert len(table) == 3 and table.sort_values("timestamp")["run_id"].tolist()[-1] == last
     one, two, other = (run.rows["loss"].to_numpy() for run in runs)
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert not np.allclose(one, other, rtol=1e-3)
@@ -231,23 +228,3 @@ def test_steps_and_runs_have_the_energy_of_a_known_power(home, quiet, monkeypatc
     slow = profile_run.measure(short(iters=1))
     assert slow.rows["energy_j"].isna().all() and np.isnan(slow.run["image_j"])
     assert "10 are needed" in slow.run["energy_reason"]
-
-
-def test_the_energy_of_a_run_is_told_by_pass_image_and_idle():
-    run = archive.runs("replay").iloc[0].copy()
-    run.update({"image_j": 2.0, "batch_size": 8, "measured_iters": 5, "power_w": 20.0, "idle_w": 5.0,
-                "energy_method": "nvml:0 counter", "energy_disagreement": -0.013})
-    steps = pd.DataFrame({"run_id": "r", "task_type": ["train"] * 4 + ["eval"], "batch_size": [8, 8, 8, 3, 8], "warmup": False,
-                          "step_time_ms": [500.0, 500.0, 10.0, 500.0, 10.0], "energy_j": [10.0, 10.0, np.nan, 99.0, np.nan]})
-    assert profile.energy(run, steps).to_numpy().tolist() == [
-        ["train, pipelined", "all 5 batches", 16, 2, 1.5, 20, 5],
-        ["train, profiled", "2 of 3 batches", 10, 1.25, (10 - 2.5) / 8, 20, 5]], \
-        "no step of the evaluation is long enough, and odd batches are no statistic"
-    assert profile.run_numbers(run)["above_idle_j"] == 1.5 and not profile.run_numbers(run)["idle_unknown"]
-
-
-def test_an_unusable_run_has_no_facts_and_two_steps_no_course():
-    (line,) = profile.facts(pd.Series({"verdict": "unusable", "reason": "others took 1.2 cores"}), pd.DataFrame())
-    assert "The run is unusable, and its times are no facts: others took 1.2 cores." in line
-    few = pd.DataFrame({"task_type": "train", "global_step": [0, 1]})
-    assert "2 steps were profiled, 3 are the least" in profile.phases_over_time(few)
