@@ -21,10 +21,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object):
-        text = str(message)
-        if " in DataLoader worker process " in text:  # torch raises it again, with the worker's traceback before the message
-            text = text.partition("\nlib.errors.InputError: ")[2] or text
-        text = printable(text.strip())
+        text = printable(str(message).strip())
         super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST - _END]} ... {text[-_END:]}")
 
 
