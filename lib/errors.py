@@ -99,11 +99,11 @@ def death(status: int | None) -> str:
 
 
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
-    """Return what a mapping has under a name; InputError lists all names and the nearest, after ``where`` and ``advice``."""
+    """Return what a mapping has under a name, or a name in a list; InputError lists all, after ``where``, and the nearest."""
     if name not in entries:
         raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}"
                          + did_you_mean(name, entries))
-    return entries[name]
+    return name if isinstance(entries, tuple | list) else entries[name]
 
 
 def choices(values) -> str:
