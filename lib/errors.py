@@ -21,10 +21,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object):
-        text = str(message)
-        if " in DataLoader worker process " in text:  # torch raises it again, with the worker's traceback before the message
-            text = text.partition("\nlib.errors.InputError: ")[2] or text
-        text = printable(text.strip())
+        text = printable(str(message).strip())
         super().__init__(text if len(text) <= _LONGEST else f"{text[:_LONGEST - _END]} ... {text[-_END:]}")
 
 
@@ -102,11 +99,11 @@ def death(status: int | None) -> str:
 
 
 def entry(entries, name: object, what: str, where: str = "", advice: str = ""):
-    """Return what a mapping has under a name; InputError lists all names and the nearest, after ``where`` and ``advice``."""
+    """Return what a mapping has under a name, or a name in a list; InputError lists all, after ``where``, and the nearest."""
     if name not in entries:
         raise InputError(f"no {what} {name!r}{where and ' '}{where}; there are: {choices(entries) or 'none'}{advice}"
                          + did_you_mean(name, entries))
-    return entries[name]
+    return name if isinstance(entries, tuple | list) else entries[name]
 
 
 def choices(values) -> str:

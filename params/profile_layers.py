@@ -142,12 +142,15 @@ def input_size(engine, name, shape):
 
 
 def fill(trt, cuda, engine, name, shape, address):
-    """Fill an input of floating-point numbers with random numbers from 0 to 1; whole numbers stay 0."""
+    """Fill an input of FP32 or FP16 with random numbers from 0 to 1; others stay 0, and that is printed."""
     import numpy
 
-    if engine.get_tensor_dtype(name) in (trt.DataType.FLOAT, trt.DataType.HALF):
-        numbers = numpy.random.default_rng(0).random(shape, dtype=numpy.float32)
-        cuda.copy(address, numpy.ascontiguousarray(numbers.astype(trt.nptype(engine.get_tensor_dtype(name)))))
+    dtype = engine.get_tensor_dtype(name)
+    if dtype not in (trt.DataType.FLOAT, trt.DataType.HALF):
+        print(f"input {name} is 0 in every run: random numbers are made for FP32 and FP16, not for {dtype}", file=sys.stderr)
+        return
+    numbers = numpy.random.default_rng(0).random(shape, dtype=numpy.float32)
+    cuda.copy(address, numpy.ascontiguousarray(numbers.astype(trt.nptype(dtype))))
 
 
 def tensors(trt, engine, shapes):

@@ -90,6 +90,32 @@ class Reads(Branches):
         return self.first(x) * float(x.numpy().sum())
 
 
+class Differentiates(Branches):
+    """It differentiates by its input, also in inference."""
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        return torch.autograd.grad(super().forward(x).sum(), x)[0]
+
+
+class Lazily(Branches):
+    """Its first layer is lazy, and reads a value once it is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LazyLinear(8)
+
+    def forward(self, x):
+        return self.wide(x) if self.first(x).square().mean() > 0 else self.narrow(x)
+
+
+@pytest.mark.parametrize("kind, first, backward", [(Differentiates, 512, 4608), (Lazily, 512, 0)])
+def test_values_are_read_where_gradients_are_taken_in_inference_and_where_lazy_layers_are_made(kind, first, backward):
+    graph = capture.of_network(Network("own", kind, (4, 8)))
+    flops = [sum(counts.matrix_flops(op) for op in graph.ops if op.phase == phase) for phase in ("forward", "backward")]
+    assert flops == [first + 2 * 4 * 8 * 64, backward] and graph.branches
+
+
 @pytest.mark.parametrize("kind", [Branches, Other, Loops])
 @in_both_modes
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """What capture, counts and rebuild say of operators, against torch itself and against hand counts."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import psutil
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lib.work import models, networks
+from lib.work import models, networks, user_code
 from lib.work.building import fakes
 from lib.work.graph import capture, counts, families, rebuild
 from lib.work.graph.ops import Op, TensorSpec
@@ -100,6 +102,21 @@ def test_capture_neither_runs_nor_allocates_nor_changes_the_network():
     assert psutil.Process().memory_info().rss - memory < 500e6
     assert list(map(id, model.parameters())) == before
     assert model.training and all(value.grad is None for value in model.parameters())
+
+
+def test_captures_and_users_code_wait_for_one_lock():
+    """Two locks, taken in another order by another thread, would wait for each other for ever."""
+    def is_free():
+        is_free = user_code.alone.acquire(blocking=False)
+        if is_free:
+            user_code.alone.release()
+        return is_free
+
+    with ThreadPoolExecutor(1) as pool:
+        for taken in (fakes.active, fakes.running, partial(user_code.running, "it")):
+            with taken():
+                assert not pool.submit(is_free).result()
+        assert pool.submit(is_free).result()
 
 
 SPEC = TensorSpec((2, 3, 4), (12, 4, 1))

@@ -1,6 +1,8 @@
 """Networks that hide operators or values from a capture: FLOPs by first principles, and by a real run of the same network."""
 
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lib.work import user_code
-from lib.work.building import eager, inputs
+from lib.work.building import eager, inputs, values
 from lib.work.building.inputs import Input
 from lib.work.graph import capture, counts
 from lib.work.graph.recorder import Recorder
@@ -218,6 +220,14 @@ class Bag(nn.Module):
         return self.head(self.bag(ids))
 
 
+class SparseBag(Bag):
+    """The gradient of the table is sparse, of a row for each index."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(1000, 16, mode="sum", sparse=True)
+
+
 class Bilinear(nn.Module):
     """4 outputs of x W y, of 6 and 5 numbers: 4*6*5 + 4*5 multiply-adds."""
 
@@ -255,9 +265,12 @@ KNOWN = [(Masked, "10x32", 706_560, None), (PartlyInference, "16", 2_048, 1_024)
          (lambda: Sparse(product=torch.sparse.mm), "1 100x16", 60_800, 60_800),
          (lambda: Sparse(product=lambda m, x: (m * 2).t() @ x), "1 100x16", 60_800, 60_800),
          (lambda: Sparse(product=lambda m, x: torch.mv(m, x[:, 0])), "1 100x16", 51_800, 51_800),
+         (lambda: Sparse(product=lambda m, x: torch.stack([m, m]).bmm(torch.stack([x, x]))), "1 100x16", 70_400, 70_400),
+         (lambda: Sparse(product=lambda m, x: x[m.indices()[1]] * m.values()[:, None]), "1 100x16", 51_200, 51_200),
          (Condition, "16", 1_024, 1_024), (Loop, "16", 3_072, 5_120), (Scan, "16", 3_072, 5_120), (Mapped, "16", 3_072, 3_072),
          (FullGraph, "16", 2_048, 3_072), (Tangent, "16", 1_024, None), (Forward, "16", 3_072, 1_024),
          (Reentrant, "16", 2_048, 4_096), (Lazy, "3x8x8", 35_712, None), (Bag, "8:int64", 256, 512),
+         (SparseBag, "8:int64", 256, 512),
          (Bilinear, "6", 560, None), (Deformed, "4x8x8", 202_752, None)]
 
 
@@ -296,13 +309,17 @@ def test_inference_alone_is_counted_or_asked_for():
     assert products(capture.of_network(network(Forces, "12")).ops) == [1_664, 1_664]
     with refused("no gradient reaches its output, .*; ask for inference$"):
         capture.of_network(network(Inference, "16"), "train")
-    assert not torch.is_inference_mode_enabled() and torch.inference_mode().__enter__() is None
+    assert not torch.is_inference_mode_enabled()
+    with torch.inference_mode():
+        assert torch.is_inference_mode_enabled()
 
 
-def test_flexible_attention_is_counted_and_trains_on_a_gpu_alone():
+def test_flexible_attention_is_counted_and_trains_on_a_gpu_alone(monkeypatch):
     net = network(Flexible, "8x16")
-    assert products(capture.of_network(net).ops) == [2 * (8 * 512 + 4 * 8 * 8 * 16), 0]
+    monkeypatch.delattr(torch.nn.attention, "flex_attention", raising=False)
+    monkeypatch.delitem(sys.modules, "torch.nn.attention.flex_attention", raising=False)  # as in a process of its own
     assert products(capture.of_network(net, "train", device="cuda:0").ops)[1] == 2 * (8 * 512 + 2 * 4 * 8 * 8 * 16)
+    assert products(capture.of_network(net).ops) == [2 * (8 * 512 + 4 * 8 * 8 * 16), 0]
     with refused("FlexAttention does not support backward on CPU"):
         capture.of_network(net, "train")
 
@@ -310,11 +327,11 @@ def test_flexible_attention_is_counted_and_trains_on_a_gpu_alone():
 def test_a_large_sparse_matrix_takes_the_memory_that_it_stores():
     edges = torch.stack([torch.arange(200_000) // 2, torch.arange(200_000) * 7 % 100_000])
 
-    def build():
-        return Sparse(100_000, edges.clone() + 0)
-    graph = capture.of_network(Network("own", build, (1, 100_000, 16)))
-    assert products(graph.ops)[0] == 2 * 16 * (16 * 100_000 + 200_000)
-    assert graph.buffer_bytes == 200_000 * (4 + 2 * 8)
+    for product, products_of in ((torch.spmm, 200_000), (lambda m, x: m.to_dense() @ x, 100_000**2)):  # 40 GB
+        net = Network("own", lambda product=product: Sparse(100_000, edges.clone() + 0, product), (1, 100_000, 16))
+        graph = capture.of_network(net)
+        assert products(graph.ops)[0] == 2 * 16 * (16 * 100_000 + products_of)
+        assert graph.buffer_bytes == 200_000 * (4 + 2 * 8)
 
 
 def test_a_sparse_matrix_of_values_is_not_counted():
@@ -324,6 +341,9 @@ def test_a_sparse_matrix_of_values_is_not_counted():
     twice = capture.of_network(network(lambda: Sparse(product=lambda m, x: (m @ m) @ x), "1 100x16"))
     unknown = [op.name for op in twice.ops if counts.is_work(op) and not counts.is_counted(op)]
     assert unknown == ["aten._sparse_sparse_mm.default"]
+    known = capture.of_network(network(lambda: Sparse(product=lambda m, x: torch.sparse_coo_tensor(
+        m.indices(), m.values() * x.sum(), m.shape) @ x), "1 100x16"))
+    assert products(known.ops) == [60_800, 0] and all(counts.is_counted(op) for op in known.ops), "its parts say what it stores"
 
 
 class Draws(Pair):
@@ -345,6 +365,39 @@ def test_random_numbers_of_python_are_the_same_in_each_capture_and_stated():
     assert capture.of_network(network(Pair, "16")).branches == ()
 
 
+class Deep(Pair):
+    """As many layers as Python and torch draw where it is built."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = random.randrange(1, 50) + int(torch.randint(50, ()))
+
+    def forward(self, x):
+        for _ in range(self.times):
+            x = self.a(x)
+        return x
+
+
+def test_random_numbers_of_a_network_that_is_built_are_the_same_in_each_capture_and_stated():
+    before = torch.random.get_rng_state().tolist()
+    graphs = [capture.of_network(network(Deep, "16")) for _ in range(3)]
+    assert len({graph.ops for graph in graphs}) == 1 and torch.random.get_rng_state().tolist() == before
+    ready = capture.prepared(network(Deep, "16"))
+    for graph in (*graphs, capture.of_network(network(Deep, "16"), ready=ready)):
+        assert graph.branches == ("random numbers of Python or NumPy",)
+
+
+def test_random_numbers_of_other_threads_are_their_own():
+    draw = random.SystemRandom().random
+    with ThreadPoolExecutor(1) as pool:
+        with values.seeded() as drawn:
+            assert pool.submit(draw).result() > 0
+        assert drawn == []
+        with values.seeded() as drawn:
+            assert draw() == 0
+        assert drawn and draw() > 0
+
+
 def test_a_dictionary_as_input_is_a_mapping_in_the_file(tmp_path):
     (tmp_path / "input.yaml").write_text("batch: {x: 16, y: '16'}\n")
     net = network(Entries, str(tmp_path / "input.yaml"))
@@ -353,6 +406,24 @@ def test_a_dictionary_as_input_is_a_mapping_in_the_file(tmp_path):
     assert real_pass(net.build(), "infer", **net.made("cpu")[1]).shape == (2, 16)
     with refused("a dictionary as input is a YAML file that maps an argument to its entries"):
         capture.of_network(network(Entries, "16"))
+
+
+@pytest.mark.parametrize("text, words", [
+    ("x: 16\nbatch: {}\n", "input.yaml: batch has no entries; it maps those of a dictionary to shapes"),
+    ("batch: {1: 16}\n", "batch: expected a mapping of names to values, but the name 1 is no text; put it in quotes"),
+    ("batch: {null: 16}\n", "batch: .*but the name None is no text"),
+    ("batch: {x: 16, x: 8}\n", "input.yaml line 1 is not readable YAML"),
+    ("batch: {x: 16}\nbatch.x: 8\n", "input.yaml: 'batch.x' is no name of an argument")])
+def test_entries_of_a_dictionary_that_are_none_are_refused(tmp_path, text, words):
+    (tmp_path / "input.yaml").write_text(text)
+    with refused(words):
+        inputs.parse(str(tmp_path / "input.yaml"))
+
+
+def test_names_of_entries_are_any_texts(tmp_path):
+    (tmp_path / "input.yaml").write_text("batch: {a.b: 1, '': 2}\n")
+    named = inputs.arguments([1, 2], inputs.parse(str(tmp_path / "input.yaml")))
+    assert named == ([], {"batch": {"a.b": 1, "": 2}})
 
 
 class Nested(Pair):

@@ -1,14 +1,17 @@
 """Folders of pictures, in workloads and in fine-tuning: their files and the values of each mode."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from lib import paths
 from lib.config.definitions import Workload
 from lib.errors import InputError
 from lib.finetune import data as run_data
-from lib.finetune import networks
+from lib.finetune import finetune, networks
 from lib.finetune.config import TrainConfig
 from lib.work import datasets, pictures, workloads
 from tests import cut_training, refused
@@ -141,6 +144,21 @@ def test_classes_are_those_of_train(workload, tmp_path):
     (tmp_path / "pets/train/fox").mkdir()
     with refused("train has no pictures .* in fox; add some, or remove the folder"):
         opened_by_both(workload)
+
+
+def test_a_folder_without_val_is_refused_before_a_run_has_its_folder(workload, tmp_path, home):
+    shutil.rmtree(tmp_path / "pets/val")
+    config = TrainConfig(root=workload.folder, model_flavour="simple_cnn", loss_name="cross_entropy",
+                         load_pretrained=False)
+    with refused("val is no folder; a folder of pictures has train/ and val/"):
+        finetune.finetune(config)
+    assert not paths.TRAINING.exists()
+
+
+def test_of_a_picture_the_central_square_is_taken():
+    wide = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 6))
+    square = pictures.central_square(wide)
+    assert np.asarray(square).tolist() == [[2, 3], [8, 9]] and pictures.central_square(square) is square
 
 
 def test_an_error_in_a_worker_of_a_loader_is_one_line_as_well(workload, tmp_path):

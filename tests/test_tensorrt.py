@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -139,6 +140,17 @@ def test_a_name_that_layers_share_is_numbered_in_engine_and_latencies_alike(tmp_
     assert times["cycle"].max() == max(map(len, runs.values()))
     notes = mapping.layerwise(read, times)[1]
     assert any("not one per layer" in note and "conv" in note for note in notes) == ("conv" not in runs)
+
+
+def test_no_layer_gets_a_name_that_another_one_has(tmp_path):
+    (tmp_path / "e.json").write_text(json.dumps({
+        "Layers": [convolution(), convolution(), convolution("conv #2")], "Profile": 7, "path": "x"}))
+    read = engine.read(tmp_path / "e.json")
+    assert [layer.name for layer in read.layers] == ["conv", "conv #3", "conv #2"]
+    assert (read.path, read.profile) == (tmp_path / "e.json", 0), "other entries of the file are not taken for these"
+    (tmp_path / "l.json").write_text(json.dumps({"conv": [1.0, 2.0], "conv #2": [3.0]}))
+    times = mapping.read_times(tmp_path / "l.json", read)
+    assert dict(zip(times["layer_name"], times["layer_run_time"], strict=True)) == {"conv": 1.0, "conv #3": 2.0, "conv #2": 3.0}
 
 
 def test_formats_that_are_not_known_are_counted_and_named(tmp_path):
@@ -366,6 +378,13 @@ def test_the_profiler_of_layers_says_what_is_wrong_in_one_line(tmp_path, profile
     assert profiler.main([str(tmp_path / "e"), str(tmp_path / "out"), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line and not (tmp_path / "out").exists()
+
+
+def test_an_input_that_stays_zero_is_named(profiler, capsys):
+    given = SimpleNamespace(get_tensor_dtype=lambda name: "DataType.BF16")
+    profiler.fill(sys.modules["tensorrt"], None, given, "tokens", (1, 8), 0)
+    assert capsys.readouterr().err == (
+        "input tokens is 0 in every run: random numbers are made for FP32 and FP16, not for DataType.BF16\n")
 
 
 def test_folders_without_recordings_or_with_two_of_one_name_are_refused(tmp_path):

@@ -75,6 +75,7 @@ def names_and_facts(config: TrainConfig) -> tuple[Classes, datasets.Facts]:
         return tuple(table[str(index)] for index in range(len(table))), datasets.facts(_workload(config, 8))
     with beginning(f"root {config.root!r} names a folder, not medmnist:NAME or synthetic:NAME"):
         classes = pictures.classes(config.image_folder)
+        pictures.classes(config.image_folder, "val")
     return classes, datasets.Facts(3, len(classes), 2, False, (0, 0, 0))
 
 

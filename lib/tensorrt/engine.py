@@ -188,11 +188,11 @@ def profile_number(layer_name: str) -> int:
 
 
 def _numbered(layers: list[Layer]) -> tuple[Layer, ...]:
-    """Return layers with unique names: the second layer that TensorRT calls X is ``X #2``."""
-    numbered = {}
+    """Return layers with unique names: the second layer that TensorRT calls X is ``X #2``, or the next that no layer has."""
+    numbered, reported = {}, {layer.name for layer in layers}
     for layer in layers:
         names = (layer.name if number == 1 else f"{layer.name} #{number}" for number in range(1, len(layers) + 1))
-        name = next(name for name in names if name not in numbered)
+        name = next(name for name in names if name not in numbered and (name == layer.name or name not in reported))
         numbered[name] = layer.model_copy(update={"name": name, "reported": layer.name})
     return tuple(numbered.values())
 
@@ -207,7 +207,7 @@ def read(path: Path, profile: int | None = None) -> Engine:
     layers = content.get("Layers")
     if isinstance(layers, list) and layers and isinstance(layers[0], str):
         raise InputError(f"{path} names its layers without details; build the engine with profiling verbosity detailed")
-    engine = build(Engine, {"Path": path, **{name: content[name] for name in ("Layers",) if name in content}}, str(path))
+    engine = build(Engine, {"Path": path} | ({"Layers": layers} if "Layers" in content else {}), str(path))
     profiles = sorted({profile_number(layer.name) for layer in engine.layers})
     chosen = profiles[0] if profile is None else profile
     if chosen not in profiles:

@@ -17,6 +17,13 @@ _EXTRAS = {"__MACOSX", "@eaDir"}  # folders that macOS's zip and Synology's disk
 _BITS, _PHOTOMETRIC = 258, 262  # tags of TIFF: bits per sample; 0: the value 0 is white
 
 
+class PictureError(InputError):
+    """A picture that cannot be read; without the traceback that torch puts before it in a worker of a loader."""
+
+    def __init__(self, message: object):
+        super().__init__(str(message).rpartition(f"\n{__name__}.PictureError: ")[2])
+
+
 class Pictures(torch.utils.data.Dataset):
     """One split of a folder of pictures; an item is (transformed RGB picture, class array (1,)).
 
@@ -79,7 +86,7 @@ def read(path: str | Path) -> Image.Image:
     """Return a picture, of several pages the first, as 8-bit RGB in its EXIF orientation.
 
     Grey pictures of more bits are scaled: 16-bit integers from 0 to 65535, floats from 0 to 1.
-    Raises InputError, which names the file, for an unreadable picture or an unknown range.
+    Raises PictureError, which names the file, for an unreadable picture or an unknown range.
     """
     try:  # given a path, Pillow maps the file, and then mixes up the rows of turned TIFFs
         with open(path, "rb") as file, Image.open(file) as picture:
@@ -87,15 +94,17 @@ def read(path: str | Path) -> Image.Image:
             deep = picture.mode[0] in "IF"  # I, I;16, I;16B, ..., F
             return (_in_8_bits(picture) if deep else picture).convert("RGB")
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise PictureError(f"{path}: {error}") from None
     except Exception as error:  # Pillow raises errors of many types
         is_known = not isinstance(error, UnidentifiedImageError)
         why = one_line(error) if is_known else "Pillow knows no picture of this kind"
-        raise InputError(f"{path} cannot be read: {why}; replace or remove the file") from None
+        raise PictureError(f"{path} cannot be read: {why}; replace or remove the file") from None
 
 
 def central_square(picture: Image.Image) -> Image.Image:
-    """Return the central square of a picture, of the length of its shorter side."""
+    """Return the central square of a picture, of the length of its shorter side; a square one as it is."""
+    if picture.width == picture.height:
+        return picture
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     return picture.crop((left, top, left + side, top + side))

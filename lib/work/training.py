@@ -234,7 +234,7 @@ def _logits(output: Any) -> torch.Tensor:
 
 def check_precision(device: torch.device, precision: str) -> None:
     """Raise InputError when ``device`` cannot run a convolution forward and backward in ``precision``."""
-    entry(dict.fromkeys(PRECISIONS), precision, "precision")
+    entry(PRECISIONS, precision, "precision")
     if precision == "fp32":
         return
     try:

@@ -28,7 +28,7 @@ _STANDARD, _INSTALLED = f"{sysconfig.get_path('stdlib')}{os.sep}", f"{os.sep}sit
 _HINTS = {"nested tensors are not captured: pad the sequences": ("nested_tensor", "NestedTensor", "self.shape_env must not be"),
           "give the class that was exported": ("Calling train() is not supported", "Calling eval() is not supported"),
           "a dictionary as input is a YAML file that maps an argument to its entries": ("invalid data type 'str'",)}
-_alone = threading.RLock()  # one thread at a time: stdout, os.fork and _STATE are of the whole process
+alone = threading.RLock()  # one thread at a time: stdout, os.fork, _STATE and what capture replaces are of the whole process
 _STATE: tuple[tuple[Callable, Callable], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype), (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads), (torch.get_default_device, lambda _: torch.set_default_device(None)))
@@ -41,7 +41,7 @@ def running(what: str) -> Iterator[None]:
     What it raises, also to end the program, becomes an InputError: ``what`` failed, why, and at which of its lines. Ctrl-C ends
     it, for it may run for ever. Other threads wait for their turn.
     """
-    with _alone:
+    with alone:
         before = [read() for read, _ in _STATE]
         try:
             with warnings.catch_warnings(), _stdout_is_stderr(), _one_process():

@@ -36,7 +36,7 @@ def cases(plan: Campaign, only: Sequence[str] = ()) -> list[tuple[Case, str]]:
     """
     planned = list(dict.fromkeys(network for part in plan.sets for network in part.networks))
     for name in only:
-        entry(dict.fromkeys(planned), name, "network", "in the plan")
+        entry(planned, name, "network", "in the plan")
     for name in planned:
         if not networks.is_users(name):
             networks.network(name)

@@ -80,7 +80,7 @@ def cells(matrix: Matrix, device: str = "auto", wanted: Sequence[str] = (),
         workload = workload_of(f"{matrix.dataset}-{matrix.size}", model, batch, matrix.folder)
         chosen.append(Cell(label, workload, build(ProfileParams, values, label)))
     for name in wanted:
-        entry({cell.name: cell for cell in chosen}, name, "cell")
+        entry([cell.name for cell in chosen], name, "cell")
     return [cell for cell in chosen if not wanted or cell.name in wanted]
 
 

@@ -150,7 +150,7 @@ class CapturedQuery:
     def __init__(self, query: Query):
         for noun, name, names in (("element type", query.dtype, CHOICES["dtype"]), ("mode", query.mode, ops.MODES),
                                   ("runtime", query.runtime, RUNTIMES)):
-            entry(dict.fromkeys(names), name, noun)
+            entry(names, name, noun)
         query.check_gpus()
         network = query.network()
         self.query, self.batch_size, self.dimensions = query, network.shape[0], len(network.shape)

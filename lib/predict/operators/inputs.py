@@ -54,7 +54,7 @@ def names(part: str, chip: Chip | None) -> list[list[str]]:
     """Return the names of the terms and of the features of a part (group and pass); InputError where there is no such part."""
     group, _, passes = part.partition(" ")
     families = entry(features.GROUPS if chip is None else features_gpu.GROUPS, group, "group")
-    entry(dict.fromkeys(("forward", "backward")), passes, "pass")
+    entry(("forward", "backward"), passes, "pass")
     return [list(columns) for columns in _values(features.example(families[0]), group, chip)]
 
 

@@ -7,7 +7,6 @@ would fail in a second capture. What a library keeps in a cache of functions is 
 import functools
 import gc
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -21,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lib.errors import causes
+from lib.work import user_code
 from lib.work.building import eager
 
 _SMALL = 4096  # elements of a tensor that is real while a network is built, and written: its values may be read
 _OVERWRITE = frozenset("""uniform_ normal_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_ fill_ zero_ copy_
     erfinv_ mul_ div_ add_ sub_ clamp_ clamp_min_ clamp_max_ exp_ log_ neg_ pow_ sqrt_ abs_""".split())  # change values alone
 _FAKES_FAULTS = ("Fake", "DataDependent", "DynamicOutputShape", "tensor type", "data pointer", "numpy", "as a constant")
-_lock = threading.RLock()
 
 
 class _Mode(FakeTensorMode):
@@ -46,7 +45,7 @@ def _mode() -> FakeTensorMode:
 def active() -> Iterator[FakeTensorMode]:
     """Make every new tensor a fake one meanwhile, in one thread at a time; torch logs no traceback of what is raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    with _lock, _mode() as mode:
+    with user_code.alone, _mode() as mode:
         before, log.disabled = log.disabled, True
         try:
             yield mode
@@ -113,7 +112,7 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
     Where a builder reads values of large ones, or does with them what fake ones do not bear, they are real and unwritten.
     """
     try:
-        with _lock, running(), _Large():
+        with running(), _Large():
             return unwritten(builder)
     except Exception as error:
         reasons = [f"{type(cause).__name__} {cause}" for cause in causes(error)]
@@ -125,7 +124,7 @@ def build(builder: Callable[[], nn.Module]) -> nn.Module:
 @contextmanager
 def running() -> Iterator[None]:
     """Let networks show their operators, and convert modules of fake tensors, to half precision say, while built or run."""
-    with _lock, eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
+    with user_code.alone, eager.running(), patch.object(torch.utils, "swap_tensors", _swapped):
         yield
 
 

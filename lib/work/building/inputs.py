@@ -69,8 +69,13 @@ def parse(text: str, usual: str = FLOAT) -> tuple[Input, ...]:
     named = mapping(load_yaml(Path(text)), text) if text.endswith(_FILES) else {"": text}
     if not named:
         raise InputError(f"{text} names no input; it maps arguments to shapes, such as input_ids: 77:int64")
-    flat = {".".join(filter(None, (name, key))): item for name, value in named.items()
-            for key, item in (value if isinstance(value, dict) else {"": value}).items()}
+    flat = {}
+    for name, value in named.items():
+        if name and not name.isidentifier():
+            raise InputError(f"{text}: {name!r} is no name of an argument")
+        if isinstance(value, dict) and not mapping(value, f"{text}: {name}"):
+            raise InputError(f"{text}: {name} has no entries; it maps those of a dictionary to shapes, such as x: 16")
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
     return tuple(_parsed(value, name, f"{text}: {name}" if name else "input shape", usual) for name, value in flat.items())
 
 
@@ -89,7 +94,7 @@ def arguments(values: Sequence[Any], inputs: Sequence[Input]) -> tuple[list[Any]
 
     Those named ``argument.entry`` make a dictionary.
     """
-    pairs, named = [(value, entry.name.split(".")) for value, entry in zip(values, inputs, strict=True)], {}
+    pairs, named = [(value, entry.name.split(".", 1)) for value, entry in zip(values, inputs, strict=True)], {}
     for value, (name, *key) in pairs:
         named[name] = named.get(name, {}) | {key[0]: value} if key else value
     named.pop("", None)

@@ -7,6 +7,7 @@ and NumPy are the same ones in both, and in every capture.
 
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -145,18 +146,24 @@ def _formatted(tensor: torch.Tensor, form: str) -> str:
 @contextmanager
 def seeded() -> Iterator[list[str]]:
     """Seed Python's and NumPy's random numbers meanwhile; what draws some is in the list afterwards."""
-    legacy = np.random.mtrand._rand  # what np.random.rand and others draw from
-    before, drawn = (random.getstate(), legacy.get_state()), []
+    before, drawn = (random.getstate(), np.random.get_state()), []  # noqa: NPY002
+    thread, usual = threading.get_ident(), random._urandom
     random.seed(0)
-    legacy.seed(0)
-    start = repr((random.getstate(), legacy.get_state()))
-    try:  # _urandom: the seeds of NumPy's generators and of SystemRandom
-        with patch.object(random, "_urandom", lambda count: drawn.append(_DRAWN) or bytes(count)):
+    np.random.seed(0)  # noqa: NPY002
+    start = _states()
+    try:  # _urandom: the seeds of NumPy's generators and of SystemRandom; those of other threads stay
+        with patch.object(random, "_urandom", lambda count: usual(count) if threading.get_ident() != thread else
+                          drawn.append(_DRAWN) or bytes(count)):
             yield drawn
     finally:
-        drawn.extend([_DRAWN] * (repr((random.getstate(), legacy.get_state())) != start))
+        drawn.extend([_DRAWN] * (_states() != start))
         random.setstate(before[0])
-        legacy.set_state(before[1])
+        np.random.set_state(before[1])  # noqa: NPY002
+
+
+def _states() -> tuple:
+    _, numbers, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), numbers.tolist(), rest
 
 
 def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: bool, name: str,
@@ -169,7 +176,8 @@ def of_a_run(build: user_code.Builder, batch: Sequence[inputs.Input], training: 
     noting = _Noting()
     with user_code.running(f"{name} does not run on {inputs.described(batch)}"), _bounded(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = user_code.in_mode(build(), training)
+        with seeded():
+            model = user_code.in_mode(build(), training)
         placed, named = inputs.arguments([item.made(torch.device("cpu")) for item in batch], batch)
         with torch.set_grad_enabled(grad), patch.object(torch.Tensor, "tolist", _one_by_one), \
                 fakes.running(), seeded(), noting:

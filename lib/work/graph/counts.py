@@ -80,7 +80,7 @@ PER_INPUT = _costs({
 ATTENTION = tuple(f"_scaled_dot_product_{kernel}{suffix}" for suffix in ("", "_backward") for kernel in (
     "flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"))
 PRODUCTS = ("mm", "addmm", "_sparse_addmm", "mv", "addmv", "bmm")  # that have sparse forms
-SPARSE = ("_sparse_mm", "_sparse_addmm", "_sparse_mv", "_sparse_addmv")
+SPARSE = ("_sparse_mm", "_sparse_addmm", "_sparse_mv", "_sparse_addmv", "_sparse_bmm")
 BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
 RECURRENT, GROUPED = ("mkldnn_rnn_layer", "_cudnn_rnn"), ("_grouped_mm", "_scaled_grouped_mm")
 _CELL = 15  # operations of an LSTM's cell beside its products, an output: three gates, two tanh, a sum of products
@@ -127,9 +127,9 @@ def _multi_head_macs(op: Op) -> int:
 
 
 def _sparse_macs(op: Op) -> int:
-    """Return the multiply-adds of a sparse matrix and a dense one, or a vector: one for each stored element and column."""
+    """Return the multiply-adds of sparse matrices and dense ones, or a vector: one for each stored element and column."""
     left, right = op.args["add" in op.short:][:2]
-    return left.elements * prod(right.shape[1:]) if left.sparse else right.elements * left.shape[0]
+    return left.elements * prod(right.shape[len(left.shape) - 1:]) if left.sparse else right.elements * left.shape[-2]
 
 
 def _bilinear_macs(op: Op) -> int:

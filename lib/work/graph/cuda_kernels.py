@@ -24,7 +24,7 @@ _NARROW_BACKWARD = ((8, 6), (8, 9)), ((12, 0), (12, 1))  # from, to: no flash gr
 _NARROW, _NARROW_WITHOUT_DROPOUT = 192, 224  # ones with dropout
 _LARGEST_BATCH = {True: 880_801, False: 65_535}  # that cuDNN normalises, in training and in evaluation
 _SPATIAL = 3  # dimensions of an input that cuDNN normalises, at least
-_FLEX = "torch.nn.attention.flex_attention"  # refuses gradients of tensors on the CPU; imported where a network uses it
+_FLEX = "torch.nn.attention.flex_attention"  # refuses gradients of tensors on the CPU; imported where a network is captured
 _lock, _usual_batch_norm, _usual_dropout = threading.RLock(), torch.batch_norm, torch.dropout
 
 

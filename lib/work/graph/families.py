@@ -71,7 +71,7 @@ def make(name: str, params: Params, dtype: str = "float32", passes: str = "forwa
     Raises InputError saying which parameter is missing, unknown or impossible.
     """
     item, full = family(name), settled(name, params)
-    entry(dict.fromkeys(PASSES), passes, "pass")
+    entry(PASSES, passes, "pass")
     if reason := _unlikely(item, full) or item.check(full):
         raise InputError(f"{name}: {reason}")
     function, inputs = item.build(full, dtype)

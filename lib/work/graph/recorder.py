@@ -1,12 +1,12 @@
 """Records every operator that torch dispatches below autograd, with its storages and the module that called for it.
 
 Sparse matrices that a network holds stay real: fake ones do not know how many elements they store. Operators of them alone are
-computed, so their results know it too.
+computed, so their sparse results know it too; dense results are fake. Of fake ones it is noted where shapes say it.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -52,16 +52,37 @@ def _is_sparse(value: Any) -> bool:
 def _stored(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the elements that a sparse tensor stores, and their bytes with those of the indices; UNKNOWN of a fake one."""
     if isinstance(tensor, FakeTensor):
-        return UNKNOWN
+        return getattr(tensor, "stored", UNKNOWN)
     with unset_fake_temporarily():
         parts = [getattr(tensor, name)() for name in _PARTS[tensor.layout]]
     return parts[0].numel(), sum(part.numel() * part.itemsize for part in parts)
+
+
+def _said_by_shapes(short: str, given: tuple) -> tuple[int, int]:
+    """Return what a fake sparse result of an operator stores, see ``_stored``, where shapes say it; else UNKNOWN."""
+    if short == "_sparse_coo_tensor_with_dims_and_tensors":
+        return given[4].elements, given[4].elements * given[4].itemsize + given[3].bytes
+    if short == "_embedding_bag_backward" and given[-1] < 0:  # a row for each index; else those of padding are left out
+        elements = given[1].elements * given[0].shape[-1]
+        return elements, elements * given[0].itemsize + given[1].bytes
+    return given[0].sparse if short in ("clone", "detach", "_coalesced_") else UNKNOWN
 
 
 def _without_views(value: Any) -> Any:
     """Copy a real sparse view, such as A.t(), which fake tensors do not take beside them."""
     is_view = _is_sparse(value) and not isinstance(value, FakeTensor) and value._is_view()
     return value.detach().clone() if is_view else value
+
+
+def _of_constants(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Run an operator of real sparse matrices; in a capture its dense results are fake, and a whole matrix is not made."""
+    to_dense = func.__name__.startswith("_to_dense") and torch.dtype not in map(type, args)  # which torch refuses
+    whole = to_dense or kwargs.get("layout") is torch.strided  # of zeros_like, ...
+    with unset_fake_temporarily() as mode:
+        out = (torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta") if mode and whole
+               else func(*args, **kwargs))
+    return out if mode is None else tree_map(lambda item: torch.empty_strided(
+        item.shape, item.stride(), dtype=item.dtype) if isinstance(item, torch.Tensor) and not _is_sparse(item) else item, out)
 
 
 class Recorder(TorchDispatchMode):
@@ -147,11 +168,12 @@ class Recorder(TorchDispatchMode):
         if sparse and not is_constant:
             with unset_fake_temporarily():
                 args, kwargs = tree_map(_without_views, (args, kwargs))
-        with unset_fake_temporarily() if is_constant else nullcontext():
-            out = func(*args, **kwargs)
+        out = _of_constants(func, args, kwargs) if is_constant else func(*args, **kwargs)
         before, leaves = len(self._storages), [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
         if not (tensors or leaves):
             return out
+        for leaf in (leaf for leaf in leaves if _is_sparse(leaf) and isinstance(leaf, FakeTensor)):
+            leaf.stored = _said_by_shapes(name.split(".")[1], given)
         self.ops.append(Op(name, given, named, tuple(self._spec(leaf) for leaf in leaves), module, phase))
         made = {}  # the storages that are new; sizes are those of the whole storage
         for storage in (leaf.untyped_storage() for leaf in leaves if not _is_sparse(leaf)):

@@ -41,7 +41,7 @@ class HybridMemory:
 
 def check_objective(objective: str) -> None:
     """Raise InputError for an objective that is not one of OBJECTIVES."""
-    entry(dict.fromkeys(OBJECTIVES), objective, "objective")
+    entry(OBJECTIVES, objective, "objective")
 
 
 def hybrid(state: State, predict: Predict, objective: str = "makespan", steps: int = STEPS,
