@@ -37,14 +37,17 @@ class Notebook:
         self.name, self.p = name, p
         self.numbers: dict[str, dict[str, Any]] = {}
 
-    def save(self, name: str) -> None:
-        """Keep the current figure as ``figures/NOTEBOOK/NAME.svg`` and ``.png``; Jupyter shows it as usual."""
+    def save(self, name: str, folder: str | None = None) -> None:
+        """Keep the current figure as ``figures/NOTEBOOK/NAME.svg`` and ``.png``; Jupyter shows it as usual.
+
+        ``folder``: another folder below ``figures/``; empty for ``figures/`` itself.
+        """
         figure = plt.gcf()
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:120]
         for suffix, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
             content = io.BytesIO()
             figure.savefig(content, format=suffix, **options)
-            files.replace(paths.FIGURES / self.name / f"{stem}.{suffix}", content.getvalue())
+            files.replace(paths.FIGURES / (self.name if folder is None else folder) / f"{stem}.{suffix}", content.getvalue())
 
     def record(self, key: str, value: float | str, unit: str = "", tolerance: float | None = 0.001) -> None:
         """Record a key number, which the report shows and ``run --check`` compares with the committed value.

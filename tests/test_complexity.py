@@ -11,7 +11,6 @@ from lib import paths, store
 from lib.config import notebooks
 from lib.measure import importers
 from lib.predict.analytic import complexity, cross_check
-from lib.studies import complexity as study
 from lib.tables import columns
 from tests import refused
 
@@ -123,33 +122,32 @@ def odd(tmp_path, monkeypatch):
 
 
 def test_unknown_flops_are_unknown_and_unused_parameters_are_counted(odd, home):
-    result = study.study(notebooks.ComplexityParams(models=odd, input_shape="3x2x2", batch_sizes="2,4"))
-    rows = result.at(odd, 2).set_index(["layer", "op"])
+    result, rows = totals(odd, 2, "3x2x2"), table(odd, 2, "3x2x2")
+    complexity.save(rows, pd.DataFrame([result]))
+    rows = rows.set_index(["layer", "op"])
     assert math.isnan(rows.flops_forward["", "i0"])
     assert rows.params["", "unused"] == 30
     assert rows.params["used", "addmm"] == 130
-    assert math.isnan(result.totals.flops_forward[0])
-    assert result.totals.macs_forward[0] == 2 * 120
-    assert "aten.i0" in study.ratios(result.totals)["uncounted"]["uncounted"].iloc[0]
+    assert math.isnan(result["flops_forward"])
+    assert result["macs_forward"] == 2 * 120
+    assert "aten.i0" in result["uncounted"]
     entry = store.read_json(paths.COMPLEXITY / "summary.json")[odd]["2"]
     assert entry["mult_adds_per_batch_forward"] == 240 and entry["all_flops_per_batch_forward"] is None
-    assert study.growth(study.intensity_by_batch(result.totals))["batches"]["growth"].isna().all()
 
 
-@pytest.mark.slow
 def test_what_is_saved(home):
-    result = study.study(notebooks.ComplexityParams(models="W1,squeezenet1_1", batch_sizes="2,1"))
-    assert result.detail == "squeezenet1_1"
-    again = study.study(notebooks.ComplexityParams(models="W1,squeezenet1_1", batch_sizes="1,2", source="replay"))
-    assert "REPLAY" in again.note
-    pd.testing.assert_frame_equal(result.table, again.table)
-    assert {path.name for path in result.files} == {path.name for path in paths.COMPLEXITY.iterdir()} == {
-        "complexity.csv", "complexity.meta.json", "summary.json", *(
-            f"{name}_b{batch}.txt" for name in ("W1", "squeezenet1_1") for batch in (1, 2))}, "no torn or spare file"
+    asked = [(name, batch) for name in ("W1", "odd:name") for batch in (1, 2)]
+    tables = [table("W1", batch).assign(network=name) for name, batch in asked]
+    sums = pd.DataFrame([{**totals("W1", batch), "network": name} for name, batch in asked])
+    for _ in range(2):
+        files = complexity.save(pd.concat(tables), sums)
+    assert {path.name for path in files} == {path.name for path in paths.COMPLEXITY.iterdir()} == {
+        "complexity.csv", "complexity.meta.json", "summary.json", "W1_b1.txt", "W1_b2.txt", "odd-name_b1.txt",
+        "odd-name_b2.txt"}, "no torn or spare file"
     text = (paths.COMPLEXITY / "W1_b2.txt").read_text()
     assert "multiply-adds, forward    15,840,512 (7,920,256 a sample)" in text
 
 
-def test_a_detail_of_no_model_is_one_line(home):
+def test_a_detail_of_no_model_is_one_line():
     with refused("detail = 'W2' is not among the models"):
-        study.study(notebooks.ComplexityParams(models="W1", detail="W2"))
+        notebooks.check("04_complexity", {"models": "W1", "detail": "W2"})

@@ -10,8 +10,7 @@ import pytest
 from lib import paths
 from lib.config import definitions
 from lib.config.notebooks import RooflineParams
-from lib.predict.analytic import nsight
-from lib.studies.roofline import study
+from lib.predict.analytic import nsight, roofline_points
 from tests import refused
 
 FFMA = "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum"
@@ -171,16 +170,16 @@ def test_a_wrong_file_is_told_in_one_line(tmp_path, text, words):
 
 @pytest.mark.slow
 def test_counted_points_are_judged_by_a_gpu_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "step_rows", lambda runs: ([], {}, []))  # both take long, and are not looked at
-    monkeypatch.setattr(study, "network_work", lambda *_: [])
+    monkeypatch.setattr(roofline_points, "step_work", lambda runs: ([], {}, []))  # takes long, and is not used here
     file = write(tmp_path, page([kernel()]))
-    result = study.study(RooflineParams(source="replay", vendor="l4", nsight=str(file)))
-    assert result.counted["bytes_source"].tolist() == ["counted", "counted"]
-    assert result.counted["ai"][0] == pytest.approx(4.0)
+    points = roofline_points.collect(RooflineParams(source="replay", vendor="l4", nsight=str(file))).points
+    counted = points[points["kind"] == "counted"]
+    assert counted["bytes_source"].tolist() == ["counted", "counted"]
+    assert counted["ai"].iloc[0] == pytest.approx(4.0)
     with refused("vendor="):
-        study.study(RooflineParams(source="replay", nsight=str(file)))
+        roofline_points.collect(RooflineParams(source="replay", nsight=str(file)))
     write(tmp_path, page([kernel()], metrics=NEEDED))
-    assert "step lacks counters of tensor cores" in study.study(
+    assert "step lacks counters of tensor cores" in roofline_points.collect(
         RooflineParams(source="replay", vendor="l4", nsight=str(file))).note
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.text import Text
 
 from lib import paths, tables
 from lib.config import definitions
@@ -17,11 +16,8 @@ from lib.config.notebooks import MachineParams, RooflineParams
 from lib.measure import archive, ceilings
 from lib.measure.budget import Budget
 from lib.measure.operators import isolated
-from lib.predict.analytic import roofline
+from lib.predict.analytic import roofline, roofline_points
 from lib.predict.analytic.roofline import Roof
-from lib.report.sentences import write
-from lib.studies.roofline import figures, study
-from lib.studies.roofline import tables as shown
 from lib.work.graph.ops import Op, TensorSpec
 from tests import refused
 
@@ -55,10 +51,10 @@ def test_the_roof_is_below_both_ceilings_and_never_falls(peak, bandwidth, ai, mo
 
 
 @given(st.floats(1e6, 1e12), st.floats(1e4, 1e10), st.floats(1e-6, 10.0))
-def test_a_point_is_never_above_its_roof_unless_it_is_listed(flops, moved, seconds):
+def test_a_point_above_its_roof_is_shown_there(flops, moved, seconds):
     point = points({"flops": flops, "bytes": moved, "elapsed_sec": seconds})
     row = point.iloc[0]
-    assert len(shown.above(point)) == (row.attained_gflops > row.attainable_gflops)
+    assert (row.below_roof < 1) == (row.attained_gflops > row.attainable_gflops)
     assert row.ai == pytest.approx(flops / moved), "the time has no part in the intensity"
     assert row.attained_gflops == pytest.approx(flops / seconds / 1e9), "and nothing is clipped"
     assert row.below_roof == pytest.approx(row.attainable_gflops / row.attained_gflops)
@@ -130,36 +126,30 @@ def reference():
 def test_roofs_of_a_disturbed_machine(reference):
     noisy = roofline.roofs(reference.table.assign(verdict="unusable"))[0]
     assert set(noisy.doubtful) == {"L2", "L3", "RAM", noisy.dtype}
-    assert write("{roof.doubtful}", shown.ceilings(noisy)) == ", ".join(noisy.doubtful)
+    assert roofline.roof_table([noisy])["doubtful"].all()
+    l2 = roofline.roof_table([replace(CPU, doubtful=("L2",))]).set_index("level")
+    assert l2["doubtful"].to_dict() == {"L2": True, "RAM": False}
+    assert l2["ridge_point"].to_dict() == {"L2": 2.5, "RAM": 10.0}
     with refused("01_machine"):
         roofline.roofs(reference.table[reference.table["level"] == "compute"])
-
-
-@pytest.mark.parametrize("doubtful, is_judged", [((), True), (("L2",), True), (("RAM",), False), (("fp32",), False)])
-def test_no_share_is_recorded_of_a_roof_that_was_measured_on_a_busy_machine(doubtful, is_judged):
-    steps, none = points({"label": "W1"}), pd.DataFrame()
-    found = study.Study([replace(CPU, doubtful=doubtful)], [], steps, none, none, none, none, {}, "", ())
-    recorded = shown.key_numbers(replace(found, operators=steps), pd.DataFrame({"memory_bound_pct": [1.0]}), "fp32")
-    for name in ("W1: share of attainable performance", "cpu largest share of attainable performance"):
-        value = recorded[name][0]
-        assert value == pytest.approx(shown.percent(steps)[0]) if is_judged else math.isnan(value)
 
 
 @pytest.mark.slow
 def test_training_steps_of_the_reference_runs(reference):
     """What they attain is recorded by the replayed notebook."""
     roof, runs = roofline.roofs(reference.table)[0], archive.runs("replay")
-    chosen, left = study.newest(runs, roof, reference.table["software_id"][0])
-    assert left == {"runs of other software": 0, "unusable runs": 0}
-    assert study.newest(runs, roof, "other")[1]["runs of other software"] == len(runs)
+    chosen, left = roofline_points.newest_runs(runs, roof, reference.table["software_id"][0])
+    assert left == []
+    assert roofline_points.newest_runs(runs, roof, "other")[1] == [f"{len(runs)} runs of other software"]
     w6 = chosen[chosen["workload_id"] == "W6"]
     several = pd.concat([w6, w6.assign(grad_accum_steps=2), w6.assign(precision="bf16", workload_id="W99")])
-    rows, _, (reason,) = study.step_rows(several)
+    rows, _, (reason,) = roofline_points.step_work(several)
     assert "no workload 'W99'" in reason
     assert rows["bytes"][0] > rows["bytes"][1], "the optimizer runs half as often"
     labelled = pd.concat([w6.assign(label="a/cnn3d/b4/fp32", timestamp="2000"), w6])
-    of_environments, _ = study.newest(labelled, roof, reference.table["software_id"][0])
-    assert study.step_rows(of_environments)[0]["env"].tolist() == ["a", w6["hardware_id"].item()], "each has its points"
+    of_environments, _ = roofline_points.newest_runs(labelled, roof, reference.table["software_id"][0])
+    work, _, _ = roofline_points.step_work(of_environments)
+    assert work["env"].tolist() == ["a", w6["hardware_id"].item()], "each environment has its points"
 
 
 def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch):
@@ -181,29 +171,21 @@ def test_networks_and_operators_are_timed_and_read_back(home, quiet, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_study_says_what_the_roofline_explains_beside_a_vendors_device(monkeypatch):
-    """Its figures, and its steps of all workloads, are those of the replayed notebook."""
+def test_points_are_collected_beside_a_vendors_device(monkeypatch):
     runs = archive.runs("replay").query("workload_id == 'W1'")
     monkeypatch.setattr(archive, "runs", lambda source, reference: runs)
-    result = study.study(RooflineParams(source="replay", vendor="t4", models="resnet50"))
-    assert len(result.steps) == 1 and len(result.networks) == 1
-    assert set(result.operators["kind"]) == {"operator"}
-    compared = study.against_operators(result)
-    assert (compared["operators_roof_ms"] >= compared["roof_ms"] * (1 - 1e-9)).all(), "the sum of roofs is the tighter bound"
-    assert shown.against_vendor(result, "fp32")["gflops_ratio"] > 1
-    bare = study.study(RooflineParams(source="replay", dtype="fp64"))
-    assert bare.networks.empty and "no points of networks and operators on cpu in fp64" in bare.note
+    result = roofline_points.collect(RooflineParams(source="replay", vendor="t4", models="resnet50"))
+    assert tables.validate(result.points, "points", "here")["kind"].value_counts().to_dict() == {
+        "operator": 17, "step": 1, "network": 1}
+    for row in result.points[result.points["kind"] != "operator"].itertuples():
+        compute, memory = (result.parts[row.label] / (row.peak_gflops * 1e9, row.peak_gbps * 1e9)).T
+        one_roof = row.flops / row.attainable_gflops / 1e9
+        assert np.maximum(compute, memory).sum() >= one_roof * (1 - 1e-9), "the sum of the operators is the tighter bound"
+    assert set(result.vendor["source"]) == {"vendor"} and set(result.vendor["dtype"]) >= {"fp32", "fp16"}
+    bare = roofline_points.collect(RooflineParams(source="replay", dtype="fp64"))
+    assert set(bare.points["kind"]) == {"step"} and "no points of networks and operators on cpu in fp64" in bare.note
     with refused("it has: resnet50 b1"):
-        study.study(RooflineParams(source="replay", models="alexnet"))
-
-
-def test_labels_keep_apart():
-    made = points(*({"label": f"point {n}", "flops": 1e9 * (1 + n / 50)} for n in range(8)))
-    figure = figures.roofline(shown.roofs([CPU]), made)
-    figure.canvas.draw()
-    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts]
-    assert len(boxes) >= 8
-    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+        roofline_points.collect(RooflineParams(source="replay", models="alexnet"))
 
 
 def test_an_operator_that_the_device_lacks_is_told_and_a_network_is_refused():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue, RootModel, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, RootModel, ValidationInfo, field_validator
 
 from lib import paths
 from lib.config.base import Seed, Source, Strict, Threads, build, load_yaml, mapping, number, parse, text, whole
@@ -192,6 +192,13 @@ class ComplexityParams(Sourced):
         if not _names(models):
             raise ValueError("is empty; name some with commas, such as W1,resnet50,mymodule:Class")
         return models
+
+    @field_validator("detail")
+    @classmethod
+    def _listed(cls, detail: str, info: ValidationInfo) -> str:
+        if detail and detail not in _names(models := info.data.get("models", detail)):
+            raise ValueError(f"is not among the models {models}")
+        return detail
 
     @property
     def names(self) -> list[str]:

@@ -116,6 +116,17 @@ def vendor_ceilings(device: VendorDevice) -> pd.DataFrame:
         hardware_id=f"vendor:{device.id}", software_id="vendor")
 
 
+def roof_table(roofs_: Sequence[Roof]) -> pd.DataFrame:
+    """Tabulate roofs: one row per element type and memory level, with its ridge point in FLOPs per byte.
+
+    ``doubtful``: the peak or the bandwidth has unusable rows alone.
+    """
+    return pd.DataFrame(
+        [(roof.device, roof.source, roof.dtype, level, roof.peak_gflops, rate, roof.ridge_point(level),
+          bool({roof.dtype, level} & set(roof.doubtful))) for roof in roofs_ for level, rate in roof.peak_gbps.items()],
+        columns=["device", "source", "dtype", "level", "peak_gflops", "peak_gbps", "ridge_point", "doubtful"])
+
+
 def roof_of(candidates: Sequence[Roof], row) -> Roof | None:
     """Return the roof of a row: its backend, its element type and, when measured, its machine."""
     return next((roof for roof in candidates if (roof.backend, roof.dtype) == (row.backend, row.roof_dtype)

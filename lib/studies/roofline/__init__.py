@@ -1,1 +1,0 @@
-"""What ``05_roofline`` shows."""
