@@ -39,7 +39,7 @@ def _sweep(home: Path, count: int, name: str) -> aggregate.Sweep:
     spent = time.time() - begin
     visits = found.visits["visit_s"].sum()
     print(f"   {name}: {len(found.table)} configurations in {spent:.0f} s, {len(found.table) / spent:.2f} a second all told, "
-          f"{aggregate.pace(found.visits):.2f} while visiting; {spent - visits:.1f} s outside of visits; "
+          f"{found.visits['config'].nunique() / visits:.2f} while visiting; {spent - visits:.1f} s outside of visits; "
           f"verdicts {found.table['verdict'].value_counts().to_dict()}", flush=True)
     return found
 

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.nn import functional as F
 
 from lib import paths, tables
 from lib.config import definitions
 from lib.config.notebooks import MachineParams
-from lib.measure import ceilings, machine, timing
+from lib.measure import ceilings, gpu_entry, machine, timing
 from lib.measure.operators import aggregate, visit
 from lib.predict import registry, transfer
-from lib.studies import machine as machine_study
 from lib.work.graph import capture, counts, cuda_kernels, families, rebuild, spaces
 from tests import advice_on, in_both_modes, real_pass
 from tests.visitors import visited
@@ -323,11 +323,10 @@ def unknown_card(with_card, monkeypatch):
 
 def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unknown_card, tmp_path, monkeypatch):
     card = ceilings_of_a_card("compute", "L2", "device")
-    assert machine_study.reached(card)["fp32_gflops"] == 48_765.4
-    offered = machine_study.unlisted(card)
-    assert "no device named 'NVIDIA GeForce RTX 4080'; did you mean NVIDIA GeForce RTX " in offered["unknown"]
+    text, entry = gpu_entry.unlisted(card)
+    assert "does not list 'NVIDIA GeForce RTX 4080'; did you mean NVIDIA GeForce RTX " in text
     path = tmp_path / "devices.yaml"
-    path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(offered["entry"], "  "))
+    path.write_text((paths.PARAMS / "devices.yaml").read_text() + textwrap.indent(yaml.safe_dump(entry, sort_keys=False), "  "))
     listed = definitions.load_devices(path)
     assert listed["geforce-rtx-4080"].model_dump().items() >= {
         "name": "NVIDIA GeForce RTX 4080", "architecture": "ada", "multiprocessors": 76, "peak_gbps": 700,
@@ -337,11 +336,11 @@ def test_a_card_that_is_not_listed_is_offered_as_an_entry_that_then_predicts(unk
     assert registry.vendor_of("GeForce RTX 4080") == "geforce-rtx-4080"
     table = advice_on("geforce-rtx-4080", "W1").table
     assert table["predicted_ms"][0] > 0
-    assert machine_study.unlisted(ceilings_of_a_card("compute", "L2", "device"))["unknown"] is None
+    assert gpu_entry.unlisted(card) == ("", {})
 
 
 def test_a_card_whose_ceilings_are_not_all_measured_is_no_entry(unknown_card, monkeypatch):
-    offered = machine_study.unlisted(ceilings_of_a_card("compute"))
-    assert offered["lacking"] == "device" and offered["entry"] is None
+    text, entry = gpu_entry.unlisted(ceilings_of_a_card("compute"))
+    assert "no ceiling of level device" in text and entry == {}
     monkeypatch.setattr(machine, "devices", lambda: ["cpu"])
-    assert machine_study.unlisted(ceilings_of_a_card("compute"))["unknown"] is None, "a replay of another machine"
+    assert gpu_entry.unlisted(ceilings_of_a_card("compute")) == ("", {}), "a replay of another machine"

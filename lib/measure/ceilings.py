@@ -340,22 +340,3 @@ def replay_ceilings(p: MachineParams) -> Ceilings:
 def ceilings(p: MachineParams) -> Ceilings:
     """Measure the ceilings of a device, or replay them from the reference data, as ``source`` says."""
     return measure_ceilings(p) if p.source == "measure" else replay_ceilings(p)
-
-
-def inventory(facts: dict) -> pd.DataFrame:
-    """Return the inventory of a machine as a table of two columns, from provenance ``facts``."""
-    flat = [
-        ("machine", facts["machine"]), ("hardware_id", facts["hardware_id"]), ("software_id", facts["software_id"]),
-        *facts["hardware"].items(), *facts["software"].items(),
-        ("other processes, cores (start, while measuring)",
-         f"{facts['load_at_start']['other_cores']:.2f}, {facts['load_at_end']['other_cores']:.2f}")]
-    return pd.DataFrame([(key, _words(value)) for key, value in flat if value not in (None, {}, [])],
-                        columns=["what", "value"])
-
-
-def _words(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    if isinstance(value, list):
-        return "; ".join(_words(item) for item in value)
-    return str(value)

@@ -213,8 +213,3 @@ def replay(p: SweepParams) -> Sweep:
                 return replace(sweep, table=chosen.reset_index(drop=True), note=note)
     raise InputError(f"the reference has no {p.cache} {p.latency_type} sweep of {choices(p.ops)} in {p.dtype} on {p.device}; "
                      f"it has: {choices(sorted(available)) or 'none'}")
-
-
-def pace(visits: pd.DataFrame) -> float:
-    """Return configurations a second, all their rounds and their set-up included, on one device."""
-    return float(visits["config"].nunique() / visits["visit_s"].sum())
