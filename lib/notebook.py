@@ -71,7 +71,9 @@ class Notebook:
 
     def finish(self) -> None:
         """Show the key numbers as a table, and as data that ``lib.report`` reads."""
-        table = pd.DataFrame.from_dict(self.numbers, orient="index").rename_axis("key number")
+        rows = [{"key number": key, "value": _short(number["value"]), "unit": number["unit"]}
+                for key, number in self.numbers.items()]
+        table = pd.DataFrame(rows, columns=["key number", "value", "unit"]).set_index("key number")
         display({KEYS_MIME: self.numbers, "text/html": table.to_html(), "text/plain": table.to_string()}, raw=True)
 
 
@@ -91,6 +93,11 @@ def setup(name: str, namespace: Mapping[str, Any]) -> Notebook:
         set_matplotlib_formats("svg")
         shell.set_custom_exc((InputError,), _show_one_line)
     return Notebook(name, notebooks.check(name, namespace))
+
+
+def _short(value: float | str) -> str:
+    """Write whole numbers in full and others with four digits."""
+    return value if isinstance(value, str) else f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
 def _show_one_line(shell: Any, kind: type, error: InputError, *_: Any, **__: Any) -> list[str]:
