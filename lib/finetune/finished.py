@@ -25,7 +25,10 @@ _SUMMARY = ["run", "dataset", "monitor", "best_value", "best_epoch", "epochs", "
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that has ended. ``history`` and ``rows`` (its profile, perhaps empty) are tables; ``note`` says where it is from."""
+    """A run that has ended: its config, summary, ``history``, profile ``rows`` (perhaps none), evaluations by split.
+
+    ``facts`` is the provenance of the profile; ``note`` says where the run is from.
+    """
 
     config: TrainConfig
     summary: dict[str, Any]

@@ -37,4 +37,4 @@ def held_out(layers: pd.DataFrame, settings: Settings) -> pd.DataFrame:
             predicted[name] = values.to_numpy()
         shown = rows[["network", "layer_name", "kind"]].assign(measured_ms=rows["runtime"])
         parts += [shown.assign(model=name, predicted_ms=values) for name, values in predicted.items()]
-    return pd.concat(parts, ignore_index=True)[list(COLUMNS)] if parts else pd.DataFrame(columns=COLUMNS)
+    return pd.concat(parts or [layers.head(0)], ignore_index=True).reindex(columns=COLUMNS)

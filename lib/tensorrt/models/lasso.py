@@ -51,7 +51,8 @@ def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> Rates:
         model.fit(scaled[:, used], value)
     weights = model.coef_ / scaler.scale_[used]
     intercept = model.predict(scaled[:1, used])[0] - x[0, used] @ weights
-    return {"1": float(intercept)} | {terms[column]: float(weight) for column, weight in zip(used, weights, strict=True) if weight}
+    named = zip([terms[column] for column in used], weights, strict=True)
+    return {"1": float(intercept)} | {term: float(weight) for term, weight in named if weight}
 
 
 def predict(table: pd.DataFrame, weights: Rates) -> np.ndarray:
