@@ -64,15 +64,39 @@ def _train(config, folder, last=0, moment_s=None):
     return status_of(train, moment_s)
 
 
+def values(content):
+    """Yield the tensors and plain values of nested dicts and lists, tensors as bytes."""
+    import torch
+
+    if isinstance(content, dict):
+        content = [content[key] for key in sorted(content, key=str)]
+    if isinstance(content, list | tuple):
+        for part in content:
+            yield from values(part)
+    else:
+        yield content.numpy().tobytes() if isinstance(content, torch.Tensor) else repr(content)
+
+
 def different(folder, whole, config):
     """Return in what a run ended otherwise than another one, by a bit or more; times are no part of it."""
     from lib import store
-    from lib.studies.finetune.study import _compared
+    from lib.work import weights
 
-    rows = [store.read(one / "profile.csv", "profile") for one in (folder, whole)]
-    columns = ["split", "epoch", "batch_idx", "global_step", "batch_size", "loss", "lr"]
-    return [what for what, _, count in _compared(folder, whole, config) if count] + (
-        [] if rows[0][columns].equals(rows[1][columns]) else ["rows of the profile"])
+    wrong = []
+    for file in ("last.pt", "best.pt"):
+        one, other = (weights.load(run / "checkpoints" / file) for run in (folder, whole))
+        names = ["model", "optimizer", "random"] if file == "last.pt" else sorted(other)
+        wrong += [f"{file}: {name}" for name in names if list(values(one[name])) != list(values(other[name]))]
+    columns = {"profile": ["split", "epoch", "batch_idx", "global_step", "batch_size", "loss", "lr"],
+               "history": ["name", "step", "value"]}
+    for table, names in columns.items():
+        one, other = (store.read(run / f"{table}.csv", table) for run in (folder, whole))
+        if table == "history":  # rates and energy are times
+            one, other = (rows[rows["name"].str.match("train|val|test|best")].sort_values(["name", "step"], ignore_index=True)
+                          for rows in (one, other))
+        if not one[names].equals(other[names]):
+            wrong.append(f"rows of {table}")
+    return wrong
 
 
 def trial(home, kills, config, whole):

@@ -12,13 +12,10 @@ import pytest
 import torch
 
 from lib import paths
-from lib.config.notebooks import LayerPowerParams
 from lib.measure.energy import power_log
-from lib.studies.layer_power import study
-from lib.studies.layer_power import tables as layer_tables
 from lib.tensorrt import engine
-from lib.tensorrt.models import layer_model, predictions, training
-from lib.tensorrt.recordings import captured_engine, dataset, mapping, recording, synthetic_power
+from lib.tensorrt.models import evaluation, layer_model, predictions, training
+from lib.tensorrt.recordings import captured_engine, dataset, engine_run, mapping, recording, synthetic_power
 from lib.work import networks
 from lib.work.graph import capture
 from tests import SHARED, called, output_of, refusal, refused
@@ -254,16 +251,41 @@ def test_published_recordings_are_predicted_at_a_fraction_of_the_originals_error
     raw = SHARED / "data/edgeprofiler/desktop"
     if not raw.is_dir():
         pytest.skip(f"the published recordings are not here: {raw}")
-    results = study.study(LayerPowerParams(recordings=str(raw), device_name=RTX))
-    assert results.recorded.power == "not measured" and layer_tables.recovered(results.recorded).empty
-    assert set(results.layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}
-    assert results.layers["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
-    error = study.held_out_scores(results).set_index(["model", "kind"])["mape"]
-    ours = error[study.OURS]
-    assert ours["pooling"] < 0.6 * error[study.ORIGINAL, "pooling"] and ours["convolutional"] < 0.22 and ours["dense"] < 0.2
-    assert study.totals(results)["error"].abs().max() < 0.5
+    run, layers = engine_run.read(raw), dataset.read_training(dataset.build(raw))
+    assert run.power == "not measured" and run.samples.empty and run.passes["power_w"].isna().all()
+    assert set(layers["network"]) == {"alexnet", "mobilenet_v2", "resnet18"}
+    assert layers["kind"].value_counts().to_dict() == {"convolutional": 159, "dense": 81, "pooling": 17}
+    table = evaluation.held_out(layers, training.load_settings())
+    table["error"] = (table["predicted_ms"] / table["measured_ms"] - 1).abs()
+    error = table.groupby(["model", "kind"])["error"].mean()
+    ours = error[evaluation.OURS]
+    assert ours["pooling"] < 0.6 * error[evaluation.ORIGINAL, "pooling"]
+    assert ours["convolutional"] < 0.22 and ours["dense"] < 0.2
+    sums = table[table["model"] == evaluation.OURS].groupby("network")[["predicted_ms", "measured_ms"]].sum()
+    assert (sums["predicted_ms"] / sums["measured_ms"] - 1).abs().max() < 0.5
     with refused("no recording 'x' in .*; there are"):
-        study.study(LayerPowerParams(recordings=str(raw), network="x"))
+        engine_run.read(raw, "x")
+
+
+def test_a_run_of_an_engine_has_its_samples_and_the_power_of_each_window():
+    raw = min(paths.REFERENCE.glob("*/layer_power/raw_data"))
+    run = engine_run.read(raw)
+    assert run.power == "synthetic" and run.layers["median_ms"].notna().all() and run.passes["start_ms"].min() == 0
+    window = run.passes[run.passes["power_w"].notna()].iloc[0]
+    inside = run.samples[run.samples["at_ms"].between(window["start_ms"], window["end_ms"])]
+    assert window["power_w"] == pytest.approx(inside["power_w"].mean() - run.idle_w)
+
+
+def test_held_out_layers_were_not_seen():
+    """A network whose layers take ten times as long as all others is predicted by the others' rates."""
+    table = dataset.read_training(min(paths.REFERENCE.glob("*/layer_power/training_data")))
+    dense = table[(table["kind"] == "dense") & table["network"].isin(["alexnet", "vgg11"])]
+    slower = dense.assign(runtime=dense["runtime"].where(dense["network"] != "vgg11", 10 * dense["runtime"]))
+    before, after = (evaluation.held_out(rows, training.load_settings()) for rows in (dense, slower))
+    unseen = before["network"] == "vgg11"
+    np.testing.assert_allclose(before.loc[unseen, "predicted_ms"], after.loc[unseen, "predicted_ms"])
+    assert (after.loc[~unseen, "predicted_ms"] > 2 * before.loc[~unseen, "predicted_ms"]).any()
+    assert evaluation.held_out(dense[dense["network"] == "vgg11"], training.load_settings()).empty
 
 
 def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks import machines
 from lib import locks, paths, store
 from lib.config.definitions import JobClass
-from lib.config.notebooks import FinetuneParams
+from lib.finetune import finished
 from lib.measure import load, machine
 from lib.measure.reference_kernel import ProcessorSpeed
 from lib.predict import calibrate_networks, network_training, registry, steps, transfer_cpu
@@ -25,7 +25,6 @@ from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import Host
 from lib.schedule.runtime import local_site
-from lib.studies.finetune import study as finetune_study
 from lib.studies.scheduler_eval import scenario
 from lib.tables import columns
 from lib.work import networks
@@ -111,12 +110,12 @@ def test_with_another_number_of_threads_it_is_another_machine(home, monkeypatch,
 
 def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home, monkeypatch):
     classes = [JobClass(id=mode, model="simple_cnn", mode=mode, batch_size=4) for mode in ("infer", "train")]
-    results = finetune_study.study(FinetuneParams(source="replay"))
+    results = finished.reference()
     real = registry.for_devices
     monkeypatch.setattr(registry, "for_devices", lambda devices, *how, **named: real(devices or ["cpu", "t4"], *how, **named))
 
     def replayed():
-        return scenario.step_times(["cpu", "t4"], classes).table, finetune_study.predicted(results, shipped=True)
+        return scenario.step_times(["cpu", "t4"], classes).table, finished.predicted_steps(results, shipped=True)
 
     before = replayed()
     _save_ceilings(10.0, 1.0)

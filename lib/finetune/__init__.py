@@ -2,5 +2,6 @@
 
 From the ground up: ``config``; ``metrics``, ``figures``, ``tensorboard`` (reports of a run); ``transforms``, ``networks``,
 ``data`` (copied to a GPU ahead of time), ``optimization``, ``checkpoints``; ``folders`` (of runs, by name);
-``run`` (a run in its folder), ``finetune`` (a run from its config), ``task`` (a run as a worker's task).
+``run`` (a run in its folder), ``finetune`` (a run from its config), ``finished`` (a run that has ended, read back and
+predicted), ``task`` (a run as a worker's task).
 """

@@ -1,23 +1,7 @@
-"""What a layer model is compared with: the mean, the roofline, and the original study's mapping of power."""
+"""What a layer model is compared with: the mean of the training rows, and the roofline."""
 
 import numpy as np
 import pandas as pd
-
-from lib.measure.energy.power_log import PowerLog
-
-
-def original_window_means(end_s: np.ndarray, log: PowerLog) -> np.ndarray:
-    """Return mean watts of windows, by their ends, as the original study brought power to layers in November 2024.
-
-    It took the samples that no window before had taken up to a window's end, also those before its start, and wrote 0 where
-    there was none. Source: fuzzylabs, edge-vision-power-estimation (Apache-2.0).
-    """
-    last, means = 0, np.zeros(len(end_s))
-    for number in np.argsort(end_s, kind="stable"):
-        after = np.searchsorted(log.at_s, end_s[number], side="right")
-        if after > last:
-            means[number], last = log.power_w[last:after].mean(), after
-    return means
 
 
 def mean(train: pd.DataFrame, test: pd.DataFrame, target: str) -> np.ndarray:

@@ -4,7 +4,7 @@ Source: fuzzylabs, edge-vision-power-estimation (Apache-2.0).
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 import pandas as pd
@@ -43,12 +43,16 @@ def fit(table: pd.DataFrame, target: str, corrected: bool = True) -> Rates:
     scaler = RobustScaler() if kind == "pooling" and target == "power" else StandardScaler()
     model = LassoCV(cv=list(GroupKFold(folds).split(x, groups=groups)) if folds > 1 else _LEAST_ROWS, random_state=42,
                     max_iter=10_000, alphas=500, positive=not (kind == "pooling" and target == "runtime"))
+    scaled = scaler.fit_transform(x)
+    _, first = np.unique(scaled.round(9), axis=1, return_index=True)
+    used = np.sort(first)  # of equal columns, such as height and width, the first: the optimum is the same, and found sooner
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # it is taken as it is, as the original took it
-        model.fit(scaler.fit_transform(x), value)
-    weights = model.coef_ / scaler.scale_
-    intercept = model.predict(scaler.transform(x[:1]))[0] - x[0] @ weights
-    return {"1": float(intercept)} | {term: float(weight) for term, weight in zip(terms, weights, strict=True) if weight}
+        model.fit(scaled[:, used], value)
+    weights = model.coef_ / scaler.scale_[used]
+    intercept = model.predict(scaled[:1, used])[0] - x[0, used] @ weights
+    named = zip([terms[column] for column in used], weights, strict=True)
+    return {"1": float(intercept)} | {term: float(weight) for term, weight in named if weight}
 
 
 def predict(table: pd.DataFrame, weights: Rates) -> np.ndarray:
@@ -56,6 +60,7 @@ def predict(table: pd.DataFrame, weights: Rates) -> np.ndarray:
     return np.maximum(_products(table, weights) @ np.array([*weights.values()]), _LEAST)
 
 
-def _products(table: pd.DataFrame, terms: Iterable[str]) -> np.ndarray:
-    factors = table.assign(**{"1": 1.0})
-    return np.column_stack([factors[term.split()].to_numpy(float).prod(axis=1) for term in terms])
+def _products(table: pd.DataFrame, terms: Collection[str]) -> np.ndarray:
+    columns = {name: table[name].to_numpy(float) for name in table.columns.intersection({*" ".join(terms).split()})}
+    columns["1"] = np.ones(len(table))
+    return np.column_stack([np.prod([columns[name] for name in term.split()], axis=0) for term in terms])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files
+from lib import csv_files, files, paths
 from lib.config.base import json_mapping
 from lib.errors import InputError, choices
 from lib.measure.energy import power_log
@@ -161,6 +161,14 @@ def convert(preprocessed: Path, target: Path, least_samples: int = LEAST_SAMPLES
         powerless = [f"{lacking} of {len(table)} layers without power{why}"] if lacking else []
         recordings.append(Recording(folder.name, tuple(written), (*powerless, *read.notes)))
     return recordings
+
+
+def build(raw: Path) -> Path:
+    """Preprocess and convert the recordings below ``raw``; return the folder of their training data, below data/layer_power."""
+    folder = paths.DATA / "layer_power" / files.safe_name(raw.resolve().name)
+    preprocess(raw, folder / "preprocessed_data")
+    convert(folder / "preprocessed_data", folder / "training_data")
+    return folder / "training_data"
 
 
 def layer_table(read: Engine, layerwise: pd.DataFrame, least_samples: int) -> pd.DataFrame:

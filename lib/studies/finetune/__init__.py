@@ -1,1 +1,0 @@
-"""What ``09_finetune`` shows."""

@@ -1,1 +1,0 @@
-"""What ``08_layer_power`` shows."""
