@@ -18,13 +18,10 @@ from lib.measure import ceilings
 from lib.measure.operators import aggregate
 from lib.missing import Missing, MissingError, needs
 from lib.predict.analytic import roofline
-from lib.predict.evaluation import runtime_choices
-from lib.predict.trust import scoreboard
 from lib.report.notebook import Notebook
 from lib.report.sentences import write
 from lib.studies import profile as steps
 from lib.studies.complexity import intensity_by_batch
-from lib.studies.cost_model.study import Evaluation
 from lib.studies.layer_power import study as layer_study
 from lib.studies.layer_power import tables as layer_tables
 from lib.studies.roofline import study as roofline_study
@@ -107,7 +104,6 @@ MADE = {
     "overheads": lambda: reference("*/ceilings/overheads_cpu*.csv", "overheads"),
     "points": lambda: reference("*/points/points_cpu_fp32*.csv", "points"),
     "history": lambda: reference("*/finetune/*/history.csv", "history"),
-    "whole steps": lambda: reference("models/steps/*.csv", "steps"),
     "layers recorded": lambda: dataset.read_training(min(paths.REFERENCE.glob("*/layer_power/training_data"))).head(20),
     "rows": ANY,
     "learners": {"kind": "dense", "model": [layer_study.OURS, "mean", "roofline", layer_study.ORIGINAL], "n": 12,
@@ -132,14 +128,6 @@ def rows_of(made):
     return made() if callable(made) else pd.DataFrame(made)
 
 
-def board():
-    return scoreboard.summary(scoreboard.shipped())
-
-
-def compared(rows):
-    return runtime_choices.choices(rows), runtime_choices.choices(rows, ["fp32"])
-
-
 def side_by_side(rows):
     return steps.side_by_side(rows_of(runs)[lambda table: table["run_id"].isin(rows["run_id"])], rows)
 
@@ -151,11 +139,6 @@ def roof_of(rows):
 def roofline_of(rows):
     nothing, roof = rows.iloc[:0], roof_of(rows_of("ceilings"))
     return roofline_study.Study([roof], [], rows, nothing, rows, nothing, rows_of(runs), {}, "", ())
-
-
-def evaluated_of(rows):
-    scores = rows_of("scores").assign(kind="network", family=["kept memory", "default memory"] * 2)
-    return Evaluation(paths.ROOT, scores.head(len(rows)), rows, rows.assign(tuning=False), "")
 
 
 def record_of(rows):
@@ -173,13 +156,8 @@ ALONE = {
     "points": "roofline.shares",
     "rows": "roofline.roofs, roofline.throughput, roofline.compared, complexity.work_by_network, complexity.memory, "
             "complexity.ratios, complexity.shares_by_kind, complexity.shares, complexity.intensity_by_layer, "
-            "complexity.comparisons, cost_model.parity, cost_model.by_size, cost_model.networks figure, cost_model.memory, "
-            "cost_model.devices, cost_model.trust, cost_model.trust_numbers, cost_model.learning_curve, cost_model.curve, "
-            "cost_model.effects, cost_model.shipped, scheduler_eval.parity, layer_power.networks, "
+            "complexity.comparisons, scheduler_eval.parity, layer_power.networks, "
             "finetune.predictions, finetune.predicted",
-    board: "cost_model.outsiders",
-    "scores": "cost_model.learners",
-    "whole steps": "cost_model.steps",
     "results": "scheduler_eval.against_bound, scheduler_eval.pareto, scheduler_eval.near_bound, scheduler_eval.trade, "
                "scheduler_eval.together, scheduler_eval.waiting, scheduler_eval.wrong, scheduler_eval.best",
     recovered: "layer_power.mapping, layer_power.recovered_numbers",
@@ -207,10 +185,6 @@ CALLS = {
     "roofline.operators": ("points", lambda rows: (roofline_of(rows),)),
     "roofline.against_vendor": ("points", lambda rows: (roofline_of(rows), "fp64")),
     "complexity.growth": ("rows", lambda rows: (intensity_by_batch(rows),)),
-    "cost_model.operators": ("scores", lambda rows: (rows, rows_of("rows").head(len(rows)))),
-    "cost_model.networks": ("rows", lambda rows: (evaluated_of(rows),)),
-    "cost_model.runtimes": (runtime_choices.rows, lambda rows: (rows, 1)),
-    "cost_model.runtime_numbers": (runtime_choices.rows, compared),
     "gantt.gantt": ("jobs", lambda rows: ({"one": rows},)),
     "scheduler_eval.lines": ("results", lambda rows: (rows, "load", "ratio", "load", "ratio", "policy", "xy")),
     "scheduler_eval.real": ("jobs", lambda rows: (record_of(rows),)),
