@@ -27,7 +27,7 @@ The map of the library, the lowest room first. A room imports only from rooms be
     dashboard  projects, runs and agents (optional): database, REST API
                  agents/ processes on machines         pages/ HTML
     studies    what one notebook needs besides; nothing else imports them: machine, profile, sweep, complexity, and
-                 roofline/ cost_model/ scheduler_eval/ layer_power/ finetune/
+                 roofline/ scheduler_eval/ layer_power/ finetune/
     cli        python -m lib <verb>: one file per group of verbs
 
     report     setup of notebooks, the runner, the page; stands on ground and config, used by dashboard, studies and cli
