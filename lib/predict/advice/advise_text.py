@@ -118,12 +118,6 @@ def _worthwhile(suggested: Sequence[Change]) -> list[Change]:
     return [change for change in suggested if change.predicted_gain >= _WORTH][:_CHANGES]
 
 
-def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
-    """Return what was asked, the verdicts, and the best ``change``; None without one that is worth it."""
-    return {"heading": heading(advice), "verdicts": " ".join(verdicts(advice)),
-            "change": next(iter(_worthwhile(suggested)), None)}
-
-
 def shortlist(advice: Advice) -> pd.DataFrame:
     """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
     fastest, *slower = _graded(advice)

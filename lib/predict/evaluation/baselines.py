@@ -78,7 +78,7 @@ def compare(table: pd.DataFrame, roof: roofline.Roof,
 
     ``model`` was just trained on ``table``, a usable sweep, and has the predictions of its folds. Scores: ``family, learner``,
     what ``score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms,
-    high_ms, predicted_gbps, relative_error, out_of_range``.
+    high_ms, out_of_range``.
     """
     scored, predicted = [], []
     held_out = pd.concat([part.held_out for part in model.parts.values()])
@@ -94,8 +94,7 @@ def compare(table: pd.DataFrame, roof: roofline.Roof,
         scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
         scored.append(pd.DataFrame({**case, "learner": "this model",
                                     **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))
-        predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
-                                     predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
+        predicted.append(ours.assign(family=family))
     if not predicted:
         raise InputError(f"no family has {fitting.LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; "
                          "sweep more")
