@@ -202,7 +202,7 @@ def test_each_notebook_is_in_the_report_and_in_the_readme():
 
 def test_the_number_that_the_readme_expects_is_the_committed_one():
     (expected,) = re.findall(r"mean error of \*\*([\d.]+) %\*\*", README)
-    number = store.read_json(paths.REFERENCE / "keys.json")["06_cost_model"]["network, infer, batch 8, retained heap, MAPE"]
+    number = store.read_json(paths.REFERENCE / "keys.json")["06_cost_model"]["network.infer.b8.retained.mape"]
     assert expected == f"{number['value']:.1f}"
 
 

@@ -92,4 +92,6 @@ def test_published_predictions_of_operators_are_of_held_out_shapes(model):
     assert names == model.facts["sweeps"]
     assert not rows["case"].duplicated().any()
     assert set(rows["case"]) <= set(table["config"])
+    measured = table.set_index("config")["latency_ms"].reindex(rows["case"]).to_numpy()
+    assert rows["measured"].to_numpy(float) == pytest.approx(measured, rel=1e-6), "in single precision"
     assert len(rows) >= 0.97 * sum(part.rows for part in model.parts.values())

@@ -20,10 +20,9 @@ from lib.measure.training import profile_run
 from lib.predict import registry, steps
 from lib.predict.advice import advise_text
 from lib.predict.evaluation import profiled_steps
-from lib.predict.networks import step, step_learners, work
+from lib.predict.networks import step, work
 from lib.predict.networks.composition import Estimate, Provenance
-from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepPart
-from lib.predict.networks.step_learners import StepModel
+from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepModel, StepPart
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
 from lib.studies.scheduler_eval import mixes, scenario
@@ -151,8 +150,7 @@ def test_advice_of_training_is_of_whole_steps(answer):
     assert table["measured_ms"][CPU] == measured and math.isnan(table["measured_ms"]["t4"])
     assert table["low_ms"][CPU] < measured < table["high_ms"][CPU]
     text = advise_text.text(answer)
-    for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)",
-                  "the whole step by learners of profiles, in ms: GBT"):
+    for words in ("loader ms", "optimizer ms", "loader wait: as on cpu-", "a link of 6 GB/s, assumed (t4)"):
         assert words in text
     assert "forward and backward measured on this machine's CPU" in advise_text.verdict(answer, 20.0)
 
@@ -176,15 +174,9 @@ def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of
     assert parts.to_numpy() == pytest.approx(table["step"].to_numpy(), rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------------- profiles, learners, files
+# ------------------------------------------------------------------------------------------------- profiles, files
 
-@pytest.fixture
-def without_learners(monkeypatch):
-    """Learn what parts cost, and no learners of whole steps, which take longer."""
-    monkeypatch.setattr(step_learners, "NAMES", ())
-
-
-def test_what_ships_follows_from_the_reference_profiles(without_learners):
+def test_what_ships_follows_from_the_reference_profiles():
     """The costs, and what they say of steps left out, are those that the committed profiles give again."""
     runs = steps.plain(archive.runs("replay"))
     (predictor,) = registry.for_devices([profiled_steps.device_of(runs, "replay")], "fp32", shipped=True)
@@ -216,7 +208,7 @@ def as_gpu(workload, card="Tesla T4", hardware_id="here", folder=None, copy_ms=1
           {"device_type": "cuda", "device_index": 0, "h2d_ms": copy_ms})
 
 
-def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1, without_learners):
+def test_steps_of_an_imported_cpu_rest_on_its_own_model(home, w1):
     """In a folder that is not called as the machine calls itself."""
     for name in ("W1", "W3", "W6"):
         as_of(name, "feedbeef", paths.IMPORTED / "box-v2", rows={"loader_wait_ms": 77.0})
@@ -246,7 +238,7 @@ def test_steps_are_learned_from_profiles_of_equal_gpus_of_several_machines_and_u
     assert str(path) in output_of("models", "--train", "profiles") and json.loads(path.read_text())["source"] == "profiles"
     model = StepModel.load(path)
     assert model.device == "t4" and model.hardware_id == "here there" and len(model.runs) == 6
-    assert set(model.learners) == set(step_learners.NAMES) and model.costs["h2d"].groups == 3
+    assert model.costs["h2d"].groups == 3
     copy = steps.predict(replace(t4, shipped=False), w1, steps.loading("W1", w1)).parts["h2d"]
     assert copy.predicted_ms == pytest.approx(1.8, rel=0.05), "of 1.5 and 3.0, by least squares of relative errors"
     assert copy.source == "profiles of t4"
@@ -278,9 +270,8 @@ def test_predictions_without_their_profiles_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("place, value", [
-    ("schema", 2), ("source", "guesses"), ("device", "../t4"), ("costs", {}), ("code", "import os"),
-    ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0),
-    ("learners.MLP.regressor.terms", ["a"] * 5), ("learners.GBT.regressor.form", "rates")])
+    ("schema", 3), ("source", "guesses"), ("device", "../t4"), ("costs", {}), ("code", "import os"),
+    ("costs.h2d.rates", {"mb": 1.0}), ("costs.h2d.rates.mb", float("inf")), ("costs.loader_wait.groups", 0)])
 def test_a_damaged_file_is_one_line(place, value, tmp_path):
     path, content = tmp_path / SHIPPED.name, definitions.changed(json.loads(SHIPPED.read_text()), place.split("."), value)
     for text in (json.dumps(content), "{", "null"):

@@ -17,7 +17,6 @@ from lib.predict.networks import architectures, work
 from lib.predict.networks import gains as cpu_gains
 from lib.predict.transfer_cpu import CALIBRATED
 from lib.predict.trust import errors, quote
-from lib.studies.cost_model import tables
 from lib.work import networks
 from lib.work.networks import Network
 from tests import output_of, refusal, refused
@@ -102,29 +101,27 @@ def test_memory_is_judged_on_tensors_and_on_what_a_process_occupies(table):
 
 
 @pytest.mark.parametrize("device", ["rtx-3090", "rtx-4090", "rtx-pro-6000-max-q"])
-def test_errors_by_kind_and_family_are_of_the_models_that_ship(device):
+def test_errors_by_kind_are_of_the_models_that_ship(device):
     """Both are written by models --train timm: of another training they would differ."""
-    of_kinds, of_families = (card_errors.scores(device, what) for what in (errors.NETWORKS, errors.FAMILIES))
+    of_kinds = card_errors.scores(device, errors.NETWORKS)
     half = of_kinds.apply(lambda row: card_errors.half_of(device, Condition.from_name(row["condition"]), row["kind"]), axis=1)
     assert of_kinds.loc[half.notna(), "cover"].between(84, 95).all() and half[of_kinds["kind"] == "all"].notna().all()
     for condition, fitted in card_model.of_device(device).conditions.items():
-        kinds, families = (of(table, condition=condition.name) for table in (of_kinds, of_families))
+        kinds = of(of_kinds, condition=condition.name)
         of_all = one(kinds, kind="all")
         assert [of_all[name] for name in ("mape", "median", "bias", "n")] == pytest.approx(
             [fitted.scores[name] for name in ("mape", "median", "bias", "n")], abs=0.05), "fits differ in their last digits"
-        for part in (kinds[kinds["kind"] != "all"], families):
-            assert part["mape"] @ part["n"] / fitted.scores["n"] == pytest.approx(fitted.scores["mape"], abs=0.05)
-        assert len(families) == fitted.scores["families"]
+        part = kinds[kinds["kind"] != "all"]
+        assert part["mape"] @ part["n"] / fitted.scores["n"] == pytest.approx(fitted.scores["mape"], abs=0.05)
 
 
-def test_gains_of_cards_and_of_a_cpu_are_in_the_table_and_in_06(table):
+def test_gains_of_cards_and_of_a_cpu_are_in_the_table(table):
     shown, cpu_ways = of(table, what=errors.GAINS), cpu_gains.shipped()
     is_cpu = shown["device"] == cpu_ways.machine
     assert sorted(shown["mape_pct"][is_cpu]) == pytest.approx(
         sorted(gain.scores["mape"] for gain in cpu_ways.ways.values()), rel=1e-4), "rows give the model's scores"
     cards = pd.concat(card_errors.scores(device, errors.GAINS) for device in card_model.files_of_cards())
     assert shown["mape_pct"][~is_cpu].tolist() == cards["mape"].tolist()
-    assert tables.gains(table)["n"].tolist() == shown["n"].tolist()
 
 
 def test_a_kind_of_many_has_an_interval_of_its_own_and_one_of_few_that_of_all():
@@ -258,8 +255,8 @@ def test_the_verb_prints_the_errors_and_trains_nothing_beside():
     assert "not allowed with" in refusal("models", "--errors", "--train", "cpu")
 
 
-def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_family(tmp_path, monkeypatch):
-    """A network that is predicted half again too slow in one family of CNNs shows there, and nowhere else."""
+def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind(tmp_path, monkeypatch):
+    """A network that is predicted half again too slow among CNNs shows there, and nowhere else."""
     part = pd.DataFrame({"network": ["a", "b"] * 60, "image_size": 8, "module": ["m", "c"] * 60, "batch_size": 4,
                          "device": "card", "condition": EAGER.name, "fold": [0, 1] * 60, "log_ms": 0.0,
                          "log_predicted": [0.0, math.log(1.5)] * 60,
@@ -268,6 +265,5 @@ def test_a_training_writes_its_predictions_and_they_tell_errors_by_kind_and_fami
     predictions = card_errors.table(part)
     monkeypatch.setattr(card_model, "FOLDER", tmp_path)
     held_out_rows.save(predictions, tmp_path / "card.json")
-    by_kind, by_family = (card_errors.scores("card", what) for what in (errors.NETWORKS, errors.FAMILIES))
+    by_kind = card_errors.scores("card", errors.NETWORKS)
     assert by_kind.set_index("kind")["mape"].to_dict() == pytest.approx({"all": 25, "CNN": 50, "other": 0})
-    assert by_family.set_index("kind")["mape"].to_dict() == pytest.approx({"c": 50, "m": 0})

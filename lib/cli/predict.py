@@ -167,7 +167,7 @@ def _models(options: argparse.Namespace) -> bool:
         return _outsiders(options)
     if options.errors:
         rows = errors.table()
-        shown = errors.weakest_first(rows[rows["what"] != errors.FAMILIES]) if options.all else errors.graded(rows)
+        shown = errors.weakest_first(rows) if options.all else errors.graded(rows)
         print(_shown(shown, na_rep="-"))
         if not options.all:
             print("Of what no model saw. --all: by device, kind, mode and condition.")

@@ -214,19 +214,12 @@ class ComplexityParams(Sourced):
 class CostModelParams(Sourced):
     """Parameters of ``06_cost_model``."""
 
-    quick: bool = True
-    families: str = "conv2d forward,matmul and linear"
     model: Annotated[str, Field(min_length=1)] = "resnet50"
     input_shape: Shape = ""
     batch_size: BatchSize = 16
     mode: Literal["infer", "train"] = "infer"
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     verify: bool = False
-
-    @property
-    def family_names(self) -> list[str]:
-        """Return the families to train again."""
-        return _names(self.families)
 
 
 class SchedulerParams(Sourced):

@@ -12,7 +12,7 @@ from lib.tables import columns
 NETWORKS, OPERATORS, STEPS = "networks", "operators", "training steps"
 TENSORS, RESIDENT = "memory of tensors", "resident memory"
 NEW_CARDS, CORRECTED_CARDS = "networks, card left out", "networks, card left out but for some"
-FAMILIES, GAINS, NOISE = "networks of one family", "gains of a change", "labels"
+GAINS, NOISE = "gains of a change", "labels"
 RUNTIMES, NEW_CPUS = "networks in a runtime", "networks in a runtime, CPU left out"
 LIMITS = {"time": "time under a power limit", "energy": "energy under a power limit"}
 ALL = "all"  # kinds together

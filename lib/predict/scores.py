@@ -65,14 +65,20 @@ def score_families(rows: pd.DataFrame) -> dict[str, float]:
     ``short``: the share of groups in % of whose rows less than 80 % lie inside. Nothing where a row states no group.
     """
     error = np.abs(_error_pct(rows["measured"].to_numpy(), rows["predicted"].to_numpy()))
-    inside = rows["measured"].between(rows["low"], rows["high"]).where(rows["low"].notna()).to_numpy(float) * 100
-    means = pd.DataFrame({"group": rows["group"].to_numpy(), "error": error, "inside": inside}).dropna(subset="error")
-    means = means.groupby("group").mean()
-    if means.empty or "" in means.index:
+    known = np.isfinite(error) & rows["group"].notna().to_numpy()
+    names, place = np.unique(rows["group"].to_numpy(str)[known], return_inverse=True)
+    if not len(names) or "" in names:
         return {}
-    low, high = bootstrap(means["error"].to_numpy(), np.mean, draws=200)
-    return {"mape": float(means["error"].mean()), "mape_low": low, "mape_high": high, "cover": float(means["inside"].mean()),
-            "short": float((means["inside"].dropna() < _HOLDS).mean() * 100), "n": len(means)}
+    rows, counts = rows[known], np.bincount(place)
+    inside = (rows["low"] <= rows["measured"]) & (rows["measured"] <= rows["high"])
+    with_range = rows["low"].notna().to_numpy()
+    mean, ranges = np.bincount(place, error[known]) / counts, np.bincount(place, with_range)
+    cover = np.bincount(place, inside & with_range)[ranges > 0] / ranges[ranges > 0] * 100
+    low, high = bootstrap(mean, np.mean, draws=200)
+    scores = {"mape": float(mean.mean()), "mape_low": low, "mape_high": high, "cover": np.nan, "short": np.nan, "n": len(names)}
+    if len(cover):
+        scores |= {"cover": float(cover.mean()), "short": float((cover < _HOLDS).mean() * 100)}
+    return scores
 
 
 def _score_rows(rows: pd.DataFrame) -> dict[str, float]:

@@ -20,8 +20,7 @@ from lib.measure.statistics import VERDICTS
 from lib.predict import boards, registry
 from lib.predict.networks import composition
 from lib.predict.networks.composition import PLAIN_SUM, Estimate
-from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepPart
-from lib.predict.networks.step_learners import StepModel
+from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepModel, StepPart
 from lib.predict.networks.work import Work
 from lib.predict.registry import Predictor
 from lib.work import dtypes, medmnist_files
@@ -92,11 +91,6 @@ def _own_cpu(predictor: Predictor) -> list[Path]:
         name = registry.cpu_name(predictor.machine, predictor.model.facts["hardware_id"])
         return [path_of(name, registry.trained_folder(archive.machine_folder(predictor.machine), name))]
     return [] if predictor.shipped else [path_of(registry.cpu_here(), folder) for folder in (paths.MODELS, registry.SHIPPED)]
-
-
-def of_itself(predictor: Predictor) -> StepModel | None:
-    """Return costs learned from a device's own profiles, or None."""
-    return _first(own_files(predictor))
 
 
 _read = files.until_changed(StepModel.load)

@@ -118,12 +118,6 @@ def _worthwhile(suggested: Sequence[Change]) -> list[Change]:
     return [change for change in suggested if change.predicted_gain >= _WORTH][:_CHANGES]
 
 
-def numbers(advice: Advice, suggested: Sequence[Change]) -> dict[str, Any]:
-    """Return what was asked, the verdicts, and the best ``change``; None without one that is worth it."""
-    return {"heading": heading(advice), "verdicts": " ".join(verdicts(advice)),
-            "change": next(iter(_worthwhile(suggested)), None)}
-
-
 def shortlist(advice: Advice) -> pd.DataFrame:
     """Return the table of the screen for the fastest device, those of the narrowest intervals, and this machine's CPU."""
     fastest, *slower = _graded(advice)
@@ -255,18 +249,12 @@ def _notes(advice: Advice) -> list[str]:
 
 
 def _step_notes(advice: Advice) -> list[str]:
-    """Return the sources of the parts of a training step, and the whole step by learners of profiles."""
-    query, sources, lines = advice.captured.query, {}, []
-    for answer in advice.answers if query.mode == "train" else ():
-        device = answer.predictor.device
+    """Return the sources of the parts of a training step."""
+    sources = {}
+    for answer in advice.answers if advice.captured.query.mode == "train" else ():
         for name, costs in steps.costs_of(answer.predictor).items():
-            sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(device)
-        learned = steps.of_itself(answer.predictor) if query.dtype == "fp32" else None  # as all profiles are
-        if learned:
-            learned_steps = [f"{name} {learner.predict([answer.work])[0]:,.3g} (±{math.expm1(learner.half):.0%})"
-                       for name, learner in learned.learners.items()]
-            lines.append(f"{device}, the whole step by learners of profiles, in ms: {', '.join(learned_steps)}")
-    return [f"{source} ({choices(devices)})" for source, devices in sources.items()] + lines
+            sources.setdefault(f"{name.replace('_', ' ')}: {costs.source}", []).append(answer.predictor.device)
+    return [f"{source} ({choices(devices)})" for source, devices in sources.items()]
 
 
 def on_this_cpu(predictor: registry.Predictor, times: Mapping[str, float], speed: Speed) -> Row:

@@ -13,7 +13,7 @@ import pandas as pd
 from lib.predict import held_out
 from lib.predict.cards import card_model
 from lib.predict.cards.features import Condition, version
-from lib.predict.held_out import ALL, CORRECTED_CARDS, FAMILIES, GAINS, NETWORKS, NEW_CARDS, NOISE
+from lib.predict.held_out import ALL, CORRECTED_CARDS, GAINS, NETWORKS, NEW_CARDS, NOISE
 from lib.predict.scores import half_interval, score_draws, score_gains
 
 _LEAST = 50  # networks of a kind outside of its largest fold, for an interval of its own
@@ -67,7 +67,7 @@ def intervals(error: pd.Series, part: pd.DataFrame) -> tuple[np.ndarray, dict[st
 def scores(device: str, what: str) -> pd.DataFrame:
     """Return scores from the rows beside a card model, or that of ``ANY``: a line per ``kind`` and ``condition``.
 
-    ``what`` is NETWORKS, FAMILIES or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
+    ``what`` is NETWORKS or NOISE of a card, NEW_CARDS or CORRECTED_CARDS of ``ANY``, or GAINS. Lines of GAINS have
     the conditions ``before`` and ``after`` (``Condition.name_without_torch``), ``torch`` and the rest of ``score_gains``.
     """
     return _of_rows(_scores, device, what)
@@ -104,8 +104,8 @@ def _scores(model: Path, what: str, _: int) -> pd.DataFrame:
     if what == NOISE:
         return score_draws(pd.concat([table[:0], *measured_again(table[table["what"] == NETWORKS])]), _KEYS)
     of_cards_left_out = shared and what == NETWORKS
-    table = table[table["what"] == (NEW_CARDS if of_cards_left_out else NETWORKS if what == FAMILIES else what)]
-    kind = {FAMILIES: table["group"], CORRECTED_CARDS: table["networks"].astype(str) + " of its networks"}.get(what, ALL)
+    table = table[table["what"] == (NEW_CARDS if of_cards_left_out else what)]
+    kind = table["networks"].astype(str) + " of its networks" if what == CORRECTED_CARDS else ALL
     view = table.assign(what=what, kind=kind, **{"device": card_model.ANY} if of_cards_left_out else {})
     return score_draws(view if shared or what != NETWORKS else pd.concat([view, table]), _KEYS)
 

@@ -1,6 +1,6 @@
 """How good are the operator models? Baselines beside them on the same held-out shapes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ FAMILIES = {
     "pooling forward": (("pool2d", "pool3d"), "forward"), "pooling backward": (("pool2d", "pool3d"), "backward"),
     "memory-bound forward": (features.GROUPS["memory"], "forward"),
     "memory-bound backward": (features.GROUPS["memory"], "backward")}
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -54,44 +53,17 @@ def _linear(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
     return np.maximum(predicted, LEAST_MS)
 
 
-def _lasso(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Fit a sparse polynomial of degree 2 (Cai et al., NeuralPower, 2017), here of logarithms, of the log time."""
-    from sklearn.linear_model import LassoCV
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
-
-    chosen = data.x.loc[:, data.x.iloc[train].std() > 0].iloc[:, :14]
-    model = make_pipeline(StandardScaler(), PolynomialFeatures(2, include_bias=False), StandardScaler(),
-                          LassoCV(cv=3, alphas=20, max_iter=2000, tol=1e-3, random_state=_SEED))
-    log_ms = np.log(data.measured[train])
-    model.fit(chosen.iloc[train], log_ms)
-    return np.exp(np.clip(model.predict(chosen.iloc[test]), log_ms.min() - 2, log_ms.max() + 2))
-
-
-def _mlp(data: Baselines, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Fit scikit-learn's perceptron (two layers of 64) to the log of measured over ideal time."""
-    from sklearn.neural_network import MLPRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = make_pipeline(StandardScaler(), MLPRegressor(hidden_layer_sizes=(64, 64), early_stopping=True, max_iter=300,
-                                                         random_state=_SEED))
-    model.fit(data.x.iloc[train], np.log(data.measured / data.ideal_ms)[train])
-    return data.ideal_ms[test] * np.exp(np.clip(model.predict(data.x.iloc[test]), -3, 6))
-
-
 # (data, train, test) -> predicted ms of test; trees are fitted, as they come, to the log of measured over ideal time
 BASELINES = {
-    "mean": lambda data, train, test: np.full(len(test), np.exp(np.log(data.measured[train]).mean())),
     "roofline": lambda data, train, test: data.ideal_ms[test],
-    "linear per operator": _linear, "Lasso polynomial": _lasso,
+    "linear per operator": _linear,
     "boosted trees": lambda data, train, test: data.ideal_ms[test] * default_trees(
-        data.x.iloc[train], (data.measured / data.ideal_ms)[train], data.x.iloc[test]),
-    "MLP": _mlp}
+        data.x.iloc[train], (data.measured / data.ideal_ms)[train], data.x.iloc[test])}
+OF_CPUS = ("roofline", "linear per operator")  # the baselines beside the operators of a CPU
 
 
 def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
-                learners: Iterable[str] = BASELINES) -> dict[str, np.ndarray]:
+                learners: Iterable[str]) -> dict[str, np.ndarray]:
     """Return predicted ms of each row by each learner, trained without the row's fold; ``split``: (train, test) numbers."""
     predicted = {name: np.full(len(data.rows), np.nan) for name in learners}
     for train, test in split:
@@ -100,31 +72,29 @@ def predictions(data: Baselines, split: Iterable[tuple[np.ndarray, np.ndarray]],
     return predicted
 
 
-def compare(table: pd.DataFrame, roof: roofline.Roof, model: cost_model.CostModel, families: Mapping[str, Family] = FAMILIES,
-            baselines: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compare the learners on shapes that a fold left out; return their scores and the predictions of ``model``.
+def compare(table: pd.DataFrame, roof: roofline.Roof,
+            model: cost_model.CostModel) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Compare ``model`` with OF_CPUS on shapes that a fold left out; return their scores and the predictions of ``model``.
 
     ``model`` was just trained on ``table``, a usable sweep, and has the predictions of its folds. Scores: ``family, learner``,
     what ``score`` gives, and the interval's ``cover``. Predictions: the rows of ``table`` with ``family, predicted_ms, low_ms,
-    high_ms, predicted_gbps, relative_error, out_of_range``.
+    high_ms, out_of_range``.
     """
     scored, predicted = [], []
     held_out = pd.concat([part.held_out for part in model.parts.values()])
-    for family, (ops, passes) in families.items():
+    for family, (ops, passes) in FAMILIES.items():
         rows = table[table["op"].isin(ops) & (table["pass"] == passes) & table.index.isin(held_out.index)]
         if len(rows) < fitting.LEAST_ROWS:
             continue
         ours, case = rows.drop(columns=["low_ms", "high_ms"]).join(held_out), {"family": family, "measured": rows["latency_ms"]}
-        if baselines:
-            work = rows[["flops", "bytes"]].to_numpy(float)
-            data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
-                             np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
-            answers = predictions(data, validation.folds(validation.shapes_of(rows)))
-            scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
+        work = rows[["flops", "bytes"]].to_numpy(float)
+        data = Baselines(rows.reset_index(drop=True), inputs.frames(rows, None)[1], roofline.seconds(work, roof) * 1e3,
+                         np.column_stack([work, np.ones(len(rows))]))  # a line of FLOPs, bytes and a call
+        answers = predictions(data, validation.folds(validation.shapes_of(rows)), OF_CPUS)
+        scored += [pd.DataFrame({**case, "learner": name, "predicted": values}) for name, values in answers.items()]
         scored.append(pd.DataFrame({**case, "learner": "this model",
                                     **{end: ours[f"{end}_ms"] for end in ("predicted", "low", "high")}}))
-        predicted.append(ours.assign(family=family, relative_error=ours["predicted_ms"] / ours["latency_ms"] - 1,
-                                     predicted_gbps=ours["bytes"] / ours["predicted_ms"] / 1e6))
+        predicted.append(ours.assign(family=family))
     if not predicted:
         raise InputError(f"no family has {fitting.LEAST_ROWS} usable rows; there are: {choices(sorted(set(table['op'])))}; "
                          "sweep more")

@@ -1,9 +1,8 @@
-"""Steps learned from collected profiles: what loader, copy and optimizer cost on a device, and learners of whole steps.
+"""Steps learned from collected profiles: what loader, copy and optimizer cost on a device.
 
 Every score is of a workload, or of an architecture, that was left out; forward and backward are the device's own model's.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from lib.errors import InputError, choices
 from lib.measure import archive, machine
 from lib.measure.training.summary import steady
 from lib.predict import registry, steps
-from lib.predict.networks import step, step_learners, sums, work
+from lib.predict.networks import step, sums, work
 from lib.predict.operators.regressors import nonnegative_rates
 from lib.predict.registry import Predictor
 from lib.predict.scores import score_by
@@ -75,27 +74,25 @@ def _costs(table: pd.DataFrame, source: str) -> dict[str, step.Costs]:
             for name in step.TERMS}
 
 
-def learn(table: pd.DataFrame, device: str) -> step_learners.StepModel:
-    """Learn costs of the parts and whole steps of one device from its profiles (``gather``)."""
-    learners = step_learners.fit(list(table["work"]), table["step"].to_numpy(), table["arch"])
+def learn(table: pd.DataFrame, device: str) -> step.StepModel:
+    """Learn costs of the parts of steps on one device from its profiles (``gather``)."""
     train = table[table["mode"] == "train"]
-    return step_learners.StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
-                     tuple(sorted(set(train["hardware_id"] + " " + train["run_id"]))), _costs(train, f"profiles of {device}"),
-                     learners)
+    return step.StepModel(device, " ".join(sorted(set(train["hardware_id"]))),
+                          tuple(sorted(set(train["hardware_id"] + " " + train["run_id"]))),
+                          _costs(train, f"profiles of {device}"))
 
 
 def left_out(table: pd.DataFrame, predictor: Predictor) -> pd.DataFrame:
-    """Return measured and predicted training steps by learner and SPLITS.
+    """Return measured and predicted training steps by SPLITS, by the sum of parts (OURS) and by a line (``step.LINE``).
 
-    A table ``steps``; intervals and parts are those of OURS. No learner, and no cost of a part, has seen the group; the
-    composition of forward and backward has seen no workload at all.
+    A table ``steps``; intervals and parts are those of OURS. Neither has seen the group; the composition of forward and
+    backward has seen no workload at all.
     """
     train, parts = table["mode"] == "train", []
     cases = table[train].assign(measured_ms=table["step"])
     for column in SPLITS:
         parts.append(cases.assign(split=column, learner=OURS).join(_sums_of_parts(table[train], column, predictor)))
-        parts += [cases.assign(split=column, learner=name, predicted_ms=np.asarray(values)[train])
-                  for name, values in _from_descriptions(table, column).items()]
+        parts.append(cases.assign(split=column, learner=step.LINE, predicted_ms=_line(table, column)[train]))
     return pd.concat(parts, ignore_index=True).reindex(columns=columns("steps"))
 
 
@@ -110,17 +107,12 @@ def _sums_of_parts(train: pd.DataFrame, column: str, predictor: Predictor) -> pd
     return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def _from_descriptions(table: pd.DataFrame, column: str) -> Mapping[str, np.ndarray]:
-    """Return the steps as those predict them that know a step's description alone."""
-    works, measured, groups = list(table["work"]), table["step"].to_numpy(), table[column]
-    logs = np.log(table["step"].where(table["mode"] == "train"))
-    of_group = logs.groupby(groups)
-    mean = np.exp((logs.sum() - of_group.transform("sum")) / (logs.count() - of_group.transform("count")))
-    sizes = step_learners.frames(works)[0][["flops", "bytes", "step"]]
-    line = sums.cross_predicted(
-        sums.each(groups), lambda test: sizes[test].to_numpy() @ nonnegative_rates(sizes[~test], measured[~test]))
-    return {"mean": mean, step.LINE: line} | {
-        name: step_learners.left_out(name, works, measured, groups) for name in step_learners.NAMES}
+def _line(table: pd.DataFrame, column: str) -> np.ndarray:
+    """Return each step by its FLOPs, bytes and a constant, at non-negative rates fitted to the other groups."""
+    sizes = np.array([(item.flops, item.bytes, 1.0) for item in table["work"]])
+    measured = table["step"].to_numpy()
+    return sums.cross_predicted(sums.each(table[column]), lambda test: sizes[test] @ nonnegative_rates(
+        pd.DataFrame(sizes[~test]), measured[~test]))
 
 
 def scores(predictions: pd.DataFrame) -> pd.DataFrame:

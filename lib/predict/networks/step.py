@@ -8,12 +8,14 @@ operators, and the copy an assumed bandwidth.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 
-from lib.errors import InputError
-from lib.predict.model_file import Count, NotNegative
+from lib.errors import InputError, choices
+from lib.predict.model_file import Count, Device, Format, NotNegative, Saved, require
 from lib.predict.networks.composition import Estimate, Times
 from lib.predict.networks.sums import cross_predicted, each, interval
 from lib.predict.operators.regressors import nonnegative_rates
@@ -22,8 +24,8 @@ from lib.work.training import PHASES
 
 STEP_PHASES = PHASES
 PASSES = ("forward", "backward", "parallel")  # parts of a step that its passes are
-SUM_OF_PARTS = "sum of its parts"  # the prediction, among learners of whole steps
-LINE = "linear in FLOPs and bytes"  # the simple rule among them
+SUM_OF_PARTS = "sum of its parts"  # the prediction, in a table ``steps``
+LINE = "linear in FLOPs and bytes"  # the simple rule beside it
 TERMS = {"loader_wait": ("batches", "samples", "mb", "resized_mb"), "h2d": ("batches", "mb"),
          "optimizer": ("operators_ms", "calls")}
 _FIXED = ("operators_ms",)  # no profile changes its rate, 1: few runs do not tell what one operator of ours costs
@@ -113,6 +115,34 @@ class Costs:
         total = max(_LEAST_MS, sum(rate * terms[name] for name, rate in self.rates.items()))
         half = self.half if self.groups else max(half, self.half)
         return StepPart(*interval(total, half), self.source)
+
+
+@dataclass(frozen=True)
+class StepModel(Saved):
+    """The costs of a step's parts, learned from profiles of one device."""
+
+    device: Device
+    hardware_id: str
+    runs: tuple[str, ...]
+    costs: dict[Literal[*TERMS], Costs]
+    source: Literal["profiles"] = field(default="profiles", kw_only=True)
+
+    FORMAT: ClassVar = Format("file of what steps cost", "learn it again with: python -m lib models --train profiles", 2)
+
+    def __post_init__(self):
+        """Refuse costs of other parts or terms than those of a step."""
+        require(set(self.costs) == set(TERMS), f"costs are of {choices(self.costs)}, not of {choices(TERMS)}")
+        for name, costs in self.costs.items():
+            require(set(costs.rates) == set(TERMS[name]), f"{name} has other rates than {choices(TERMS[name])}")
+            require(costs.groups >= LEAST_GROUPS, f"{name} was learned from fewer than {LEAST_GROUPS} groups")
+
+    @classmethod
+    def load(cls, path: Path) -> "StepModel":
+        """Read a file; InputError names it and what is wrong with it. Runs no code of it."""
+        model = super().load(path)
+        if model.device != path.stem:
+            raise InputError(f"{path} holds what steps cost on {model.device}, not what its name says; rename it")
+        return model
 
 
 def fit(name: str, terms: pd.DataFrame, measured_ms: np.ndarray, groups: Sequence[str], source: str) -> Costs:

@@ -23,7 +23,6 @@ from lib.predict.cards.features import Condition
 from lib.predict.held_out import (
     ALL,
     CORRECTED_CARDS,
-    FAMILIES,
     GAINS,
     LIMITS,
     NETWORKS,
@@ -106,7 +105,7 @@ def table(reference: str = "") -> pd.DataFrame:
               if not device.startswith(transfer_cpu.CPU)]  # a CPU's operators are those of its machine
     machines = archive.machines() | ({reference: archive.machine_folder(reference)} if reference else {})
     cards = {device: CardModel.load(path) for device, path in card_model.files_of_cards().items()}
-    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, FAMILIES, NOISE),
+    rows = chain(*map(scores_of_card, cards.values()), _of_cards(cards, NEW_CARDS, CORRECTED_CARDS, NOISE),
                  of_final_set(), *(of_machine(*machine) for machine in machines.items()), *map(of_operators, models),
                  _of_power(), _scored(load(limits.PATH)), _of_steps(), _of_cards(cards, GAINS),
                  ({**line, "baseline": line["constant_mape"]} for line in _of_cpus(cpu_gains.FOLDER, scorer=score_gains)),

@@ -1,1 +1,0 @@
-"""What ``06_cost_model`` shows."""
