@@ -28,7 +28,7 @@ def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] 
     classes = rows["job_id"].map(job_classes or {})
     names = classes.dropna().unique().tolist()
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    row_height = min(0.3, 0.16 + 0.3 / max(1, len(devices)))
+    row_height = min(0.3, 0.12 + 0.36 / max(1, len(devices)))
     size = (8.5, 0.9 + len(schedules) * (0.5 + row_height * max(1, len(devices))))
     figure, panels = plt.subplots(len(schedules), 1, figsize=size, sharex=True, squeeze=False,
                                   layout="constrained")
@@ -56,7 +56,7 @@ def _draw(axis: plt.Axes, schedule: pd.DataFrame, devices: list[str], colours: p
         axis.barh(rows["device"].map(devices.index), rows["end_s"] - rows["start_s"], left=rows["start_s"],
                   color=colours[part].tolist(), height=0.8, linewidth=0.4, edgecolor="white", hatch=hatch)
     axis.set_yticks(range(len(devices)), [name.replace("$", r"\$") for name in devices],
-                    fontsize=7 if len(devices) > 8 else 9)
+                    fontsize=6.5 if len(devices) > 8 else 9)
     axis.set_ylim(len(devices) - 0.4, -0.6)
     axis.grid(axis="y", visible=False)
 

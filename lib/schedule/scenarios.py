@@ -1,8 +1,10 @@
 """Scenarios of ``params/scenarios.yaml``: step times of their job classes, and job mixes drawn from them.
 
     times = step_times([scenario("mixed")])        # one row per job class and device, measured or predicted
-    draw = mix(times, scenario("mixed"), 120)      # a function of a seed
+    draw = job_mix(times, scenario("mixed"), 120)  # a function of a seed
     problem = draw(0)                              # 120 jobs on the devices of the scenario
+
+A scenario names kinds of jobs and a fleet of devices, with assumed watts and prices.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -66,34 +68,37 @@ def class_times(devices: Iterable[str], classes: Iterable[JobClass], reference: 
     for kind in track(classes, "job classes"):
         query = advise.CapturedQuery(
             advise.Query(kind.model, kind.batch_size, mode=kind.mode, dtype=kind.dtype))
-        answers = advise.predictions([advise.Answer(query, predictor) for predictor in predictors])
-        measured_ms = profiled.get((kind.model, query.batch_size), np.nan) if kind.mode == "train" else np.nan
-        rows += [_row(kind, answer, measured_ms) for answer in answers.to_dict("records")]
+        cpu_ms = profiled.get((kind.model, query.batch_size), np.nan) if kind.mode == "train" else np.nan
+        asked = [predictor for predictor in predictors if predictor.device_type != "cpu" or np.isnan(cpu_ms)]
+        if len(asked) < len(predictors):
+            rows.append({"job_class": kind.id, "device": "cpu", "source": "measured", "step_ms": cpu_ms})
+        answers = advise.predictions([advise.Answer(query, predictor) for predictor in asked])
+        rows += [_row(kind, answer) for answer in answers.to_dict("records")]
     table = pd.DataFrame(rows, columns=["job_class", "device", "memory_mb", "source", *_TIMES, *PHASE_COLUMNS])
     return table.assign(**table[_TIMES].map(f"{{:.{_DIGITS}g}}".format).astype(float))
 
 
-def _row(kind: JobClass, answer: dict, profiled_ms: float) -> dict:
-    device = answer["device"].partition("@")[0]
-    measured_ms = profiled_ms if device == "cpu" and np.isfinite(profiled_ms) else answer["measured_ms"]
+def _row(kind: JobClass, answer: dict) -> dict:
     if not answer["fits"]:
         known = {"source": "does not fit"}
-    elif np.isfinite(measured_ms):
-        known = {"source": "measured", "step_ms": measured_ms}
+    elif np.isfinite(answer["measured_ms"]):
+        known = {"source": "measured", "step_ms": answer["measured_ms"]}
     else:
         known = {**answer, "step_ms": answer["predicted_ms"]}
-    return {**known, "job_class": kind.id, "device": device, "memory_mb": answer["memory_mb"]}
+    return {**known, "job_class": kind.id, "device": answer["device"].partition("@")[0],
+            "memory_mb": answer["memory_mb"]}
 
 
-def wide(times: pd.DataFrame, scenario: Scenario, column: str = "step_ms") -> pd.DataFrame:
+def by_device(times: pd.DataFrame, scenario: Scenario, column: str = "step_ms") -> pd.DataFrame:
     """Return one column of ``step_times`` with one row per job class and one column per device type."""
     classes = [kind.id for kind in job_classes(scenario.kinds)]
-    return times.pivot(index="job_class", columns="device", values=column).loc[classes, list(scenario.devices)]
+    table = times.pivot_table(index="job_class", columns="device", values=column, aggfunc="first", dropna=False)
+    return table.loc[classes, list(scenario.devices)]
 
 
-def spread(times: pd.DataFrame, scenario: Scenario) -> np.ndarray:
+def time_spread(times: pd.DataFrame, scenario: Scenario) -> np.ndarray:
     """Return the standard deviation of log times (classes, types) that the intervals state; 0 if measured."""
-    low, high = wide(times, scenario, "low_ms"), wide(times, scenario, "high_ms")
+    low, high = by_device(times, scenario, "low_ms"), by_device(times, scenario, "high_ms")
     return np.nan_to_num(portable.log((high / low).to_numpy(float)) / (2 * _STANDARD_DEVIATIONS))
 
 
@@ -112,21 +117,21 @@ def step_energy(times: pd.DataFrame, scenario: Scenario, path: str = "") -> JobE
     They come from the CSV ``path`` (``problem_files.read_energy``, one row per job class); without one they
     are the scenario's assumed watts times the step time. Raises InputError for a wrong file.
     """
-    step_s = wide(times, scenario) / 1e3
+    step_s = by_device(times, scenario) / 1e3
     if path:
         return problem_files.read_energy(Path(path), list(scenario.devices), list(step_s.index),
                                          f"the scenario {scenario.id}")
     return JobEnergy(step_s.to_numpy(float) * fleet(scenario).busy_w, ("assumed",) * len(step_s))
 
 
-def mix(times: pd.DataFrame, scenario: Scenario, count: int, energy: str = "") -> Callable[..., Problem]:
+def job_mix(times: pd.DataFrame, scenario: Scenario, count: int, energy: str = "") -> Callable[..., Problem]:
     """Return a function ``(seed, load=0.0) -> Problem`` that draws ``count`` jobs of a scenario.
 
     With a ``load`` the jobs arrive over time, as a Poisson process. ``energy``: a CSV of joules per step.
     """
-    rates = (1e3 / wide(times, scenario)).fillna(0.0)
+    rates = (1e3 / by_device(times, scenario)).fillna(0.0)
     devices, span_s = fleet(scenario), (scenario.shortest_s, scenario.longest_s)
-    memory_mb = times.groupby("job_class")["memory_mb"].first()[rates.index].to_numpy(float)
+    memory_mb = times.groupby("job_class")["memory_mb"].max()[rates.index].fillna(0.0).to_numpy(float)
     joules = step_energy(times, scenario, energy) if energy else None
 
     def draw(seed: int, load: float = 0.0) -> Problem:
