@@ -2,20 +2,22 @@
 
 import resource
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pandas as pd
 
-from lib import paths
-from lib.schedule import bounds, gavel
+from lib import paths, store
+from lib.schedule import bounds, experiments, gavel
 from lib.schedule.policies import registry
 from lib.schedule.problem import Problem
 from lib.schedule.simulation import compiled
-from lib.studies.scheduler_eval import comparison
-from lib.studies.scheduler_eval.mixes import published
+from lib.schedule.simulation.events import Outcome, simulate
+from lib.schedule.simulation.metrics import metrics
+from lib.schedule.state import Policy
 
 SIZES = ((50, 2), (200, 4), (1000, 36), (5000, 36))  # jobs, devices of each type
 ARRIVING, COMPILED, TIMED = (4000, 36), ((100_000, 334), (1_000_000, 3334)), (100_000, 334)
@@ -26,34 +28,81 @@ GIVEN = paths.ROOT.parent / "shared" / "data" / "gavel" / "simulation_throughput
 
 
 
-def mixes(table: pd.DataFrame, *chosen: int) -> dict[str, comparison.Mix]:
+def published() -> pd.DataFrame | None:
+    """Return the rates of published single-device jobs, None where they were not imported."""
+    path = paths.IMPORTED / "gavel" / gavel.FILE
+    return gavel.single(store.read(path, "throughputs")) if path.exists() else None
+
+
+def mixes(table: pd.DataFrame, *chosen: int) -> dict[str, Callable[[int], Problem]]:
     """Return the mixes of these of SIZES."""
     return {f"{SIZES[one][0]} jobs, {SIZES[one][1]} of each": partial(gavel.mix, table, *SIZES[one]) for one in chosen}
 
 
+def policies(*names: str, **options: str) -> dict[str, Policy]:
+    """Return policies by name; ``options`` are those of hybrid."""
+    return {name: registry.policy(name, **(options if name == "hybrid" else {})) for name in names}
+
+
 def makespan(table: pd.DataFrame) -> pd.DataFrame:
-    found = comparison.against_bound(mixes(table, 0, 1, 2, 3), NAMES)
-    return found.groupby(["mix", "policy"], sort=False)[["ratio", "headroom", "decide_s"]].agg(["mean", "max"])
+    found = experiments.compare(mixes(table, 0, 1, 2, 3), policies(*NAMES), 5)
+    return found.groupby(["mix", "policy"], sort=False)[["ratio", "decide_s"]].agg(["mean", "max"])
 
 
 def completion(table: pd.DataFrame) -> pd.DataFrame:
-    return comparison.completion(mixes(table, 0, 1, 2)).groupby(["mix", "policy"], sort=False)["ratio"].agg(["mean", "max"])
+    """Mean completion time over that of the matching, which is the least."""
+    names = "first-come", "shortest-first", "affinity", "matching", "hybrid"
+    found = experiments.compare(mixes(table, 0, 1, 2), policies(*names, objective="mean_jct"), 5, with_bound=False)
+    jct_s = found.pivot_table("mean_jct_s", ["mix", "seed"], "policy")
+    return jct_s.div(jct_s["matching"], axis=0).groupby("mix").agg(["mean", "max"]).T
 
 
 def load(table: pd.DataFrame) -> pd.DataFrame:
-    found = comparison.under_load(lambda seed, load: gavel.mix(table, *ARRIVING, seed, load), (0.8, 0.95))
-    return found.groupby(["load", "policy"], sort=False)[["mean_jct_s", "p99_jct_s", "mean_slowdown"]].mean()
+    draws = {at: (lambda seed, at=at: gavel.mix(table, *ARRIVING, seed, at)) for at in (0.8, 0.95)}
+    compared = policies("first-come", "shortest-first", "affinity", "hybrid", objective="mean_jct")
+    compared["hybrid for p99_jct"] = registry.policy("hybrid", objective="p99_jct")
+    found = experiments.compare(draws, compared, 5, with_bound=False)
+    return found.groupby(["mix", "policy"], sort=False)[["mean_jct_s", "p99_jct_s", "mean_slowdown"]].mean()
 
 
 def noise(table: pd.DataFrame) -> pd.DataFrame:
-    parts = [comparison.with_noise(draw, (0.1, 0.3, 0.5, 1.0)).assign(mix=name)
-             for name, draw in mixes(table, 2, 3).items()]
-    return pd.concat(parts).pivot_table("over_perfect", ["mix", "policy"], "sigma")
+    """Makespan over that of the same policy with the truth predicted."""
+    draws = {(name, sigma): (lambda seed, draw=draw, sigma=sigma: experiments.noisy(draw(seed), sigma, seed))
+             for name, draw in mixes(table, 2, 3).items() for sigma in (0.0, 0.1, 0.3, 0.5, 1.0)}
+    found = experiments.compare(draws, policies("longest-first", "earliest-finish", "hybrid"), 5, with_bound=False)
+    found["name"], found["sigma"] = found["mix"].str[0], found["mix"].str[1]
+    spans = found.pivot_table("makespan_s", ["name", "policy", "seed"], "sigma")
+    return spans.div(spans[0.0], axis=0).groupby(["name", "policy"]).mean()
 
 
 def adversarial(table: pd.DataFrame) -> pd.DataFrame:
-    parts = [comparison.adversarial(draw).assign(mix=name) for name, draw in mixes(table, 2, 3).items()]
-    return pd.concat(parts).pivot_table("over_blind", "policy", "mix")
+    """Makespan with predictions swapped, over that of the best baseline without any."""
+    columns = {}
+    for name, draw in mixes(table, 2, 3).items():
+        draws = {"swapped": lambda seed, draw=draw: experiments.swapped(draw(seed), seed),
+                 "none": lambda seed, draw=draw: experiments.without_predictions(draw(seed))}
+        found = experiments.compare(draws, policies("first-come", *NAMES), 5, with_bound=False)
+        spans = found.pivot_table("makespan_s", "seed", ["mix", "policy"])
+        columns[name] = spans.div(spans["none"][["first-come", "earliest-finish"]].min(axis=1), axis=0).mean()
+    return pd.DataFrame(columns)
+
+
+def simulated(problem: Problem, name: str) -> Outcome:
+    """Simulate a policy, with its decisions timed."""
+    return simulate(problem, registry.policy(name))
+
+
+def speed(problem: Problem, names: Sequence[str], simulator: Callable[[Problem, str], Outcome]) -> pd.DataFrame:
+    """Return the seconds of a whole simulation with all metrics, and of its decisions where they are timed, by policy."""
+    rows = []
+    for name in names:
+        begin = time.perf_counter()
+        figures = metrics(simulator(problem, name))
+        took_s = time.perf_counter() - begin
+        rows.append({"policy": name, "jobs": len(problem.jobs), "devices": len(problem.fleet), "simulation_s": took_s,
+                     "jobs_per_s": len(problem.jobs) / took_s,
+                     **{name: figures[name] for name in ("refine_s", "decide_p50_us", "decide_p99_us", "decide_max_us")}})
+    return pd.DataFrame(rows)
 
 
 def arriving(table: pd.DataFrame, count: int, devices: int, load: float) -> Problem:
@@ -71,14 +120,14 @@ def peak_mb() -> float:
 
 def scale(table: pd.DataFrame) -> pd.DataFrame:
     """Of 10^6 jobs on 10^4 devices, compiled; of fewer with the policies whose decisions are timed."""
-    comparison.speed(gavel.mix(table, 10, 1, 0), ["fastest"], compiled=True)  # compiled, or read from the cache
+    speed(gavel.mix(table, 10, 1, 0), ["fastest"], compiled.simulate)  # compiled, or read from the cache
     parts = []
     for count, devices in COMPILED:
         for mix, asked in (("batch", gavel.mix(table, count, devices, 0)), ("load 0.9", arriving(table, count, devices, 0.9))):
-            parts.append(comparison.speed(asked, compiled.NAMES, compiled=True).assign(
+            parts.append(speed(asked, compiled.NAMES, compiled.simulate).assign(
                 mix=mix, compiled=True, peak_mb=peak_mb()))
     names = [name for name in registry.POLICIES if name != "matching"]
-    parts.append(comparison.speed(gavel.mix(table, *TIMED, 0), names).assign(
+    parts.append(speed(gavel.mix(table, *TIMED, 0), names, simulated).assign(
         mix="batch", compiled=False, peak_mb=peak_mb()))
     return pd.concat(parts, ignore_index=True)
 
@@ -86,7 +135,7 @@ def scale(table: pd.DataFrame) -> pd.DataFrame:
 def decision(table: pd.DataFrame) -> pd.DataFrame:
     """One placement decision among the devices of DECIDED, of three types, planning anew apart."""
     asked = gavel.mix(table, *DECIDED, 0)
-    return comparison.speed(asked, ("hybrid", "first-come", "shortest-first", "earliest-finish"))
+    return speed(asked, ("hybrid", "first-come", "shortest-first", "earliest-finish"), simulated)
 
 
 def main(names: Sequence[str] = ()) -> None:

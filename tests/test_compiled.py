@@ -12,7 +12,6 @@ from lib.schedule.policies import registry
 from lib.schedule.problem import Fleet, Problem
 from lib.schedule.simulation import compiled, events
 from lib.schedule.simulation.events import Faults
-from lib.studies.scheduler_eval import comparison
 from tests import python, refused
 from tests.test_schedule import a_problem
 from tests.test_schedule_machine import SEEDS, a_world
@@ -69,20 +68,15 @@ def test_larger_problems_agree_too(name):
     check_equal(replace(problem, jobs=jobs, fleet=fleet), name, Faults(0.1, seed=3))
 
 
-def test_studies_use_it_where_they_can_and_what_is_not_compiled_is_refused():
+def test_what_is_not_compiled_is_refused():
     problem = a_problem()
-    decided = ("decide_s", "decide_p50_us", "decide_p99_us", "decide_max_us")
-    fast, slow = comparison.run(problem, "first-come"), comparison.run(problem, "first-come", compiled=False)
-    assert min(slow[figure] for figure in decided) > 0 == slow["refine_s"]
-    assert fast == {**slow, **dict.fromkeys((*decided, "refine_s"))}
     limited = replace(problem, fleet=replace(problem.fleet, host_cores=8.0))
     for each, name, words in ((problem, "hybrid", "hybrid', with inf"), (limited, "first-come", "first-come', with 8 cores")):
-        assert comparison.run(each, name)["decide_s"] > 0
         with refused(words):
             compiled.simulate(each, name)
 
 
 @pytest.mark.slow
 def test_the_library_does_not_need_numba_to_be_imported():
-    code = "import sys, lib.studies.scheduler_eval.comparison, lib.schedule.api, lib.__main__; sys.exit('numba' in sys.modules)"
+    code = "import sys, lib.schedule.experiments, lib.schedule.api, lib.__main__; sys.exit('numba' in sys.modules)"
     python("-c", code)

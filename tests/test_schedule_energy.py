@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 
 from lib.config import definitions
-from lib.schedule import energy, problem_files
+from lib.schedule import energy, problem_files, scenarios
 from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet, JobEnergy, Jobs, Problem
 from lib.schedule.simulation.events import Faults, simulate
-from lib.studies.scheduler_eval import mixes
-from lib.studies.scheduler_eval.scenario import StepTimes
 from tests import output_of, refused
 from tests.schedules import figures, files
 from tests.test_schedule import a_problem
@@ -85,19 +83,18 @@ def test_the_verb_says_how_the_joules_are_known(tmp_path):
 
 def test_joules_of_a_step_are_watts_times_time_unless_a_file_states_them(tmp_path):
     steps = [("W1", "cpu", 20.0), ("W1", "t4", 2.0), ("W2", "cpu", 30.0), ("W2", "t4", np.nan)]
-    times = StepTimes(pd.DataFrame(steps, columns=["job_class", "device", "step_ms"]).assign(
-        low_ms=np.nan, high_ms=np.nan, source="measured", memory_mb=1.0))
-    chosen = mixes.Mixes(times, (definitions.scenario("one_gpu").model_copy(update={"kinds": ("W1", "W2")}),), None)
-    plain = mixes.energy_table(chosen).set_index("job_class")
-    assert plain.loc["W1"].tolist() == ["0.16 (assumed)", "0.14 (assumed)"]  # 8 W and 70 W
-    assert plain.loc["W2"].tolist() == ["0.24 (assumed)", "does not fit"]
-    (tmp_path / "energy.csv").write_text("job_id,cpu,t4,source\nW2,0.5,,modelled\nW1,0.1,,measured\n")
-    path = str(tmp_path / "energy.csv")
-    stated = mixes.energy_table(chosen, path).set_index("job_class")
-    assert stated.loc["W1"].tolist() == ["0.1 (measured)", "0.14 (assumed)"] and stated.loc["W2"]["cpu"] == "0.5 (modelled)"
-    problem = chosen.one(10)(0, energy=path)
+    times = pd.DataFrame(steps, columns=["job_class", "device", "step_ms"]).assign(memory_mb=1.0)
+    desk = definitions.scenario("one_gpu").model_copy(update={"kinds": ("W1", "W2")})
+    plain = scenarios.step_energy(times, desk)
+    assert plain.joules == pytest.approx(np.array([[0.16, 0.14], [0.24, np.nan]]), nan_ok=True)  # 8 W and 70 W
+    assert plain.sources == ("assumed", "assumed")
+    file = tmp_path / "energy.csv"
+    file.write_text("job_id,cpu,t4,source\nW2,0.5,,modelled\nW1,0.1,,measured\n")
+    stated = scenarios.step_energy(times, desk, str(file))
+    assert stated.joules[:, 0].tolist() == [0.1, 0.5] and stated.sources == ("measured", "modelled")
+    problem = scenarios.job_mix(times, desk, 10, str(file))(0)
     joules_per_s = np.array([0.1, 0.5]) / [0.02, 0.03]
     assert problem.energy.joules[:, 0] == pytest.approx(problem.actual_s[:, 0] * joules_per_s[problem.jobs.job_class])
-    (tmp_path / "energy.csv").write_text("job_id,cpu,t4\nW1,1,1\n")
+    file.write_text("job_id,cpu,t4\nW1,1,1\n")
     with refused("energy.csv lacks jobs of the scenario one_gpu: W2"):
-        chosen.one(10)(0, energy=path)
+        scenarios.job_mix(times, desk, 10, str(file))

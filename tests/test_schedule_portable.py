@@ -22,17 +22,22 @@ for name in ("time", "monotonic", "perf_counter", "process_time"):
 from functools import partial
 import numpy as np, pandas as pd
 from lib.schedule import job_mixes as mixes
-from lib.studies.scheduler_eval import comparison
+from lib.schedule import experiments
+from lib.schedule.policies.registry import policy
 from lib.schedule.problem import Fleet
 rates = pd.DataFrame({"cpu": [3.0, 1.0, 7.0, 2.0], "t4": [9.0, 8.0, 11.0, 0.0], "h100": [40.0, 90.0, 21.0, 13.0]})
 fleet = Fleet.from_counts({"cpu": 4, "t4": 2, "h100": 1}, idle_w=[10, 20, 60], busy_w=[90, 70, 500])
 draw = partial(mixes.draw, rates, fleet, 40)
-tables = [comparison.against_bound({"mix": draw}, ("fastest", "longest-first", "hybrid"), 2)["makespan_s"],
-          comparison.completion({"mix": draw}, 1)["ratio"],
-          comparison.under_load(lambda seed, load: draw(seed, load), (0.9,), 1)["p99_jct_s"],
-          comparison.with_noise(draw, (0.3, 1.0), 2)["ratio"], comparison.adversarial(draw, 2)["over_blind"],
-          comparison.stale(draw, (0.2,), 2)["ratio"],
-          comparison.pareto(draw(0), (0.0, 0.8, 1.0))["energy_j"]]
+policies = {name: policy(name) for name in ("fastest", "longest-first", "hybrid")}
+short = {goal: policy("hybrid", objective=goal) for goal in ("mean_jct", "p99_jct", "energy")}
+wrong = {"noise": lambda seed: experiments.noisy(draw(seed), 1.0, seed),
+         "drift": lambda seed: experiments.drifted(draw(seed), 0.2, seed),
+         "swapped": lambda seed: experiments.swapped(draw(seed), seed),
+         "none": lambda seed: experiments.without_predictions(draw(seed))}
+tables = [experiments.compare({"mix": draw}, policies, 2)["makespan_s"],
+          experiments.compare({"mix": draw, "load": lambda seed: draw(seed, 0.9)}, short, 1)["p99_jct_s"],
+          experiments.compare({"mix": draw}, short, 1)["energy_j"],
+          experiments.compare(wrong, policies, 2)["ratio"]]
 print(json.dumps([repr(value) for table in tables for value in table.tolist()]))
 """
 OTHER_PROCESSOR = {"NPY_DISABLE_CPU_FEATURES": " ".join(vector_instructions), "NUMBA_CPU_NAME": "generic",

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.schedule import api, risk
+from lib.schedule import api, experiments, risk
 from lib.schedule.problem import Fleet, Jobs, Problem
-from lib.studies.scheduler_eval import promises
 from tests import output_of, refused
 from tests.schedules import files
 
@@ -51,7 +50,8 @@ def test_wrong_risks_and_ranges_are_refused():
         assessed([1.0], high=0.5)
 
 
-@pytest.mark.parametrize("drawn, seeds, most_off", [(promises.kept, 50, 0.08), (promises.kept_in_runs, 10, 0.12)])
+@pytest.mark.parametrize("drawn, seeds, most_off", [
+    (experiments.deadlines_of_networks, 50, 0.08), (experiments.deadlines_of_runs, 10, 0.12)])
 def test_plans_keep_what_they_promise_with_the_errors_of_held_out_networks_and_in_real_runs(drawn, seeds, most_off):
     """As measured, of those said to be kept with 91 % on average, 90 % of networks and 99 % in real runs were."""
     said, kept = drawn(seeds).to_numpy(float).T

@@ -1,54 +1,70 @@
-"""The evaluation of the scheduler: errors shared by a class, the front of time and energy, scenarios and their step times."""
+"""Experiments with policies: paired comparisons, errors shared by a class; scenarios and their step times; the Gantt chart."""
 
 from functools import partial
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
 from lib.config import definitions
-from lib.schedule import job_mixes
-from lib.schedule.problem import Fleet
-from lib.studies.scheduler_eval import comparison, scenario
+from lib.schedule import experiments, job_mixes, scenarios
+from lib.schedule.gantt import gantt
+from lib.schedule.policies.registry import policy
+from lib.schedule.problem import Fleet, Jobs, Problem
 
 
 def mix(rates, count, **fleet):
-    """Return a mix of jobs; ``rates`` are steps a second of each kind by type of device."""
+    """Return a mix of jobs; ``rates`` are steps per second of each job class by device type."""
     return partial(job_mixes.draw, pd.DataFrame(rates), Fleet.from_counts(fleet), count)
 
 
-@pytest.mark.slow
-def test_drift_is_shared_by_kind_and_type():
-    drawn = mix({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 50, a=2, b=1)
-    problem = drawn(0)
-    drifted = comparison.drifted(problem, 0.5, 1)
+def test_a_policy_without_a_device_is_left_out():
+    def draw(kind):
+        return lambda seed: Problem(Jobs.plain(3), Fleet.from_counts({kind: 2}), np.ones((3, 1)), np.ones((3, 1)))
+
+    policies = {name: policy(name) for name in ("cpu-only", "gpu-only", "fastest")}
+    table = experiments.compare({kind: draw(kind) for kind in ("cpu", "gpu")}, policies, 1)
+    compared = table.groupby("mix")["policy"].agg(list)
+    assert compared.to_dict() == {"cpu": ["cpu-only", "fastest"], "gpu": ["gpu-only", "fastest"]}
+    assert table["ratio"].tolist() == pytest.approx([4 / 3] * 4), "two devices share three jobs of 1 s"
+
+
+def test_errors_change_what_they_say():
+    draw = mix({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 50, a=2, b=1)
+    problem = draw(0)
+    drifted = experiments.drifted(problem, 0.5, 1)
     factor = (drifted.actual_s / drifted.predicted_s).round(9)
-    assert [len(np.unique(factor[problem.jobs.job_class == job_class], axis=0)) for job_class in (0, 1)] == [1, 1]
-    table = comparison.stale(drawn, (0.0, 0.5), 1)
-    assert table["over_perfect"].iloc[0] == pytest.approx(1.0) and (table["ratio"] >= 1 - 1e-9).all()
-
-
-@pytest.mark.slow
-def test_the_front_holds_what_nothing_beats():
-    fleet = Fleet.from_counts({"slow": 3, "fast": 1}, idle_w=[1, 5], busy_w=[5, 200])
-    problem = job_mixes.draw(pd.DataFrame({"slow": [1.0, 1.0], "fast": [10.0, 3.0]}), fleet, 60, 0)
-    front = comparison.pareto(problem, (0.0, 0.75, 1.0))
-    kept = front[front["front"]].sort_values("makespan_s")
-    assert (np.diff(kept["energy_j"]) <= 0).all()
-    ours = front[front["policy"] == "hybrid"].set_index("weight")
-    assert ours["energy_j"][1.0] < 0.95 * ours["energy_j"][0.0]
-    assert ours["makespan_s"][0.0] < 1.01 * front["makespan_s"].min()
+    assert [len(np.unique(factor[problem.jobs.job_class == kind], axis=0)) for kind in (0, 1)] == [1, 1]
+    swapped = experiments.swapped(problem, 0).predicted_s
+    changed = (swapped != problem.predicted_s).all(axis=1)
+    assert 10 < changed.sum() < 40 and (swapped[changed] == problem.predicted_s[changed][:, ::-1]).all()
+    assert (experiments.without_predictions(problem).predicted_s == 1).all()
+    cases = {sigma: (lambda seed, sigma=sigma: experiments.noisy(draw(seed), sigma, seed)) for sigma in (0.0, 1.0)}
+    ratio = experiments.compare(cases, {"longest-first": policy("longest-first")}, 3).groupby("mix")["ratio"].mean()
+    assert 1 <= ratio[0.0] < ratio[1.0]
 
 
 @pytest.mark.slow
 def test_step_times_have_a_source():
-    kinds, scenarios = definitions.load_scenarios()
-    desk = scenarios["one_gpu"]
-    result = scenario.step_times(desk.devices, [kinds["W1"], kinds["mobilenet_v2 infer"]])
-    source, spread = result.wide("source", desk.devices), result.spread(list(desk.devices))
+    kinds, known = definitions.load_scenarios()
+    desk = known["one_gpu"].model_copy(update={"kinds": ("W1", "mobilenet_v2 infer")})
+    times = scenarios.class_times(desk.devices, [kinds[name] for name in desk.kinds])
+    source, spread = scenarios.by_device(times, desk, "source"), scenarios.time_spread(times, desk)
     assert (source["cpu"] == "measured").all()
     assert source["t4"].str.startswith(("predicted", "zero-shot")).all()
     assert (spread[:, 0] == 0).all() and (spread[:, 1] > 0.05).all()
-    problem = scenario.draw(result, desk, 30, 0)
+    problem = scenarios.job_mix(times, desk, 30)(0)
     assert problem.fleet.memory_mb[1] == 16000 and np.isnan(problem.fleet.memory_mb[0])
     assert (problem.jobs.memory_mb > 1).all()
+
+
+def test_a_gantt_chart_has_a_row_per_device_and_hatches_what_died():
+    schedule = pd.DataFrame({"job_id": ["a", "b", "b"], "device": ["cpu[10]", "cpu[9]", "cpu[10]"], "start_s": [0, 0, 2],
+                             "end_s": [2, 1, 3], "status": ["done", "lost", "done"]})
+    figure = gantt({"one": schedule, "none": schedule.head(0)}, {"a": "W$1"}, 3.0)
+    figure.canvas.draw()
+    axis = figure.axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["cpu[9]", "cpu[10]"]
+    assert sorted(bar.get_hatch() or "" for bar in axis.patches) == ["", "", "////"]
+    plt.close(figure)

@@ -25,7 +25,7 @@ from lib.predict.networks.composition import Estimate, Provenance
 from lib.predict.networks.step import STEP_PHASES, Costs, Step, StepModel, StepPart
 from lib.predict.registry import Predictor
 from lib.predict.steps import Recipe
-from lib.studies.scheduler_eval import mixes, scenario
+from lib.schedule import scenarios
 from lib.work import networks
 from lib.work.graph import capture, counts
 from tests import advice_on, output_of, refusal, refused
@@ -165,13 +165,12 @@ def test_a_loader_that_takes_most_of_a_step_bounds_it(monkeypatch):
 def test_the_scheduler_compares_steps_with_the_same_parts_and_takes_a_profile_of_the_same_batch_for_measured():
     kinds, _ = load_scenarios()
     smaller = kinds["W1"].model_copy(update={"id": "smaller", "batch_size": 32})
-    times = scenario.step_times(["cpu", "t4"], [kinds["W1"], smaller, kinds["mobilenet_v2 infer"]])
-    of_cpu = times.table[times.table["device"] == "cpu"].set_index("job_class")["source"].str.startswith("measured")
+    times = scenarios.class_times(["cpu", "t4"], [kinds["W1"], smaller, kinds["mobilenet_v2 infer"]])
+    of_cpu = times[times["device"] == "cpu"].set_index("job_class")["source"].str.startswith("measured")
     assert of_cpu["W1"] and not of_cpu["smaller"]
-    table = mixes.part_table(times).set_index(["job_class", "device"])
+    table = times.dropna(subset=scenarios.PHASE_COLUMNS).set_index(["job_class", "device"])
     assert set(table.index) == {("W1", "t4"), ("smaller", "cpu"), ("smaller", "t4")}, "not measured, and not inference"
-    parts = table[["loader wait", "copy to device", "forward", "backward", "optimizer"]].sum(axis=1)
-    assert parts.to_numpy() == pytest.approx(table["step"].to_numpy(), rel=1e-5)
+    assert table[scenarios.PHASE_COLUMNS].sum(axis=1).to_numpy() == pytest.approx(table["step_ms"].to_numpy(), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------- profiles, files

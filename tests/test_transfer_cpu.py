@@ -24,8 +24,8 @@ from lib.predict.operators.cost_model import CostModel
 from lib.predict.operators.fine_tuning import fine_tuned
 from lib.predict.scores import score
 from lib.predict.transfer_cpu import Host
+from lib.schedule import scenarios
 from lib.schedule.runtime import local_site
-from lib.studies.scheduler_eval import scenario
 from lib.tables import columns
 from lib.work import networks
 from tests import advice_on, called
@@ -115,7 +115,7 @@ def test_what_replays_is_the_reference_machine_whatever_was_measured_here(home, 
     monkeypatch.setattr(registry, "for_devices", lambda devices, *how, **named: real(devices or ["cpu", "t4"], *how, **named))
 
     def replayed():
-        return scenario.step_times(["cpu", "t4"], classes).table, finished.predicted_steps(results, shipped=True)
+        return scenarios.class_times(["cpu", "t4"], classes), finished.predicted_steps(results, shipped=True)
 
     before = replayed()
     _save_ceilings(10.0, 1.0)

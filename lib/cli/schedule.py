@@ -40,10 +40,19 @@ def _run_jobs(options: argparse.Namespace) -> bool:
 
 def _drawn(record, path: Path) -> Path:
     """Draw a run as a Gantt chart, as measured and as simulated; return its file."""
-    from lib.report import gantt, style
+    import io
 
-    style.use_style()
-    return files.replace(path, style.svg(gantt.gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"])))
+    import matplotlib as mpl
+
+    mpl.use("agg")  # a command opens no window
+    import matplotlib.pyplot as plt
+
+    from lib.schedule.gantt import gantt
+
+    figure, content = gantt(record.side_by_side(), record.job_classes, record.facts["bound_s"]), io.BytesIO()
+    figure.savefig(content, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return files.replace(path, content.getvalue())
 
 
 def add(verbs) -> None:

@@ -230,7 +230,6 @@ class SchedulerParams(Sourced):
     seeds: whole(1, 100) = 5
     few: whole(1, 100) = 2
     arriving: whole(100, 100_000) = 400
-    scale: whole(1000, 1_000_000) = 10_000
     jobs: str = ""
     energy: str = ""
     workloads: Names = "W1,W6"

@@ -20,4 +20,6 @@ From the ground up; a file imports only from its own line and those above it:
                                       (an open list), tasks, local_site, run_record, jobs_file
       engine/                         the engine of both: view, slots, plan, engine
     api                               a problem in, a schedule and its figures out
+    gantt                             a schedule as a chart
+    scenarios, experiments            step times and job mixes of params/scenarios.yaml; policies compared on them
 """

@@ -190,6 +190,14 @@ def write_trial(workloads: Sequence[str], count: int, job_s: float, out: Path) -
     return files.create(out / "jobs.csv", pd.DataFrame(rows).to_csv(index=False).encode())
 
 
+def run_trial(jobs: str, workloads: Sequence[str], count: int, job_s: float) -> tuple[RunRecord, Path]:
+    """Run a file of jobs, or without one a trial (``write_trial``); return its record and its new folder in data/schedule."""
+    folder = paths.DATA / run_record.FOLDER
+    out = folder / store.fresh_name("trial", lambda name: (folder / name).exists())
+    path = Path(jobs) if jobs else write_trial(workloads, count, job_s, out)
+    return run(prepare(path, out), out), out
+
+
 def run(prepared: PreparedJobs, out: Path) -> RunRecord:
     """Run prepared jobs; ``out`` holds journal and record. The same call again resumes the run.
 

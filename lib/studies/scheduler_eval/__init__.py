@@ -1,1 +1,0 @@
-"""What ``07_scheduler_eval`` shows."""
