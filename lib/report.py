@@ -236,7 +236,7 @@ def page(folder: Path) -> tuple[str, list[str]]:
     if not outcomes:
         raise InputError(f"nothing has been run yet: no manifest in {folder}; start with: python -m lib run")
     plan_of_report = definitions.load_report_plan()
-    names = sorted(section.notebook for section in plan_of_report.sections)
+    names = [section.notebook for section in plan_of_report.sections]
     sections = [_section(name, [outcome for outcome in outcomes if outcome.notebook == name], folder) for name in names]
     problems = [line for section in sections for line in section["problems"]]
     environment = Environment(loader=FileSystemLoader(paths.TEMPLATE), undefined=StrictUndefined, autoescape=True,

@@ -145,7 +145,7 @@ def test_numbers_that_move_are_named(home, monkeypatch):
 
 
 REFUSED = """
-run 99                                 no notebook '99' in params/report.yaml; there are: 01_machine, 02_profile
+run 99                                 no notebook '99' in params/report.yaml; there are: 00_summary, 01_machine
 run --workloads W1,W77                 no workload 'W77'; there are: W1
 run 02 -p precision fp8                precision = 'fp8'
 run 02 --devices cpu -p nope 1         no chosen notebook has the parameter nope

@@ -57,6 +57,10 @@ def _run(options: argparse.Namespace) -> bool:
             print(f"accepted the key numbers of {len(outcomes)} notebooks into {report.accept(folder, outcomes)}")
             return failed
         lines = report.moved(folder, outcomes)
+        if len(outcomes) == 1 and not lines:
+            for key, number in report.keys(folder, outcomes[0].stem).items():
+                print(f"  {key}: {number['value']} {number['unit']}" if isinstance(number["value"], str)
+                      else f"  {key}: {number['value']:.4g} {number['unit']}")
         print("\n".join(lines) if lines else f"reproduced: the key numbers of {len(outcomes)} replayed notebooks did not move")
         return bool(lines)
 
