@@ -105,15 +105,16 @@ def _ends(outcome: Outcome) -> np.ndarray:
     return outcome.done.sort_values("job")["end_s"].to_numpy()
 
 
-def deadlines_of_runs(seeds: int) -> pd.DataFrame:
-    """Return the columns of ``deadlines_of_networks`` for the jobs of the committed real runs.
+def deadlines_of_runs(seeds: int, records: run_record.Records | None = None) -> pd.DataFrame:
+    """Return the columns of ``deadlines_of_networks`` for the jobs of real runs (None: the committed ones).
 
     The errors of the other runs say how far the times of a run may be off. Only runs whose workers began
     together are taken (those whose record has ``in_time``).
     """
     rng, rows = np.random.default_rng(7), []
-    errors = run_record.errors_by_run()
-    for name, record in run_record.committed().items():
+    records = records or run_record.committed()
+    errors = run_record.errors_by_run(records)
+    for name, record in records.items():
         if not record.facts.get("in_time"):
             continue
         sigma, common = run_record.pooled([error for other, error in errors.items() if other != name])

@@ -20,6 +20,7 @@ _LEAST_S = 1.0  # of a job whose error counts: start-up rules shorter ones
 FOLDER = "schedule"
 FILE = "ran.json"
 PATTERN = f"{FOLDER}/**/{FILE}"  # below a machine's folder
+Records = dict[tuple[str, str], "RunRecord"]  # by machine and run
 
 
 class _End(Strict):
@@ -124,19 +125,21 @@ def of_reference(reference: str = "") -> tuple[str, RunRecord]:
     return name, read(path.parent)
 
 
-def committed() -> dict[tuple[str, str], RunRecord]:
+def committed() -> Records:
     """Return the committed records by machine and run."""
     return {(machine, str(path.parent.relative_to(folder))): read(path.parent)
             for machine, folder in archive.machines().items() for path in sorted(folder.glob(PATTERN))}
 
 
-def of_references() -> pd.DataFrame:
-    """Return every committed record: machine, run, jobs, gangs, makespans in s, and how far measured is off simulated in %."""
-    return pd.DataFrame([{
-        "machine": machine, "run": run, "jobs": len(record.ends),
-        "on several devices": int((record.schedule.groupby(["job_id", "attempt"]).size() > 1).sum()),
-        "simulated s": record.simulated_s, "measured s": record.makespan_s,
-        "off %": 100 * (record.makespan_s / record.simulated_s - 1)} for (machine, run), record in committed().items()])
+def of_references(records: Records | None = None) -> pd.DataFrame:
+    """Return one row per record (None: the committed ones): makespans in s, and how far measured is off simulated in %."""
+    rows = []
+    for (machine, run), record in (records or committed()).items():
+        gangs = (record.schedule.groupby(["job_id", "attempt"]).size() > 1).sum()
+        rows.append({"machine": machine, "run": run, "jobs": len(record.ends), "on several devices": int(gangs),
+                     "simulated s": record.simulated_s, "measured s": record.makespan_s,
+                     "off %": 100 * (record.makespan_s / record.simulated_s - 1)})
+    return pd.DataFrame(rows)
 
 
 def spread() -> tuple[float, float]:
@@ -163,10 +166,10 @@ def pooled(errors: Iterable[np.ndarray]) -> tuple[float, float]:
     return total**0.5, min(1.0, common / total) if total else 0.0
 
 
-def errors_by_run() -> dict[tuple[str, str], np.ndarray]:
-    """Return log actual over predicted times of the jobs of each committed record that took a second or more."""
+def errors_by_run(records: Records | None = None) -> dict[tuple[str, str], np.ndarray]:
+    """Return log actual over predicted times of jobs of a second or more, by record (None: the committed ones)."""
     result = {}
-    for name, record in committed().items():
+    for name, record in (records or committed()).items():
         jobs = record.jobs().dropna()
         jobs = jobs[jobs["predicted_s"] >= _LEAST_S]
         if len(jobs):
