@@ -20,7 +20,7 @@ from lib.names import did_you_mean
 from lib.notebook import KEYS_MIME
 
 SUMMARY = "00_summary"  # runs last, since it reads the key numbers of the others; the page shows it first
-_NOT_SHOWN = {"try", "papermill-error-cell-tag"}  # tags of cells that the page leaves out
+_NOT_SHOWN = {"try", "keys", "papermill-error-cell-tag"}  # tags of cells that the page leaves out
 
 
 @dataclass(frozen=True)
