@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from lib.errors import InputError, choices, death, printable, refused
 _TAGS = ["a", "b", "blockquote", "br", "code", "dd", "del", "details", "div", "dl", "dt", "em", "h1", "h2", "h3", "h4", "h5",
          "h6", "hr", "i", "li", "ol", "p", "pre", "span", "strong", "sub", "summary", "sup", "table", "tbody", "td", "th",
          "thead", "tr", "ul"]
-_ATTRIBUTES = {"*": ["class", "id"], "a": ["href"], "td": ["colspan", "rowspan"], "th": ["colspan", "rowspan"]}
+_ATTRIBUTES = {"*": ["class"], "a": ["href"], "td": ["colspan", "rowspan"], "th": ["colspan", "rowspan"]}
 _SHOWN = ["text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain"]
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _LONGEST = 2000  # characters of an error
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ExecutionError(RuntimeError):
@@ -48,17 +50,26 @@ def execute(source: Path, target: Path, parameters: Mapping[str, Any], cwd: Path
     target = files.folder(target.parent).resolve() / target.name
     if target == source.resolve():
         raise InputError(f"{source} would be replaced by its own execution; give another target")
-    with files.writing(target):
-        target.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "papermill", _literal(source), _literal(target), "--cwd", str(cwd),
-               "--no-progress-bar", "-y", yaml.safe_dump(dict(parameters))]
+    partial = target.with_name(f".{target.stem}.partial.ipynb")  # a killed run leaves the earlier notebook as it was
     # Figures are drawn by the kernel's own backend, whatever backend the caller's terminal has.
     variables = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"} | dict(environment or {})
-    ended = subprocess.run(command, check=False, cwd=paths.ROOT, env=variables, stdin=subprocess.DEVNULL,
-                           capture_output=True, text=True, errors="replace",
-                           preexec_fn=_end_with_parent if sys.platform == "linux" else None)
-    if ended.returncode:
-        raise ExecutionError(_reason(target, ended))
+    with tempfile.TemporaryFile("w+", errors="replace") as log, tempfile.NamedTemporaryFile("w", suffix=".yaml") as values:
+        yaml.safe_dump(dict(parameters), values)
+        values.flush()
+        command = [sys.executable, "-m", "papermill", _literal(source), _literal(partial), "--cwd", str(cwd),
+                   "--no-progress-bar", "-f", values.name]
+        ended = subprocess.run(command, check=False, cwd=paths.ROOT, env=variables, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=log,
+                               preexec_fn=_end_with_parent if sys.platform == "linux" else None)
+        log.seek(0)
+        reason = _reason(partial, ended.returncode, log.read()) if ended.returncode else ""
+    with files.writing(target):
+        if partial.is_file():
+            partial.replace(target)
+        else:  # papermill did not begin
+            target.unlink(missing_ok=True)
+    if reason:
+        raise ExecutionError(reason)
 
 
 def declared_parameters(source: Path) -> list[str]:
@@ -84,18 +95,18 @@ def _literal(path: Path) -> str:
 
 def _end_with_parent() -> None:
     """Ask Linux to end this process when its parent is killed; the kernel then ends by itself."""
-    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def _reason(target: Path, ended: subprocess.CompletedProcess) -> str:
+def _reason(executed: Path, status: int, log: str) -> str:
     """Say in one line why papermill failed: the error of a cell, or papermill's last line."""
-    if "DeadKernelError" in ended.stderr:
+    if "DeadKernelError" in log:
         return "the kernel died: out of memory?"
-    errors = [output for output in outputs(target) if output["output_type"] == "error"] if target.is_file() else []
+    errors = [output for output in outputs(executed) if output["output_type"] == "error"] if executed.is_file() else []
     if errors:
         text = f"{errors[-1]['ename']}: {errors[-1]['evalue']}".removesuffix(": ")
     else:
-        text = ended.stderr.strip().rpartition("\n")[2] or f"papermill {death(ended.returncode)}"
+        text = log.strip().rpartition("\n")[2] or f"papermill {death(status)}"
     return printable(" ".join(text.split()))[:_LONGEST]
 
 

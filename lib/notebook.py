@@ -19,14 +19,13 @@ from IPython.display import display
 
 from lib import files, paths
 from lib.config import notebooks
+from lib.config.notebooks import KEYS_MIME
 from lib.errors import InputError
 
-KEYS_MIME = "application/vnd.lib.keys+json"
 NOT_MEASURED = "not measured"
 PALETTE = ["#2b6cb0", "#c05621", "#2f855a", "#805ad5", "#b7791f", "#d53f8c"]
 PHASES = {"loader wait": "#7a7a7a", "copy to device": "#c9a227", "forward": "#2b6cb0",
           "backward": "#c05621", "optimizer": "#2f855a"}
-DEVICES = {"cpu": "#2b6cb0", "cuda": "#2f855a", "mps": "#805ad5"}
 VERDICTS = {"stable": "#2f855a", "noisy": "#b7791f", "unusable": "#c05621"}
 
 
@@ -58,11 +57,10 @@ class Notebook:
             unit: its unit; empty for a ratio or a count.
             tolerance: relative difference at which a replay still reproduces the number. None: never compared.
 
-        Raises:
-            ValueError: for a malformed id, or an id that was recorded before.
+        A number that is recorded again replaces the earlier one. Raises ValueError for a malformed id.
         """
-        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", key) or key in self.numbers:
-            raise ValueError(f"{key!r} is no new id of lower-case words with dots between them")
+        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", key):
+            raise ValueError(f"{key!r} is no id: lower-case words with dots between them")
         if not isinstance(value, str):
             value = float(value) if math.isfinite(value) else NOT_MEASURED
         if self.p.source != "replay" or value == NOT_MEASURED:

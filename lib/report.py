@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from lib import executed_notebooks, locks, paths, store
 from lib.config import base, definitions, notebooks
+from lib.config.notebooks import KEYS_MIME
 from lib.errors import InputError, choices
 from lib.executed_notebooks import cells_to_html, outputs, read
 from lib.names import did_you_mean
-from lib.notebook import KEYS_MIME
 
 SUMMARY = "00_summary"  # runs last, since it reads the key numbers of the others; the page shows it first
 _NOT_SHOWN = {"try", "keys", "papermill-error-cell-tag"}  # tags of cells that the page leaves out
@@ -37,7 +37,7 @@ class Job:
         words = []
         for name, value in self.values.items():
             is_odd = isinstance(value, str) and not re.fullmatch(r"[A-Za-z_/][\w./,:+ -]*", value)
-            is_odd = is_odd or value in ("True", "False", "None", "nan", "inf", "infinity")
+            is_odd = is_odd or str(value).lower() in ("true", "false", "none", "nan", "inf", "infinity")
             words += ["-r" if is_odd else "-p", name, str(value)]
         return words
 
@@ -92,9 +92,11 @@ def plan(full: bool, names: list[str], workloads: list[str], devices: list[str],
 def _jobs(section: definitions.Section, full: bool, workloads: list[str], devices: list[str],
           given: dict[str, Any]) -> Iterator[Job]:
     model = notebooks.notebook_model(section.notebook)
-    over_workloads = [{"workload": workload} for workload in workloads] if "workloads" in section.over else [{}]
-    over_devices = [{"device": device} for device in devices] if "devices" in section.over else [{}]
-    for workload, device in itertools.product(over_workloads, over_devices):
+    over = [[{}], [{}]]
+    for number, (name, every) in enumerate({"workload": workloads, "device": devices}.items()):
+        if f"{name}s" in section.over:
+            over[number] = [{name: given.get(name, value)} for value in (every[:1] if name in given else every)]
+    for workload, device in itertools.product(*over):
         values = workload | device | (section.full if full else section.quick)
         values |= {name: value for name, value in given.items() if name in model.model_fields}
         checked = base.build(model, values, section.notebook)
@@ -114,6 +116,7 @@ def run(jobs: list[Job], folder: Path, output: Path | None = None, parallel: int
     """
     from tqdm import tqdm
 
+    manifest(folder)  # a damaged one is refused before the work
     done: list[Outcome] = []
     last = [job for job in jobs if job.notebook == SUMMARY]
     first = [job for job in jobs if job.notebook != SUMMARY]
@@ -154,13 +157,18 @@ def _execute(job: Job, folder: Path, output: Path | None, parallel: int) -> Outc
 
 def _keep(outcome: Outcome, folder: Path) -> None:
     """Replace one job's entry in ``manifest.json`` and ``keys.json``; other processes may do the same."""
-    order = [section.notebook for section in definitions.load_report_plan().sections]
+    order = {section.notebook: number for number, section in enumerate(definitions.load_report_plan().sections)}
     with locks.writer(folder / "manifest.json", locks.PATIENCE_S):
-        entries = {entry.stem: entry for entry in [*manifest(folder), outcome]}
-        ranked = sorted(entries.values(), key=lambda entry: (order.index(entry.notebook), entry.stem))
+        source = outcome.values.get("source")  # a folder holds runs of one source: measured here, or replayed
+        same = [entry for entry in manifest(folder) if entry.values.get("source") == source]
+        entries = {entry.stem: entry for entry in [*same, outcome]}
+        ranked = sorted(entries.values(), key=lambda entry: (order.get(entry.notebook, len(order)), entry.stem))
         store.write_json([entry.model_dump() for entry in ranked], folder / "manifest.json")
-        numbers = {entry.stem: keys(folder, entry.stem) for entry in ranked if entry.notebook != SUMMARY}
-        store.write_json(numbers, folder / "keys.json")
+        if outcome.notebook != SUMMARY:
+            path = folder / "keys.json"
+            numbers = store.read_json(path) if path.is_file() else {}
+            numbers[outcome.stem] = keys(folder, outcome.stem)
+            store.write_json({stem: numbers[stem] for stem in entries if stem in numbers}, path)
 
 
 def manifest(folder: Path) -> list[Outcome]:
@@ -227,7 +235,8 @@ def page(folder: Path) -> tuple[str, list[str]]:
     """Join the executed notebooks of ``folder`` into one self-contained page; return it with one line per problem.
 
     Cells tagged ``open`` are shown; the cells between them are folded under their headings. Of a notebook that ran several
-    times (over workloads or devices), each run is folded, and cells tagged ``last`` are shown once, below them.
+    times (over workloads or devices), each run is folded as a whole. Cells tagged ``once`` are shown in its first run alone,
+    cells tagged ``last`` once, below all runs.
     Raises InputError when nothing has been run, or when a file is damaged.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -270,9 +279,9 @@ def _section(name: str, outcomes: list[Outcome], folder: Path) -> dict[str, Any]
         return section
     for outcome, cells in runs:
         values = [str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values]
-        own = [cell for cell in cells if cell is not question and "last" not in _tags(cell)
+        of_run = [cell for cell in cells if cell is not question and "last" not in _tags(cell)
                and ("once" not in _tags(cell) or outcome is runs[0][0])]
-        section["parts"].append((" on ".join(values), cells_to_html(own)))
+        section["parts"].append((" on ".join(values), cells_to_html(of_run)))
     section["parts"].append(("", cells_to_html([cell for cell in runs[-1][1] if "last" in _tags(cell)])))
     return section
 

@@ -310,7 +310,7 @@ def ceilings_of_a_card(*levels):
             for level in levels for dtype, rate in rates[level]]
     table = pd.DataFrame(rows, columns=tables.columns("ceilings")).assign(device="cuda:0", method="", verdict="stable")
     overheads = pd.DataFrame(columns=["what", "median_us", "p99_us"])
-    return ceilings.Ceilings(table, overheads, {"started_utc": "2026-11-22T10:00"}, "")
+    return ceilings.Ceilings(table, overheads, {"started_utc": "2026-11-22T10:00", **machine.ids()}, "")
 
 
 @pytest.fixture

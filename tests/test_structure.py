@@ -44,10 +44,10 @@ def room(name):
 
 
 def allowed(name):
-    """Return the rooms that a module may import: its own and those below; nothing imports lib.notebook but lib.report."""
+    """Return the rooms that a module may import: its own and those below; nothing imports lib.notebook."""
     own = room(name)
     if own in TOP:
-        return TOP[own] | {"lib.notebook"}
+        return TOP[own]
     below = {"ground", *ROOMS[: ROOMS.index(own) + 1]} if own != "ground" else {"ground"}
     return below | {"lib.report"} if own == "cli" else below
 

@@ -32,9 +32,13 @@ def _run(options: argparse.Namespace) -> bool:
     from lib.config import definitions
     from lib.measure.worker import usable_cores
 
+    extra = assignments(options.parameter)
+    if options.accept and not options.check:
+        raise InputError("--accept goes with --check")
+    if options.check and (options.full or extra):
+        raise InputError("--check compares the committed parameters: leave out --full and -p")
     source = "replay" if options.check else options.source
     workloads = list(definitions.workloads()) if options.workloads == ["all"] else options.workloads
-    extra = assignments(options.parameter)
     devices = _devices(["all"] if options.check else options.devices, source, extra.get("reference", ""))
     folder = paths.REPORT / "replayed" / "executed" if options.check else paths.EXECUTED
     shown = folder.relative_to(paths.ROOT) if folder.is_relative_to(paths.ROOT) else folder

@@ -264,6 +264,7 @@ class FinetuneParams(Sourced):
     resume: bool = True
 
 
+KEYS_MIME = "application/vnd.lib.keys+json"  # type of the output in which a notebook records its key numbers
 NOTEBOOKS: dict[str, type[Strict]] = {"00_summary": SummaryParams, "01_machine": MachineParams,
                                     "02_profile": ProfileParams, "03_sweep": SweepParams,
                                     "04_complexity": ComplexityParams, "05_roofline": RooflineParams,

@@ -24,7 +24,8 @@ def unlisted(results: Ceilings) -> tuple[str, dict[str, Any]]:
     where a ceiling that it needs was not measured: the text then says which.
     """
     device = next(iter(results.table["device"]), "cpu")
-    if not device.startswith("cuda") or device not in machine.devices():
+    is_here = results.facts["hardware_id"] == machine.ids()["hardware_id"]
+    if not device.startswith("cuda") or device not in machine.devices() or not is_here:
         return "", {}
     name = machine.device_name(torch.device(device))
     if find_device(name):

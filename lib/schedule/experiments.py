@@ -112,7 +112,7 @@ def deadlines_of_runs(seeds: int, records: run_record.Records | None = None) -> 
     together are taken (those whose record has ``in_time``).
     """
     rng, rows = np.random.default_rng(7), []
-    records = records or run_record.committed()
+    records = run_record.committed() if records is None else records
     errors = run_record.errors_by_run(records)
     for name, record in records.items():
         if not record.facts.get("in_time"):
@@ -132,4 +132,4 @@ def deadlines_of_runs(seeds: int, records: run_record.Records | None = None) -> 
             due = planned_s * rng.uniform(*_DUE, len(jobs))
             asked = replace(problem, jobs=replace(problem.jobs, deadline_s=due))
             rows.append(pd.DataFrame({"probability": risk.kept(asked, drawn_s), "kept": measured_s <= due}))
-    return pd.concat(rows, ignore_index=True)
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=["probability", "kept"])

@@ -16,7 +16,7 @@ from lib.work.medmnist_files import Facts
 
 @dataclass(frozen=True)
 class Opened:
-    """A dataset ready to load: where its images come from (for every row), and what a reader must know (for the banner)."""
+    """A dataset ready to load: where its images come from (for every row), and what a reader must know (for the note)."""
 
     splits: dict[str, torch.utils.data.Dataset]
     data_source: str
@@ -84,7 +84,7 @@ def _augment(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _medmnist_source(workload: Workload, native: int, data_source: str) -> tuple[Path, str, str]:
-    """Choose the file that is read: (file, data_source of the rows, note for the banner)."""
+    """Choose the file that is read: (file, data_source of the rows, note for the note)."""
     path = medmnist_files.located(workload.dataset, native)
     fetch = f"python -m lib data fetch {workload.dataset} --size {native}"
     if data_source == "medmnist" and not path.is_file():

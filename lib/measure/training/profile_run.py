@@ -168,4 +168,8 @@ def measure(p: ProfileParams, workload: definitions.Workload | None = None) -> P
 
 def profile(p: ProfileParams) -> Profiled:
     """Measure a run, or replay one from the reference data, as ``source`` says."""
-    return measure(p) if p.source == "measure" else replay(p.workload, p.device, p.reference, p.precision, p.batch_size)
+    if p.source == "measure":
+        return measure(p)
+    if p.model or p.folder:
+        raise InputError(f"source=replay has no run of model = {p.model!r}, folder = {p.folder!r}; source=measure runs it")
+    return replay(p.workload, p.device, p.reference, p.precision, p.batch_size)

@@ -3,7 +3,6 @@
 import pandas as pd
 
 CNN, TRANSFORMER, HYBRID, OTHER = "CNN", "transformer", "hybrid", "other"
-NETWORK_KINDS = (CNN, TRANSFORMER, HYBRID, OTHER)
 _ATTENDS = ("attention", "bmm")  # products of two activations; weights are multiplied by linear and matmul
 
 
@@ -12,7 +11,7 @@ def _kind(convolves: bool, attends: bool) -> str:
 
 
 def of_work(table: pd.DataFrame) -> str:
-    """Return the kind (of NETWORK_KINDS) of a network from its operators (``Work.table``).
+    """Return the kind of a network from its operators (``Work.table``).
 
     A convolution counts only if its window is wider than its stride: patch embeddings and 1x1 convolutions do not count.
     """

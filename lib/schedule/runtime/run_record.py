@@ -134,7 +134,7 @@ def committed() -> Records:
 def of_references(records: Records | None = None) -> pd.DataFrame:
     """Return one row per record (None: the committed ones): makespans in s, and how far measured is off simulated in %."""
     rows = []
-    for (machine, run), record in (records or committed()).items():
+    for (machine, run), record in (committed() if records is None else records).items():
         gangs = (record.schedule.groupby(["job_id", "attempt"]).size() > 1).sum()
         rows.append({"machine": machine, "run": run, "jobs": len(record.ends), "on several devices": int(gangs),
                      "simulated s": record.simulated_s, "measured s": record.makespan_s,
@@ -169,7 +169,7 @@ def pooled(errors: Iterable[np.ndarray]) -> tuple[float, float]:
 def errors_by_run(records: Records | None = None) -> dict[tuple[str, str], np.ndarray]:
     """Return log actual over predicted times of jobs of a second or more, by record (None: the committed ones)."""
     result = {}
-    for name, record in (records or committed()).items():
+    for name, record in (committed() if records is None else records).items():
         jobs = record.jobs().dropna()
         jobs = jobs[jobs["predicted_s"] >= _LEAST_S]
         if len(jobs):
