@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 
 from lib.config import definitions
 from lib.schedule import experiments, job_mixes, scenarios
@@ -62,9 +63,10 @@ def test_step_times_have_a_source():
 def test_a_gantt_chart_has_a_row_per_device_and_hatches_what_died():
     schedule = pd.DataFrame({"job_id": ["a", "b", "b"], "device": ["cpu[10]", "cpu[9]", "cpu[10]"], "start_s": [0, 0, 2],
                              "end_s": [2, 1, 3], "status": ["done", "lost", "done"]})
-    figure = gantt({"one": schedule, "none": schedule.head(0)}, {"a": "W$1"}, 3.0)
+    figure = gantt({"one": schedule, "none": schedule.head(0)}, {"a": "W$1"}, 3.0, {"W$1": "#123456"})
     figure.canvas.draw()
     axis = figure.axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["cpu[9]", "cpu[10]"]
     assert sorted(bar.get_hatch() or "" for bar in axis.patches) == ["", "", "////"]
+    assert to_hex(axis.patches[0].get_facecolor()) == "#123456"
     plt.close(figure)

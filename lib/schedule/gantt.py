@@ -15,19 +15,20 @@ MAX_DEVICES = 24
 
 
 def gantt(schedules: Mapping[str, pd.DataFrame], job_classes: Mapping[str, str] | None = None,
-          bound_s: float | None = None) -> Figure:
+          bound_s: float | None = None, class_colours: Mapping[str, str] | None = None) -> Figure:
     """Draw one panel per schedule on a common time axis, with one row per device.
 
     Args:
         schedules: title to table ``schedule``. Attempts that did not end well are hatched.
         job_classes: job id to job class, which sets the colour.
         bound_s: lower bound of the makespan in s, drawn as a dashed line.
+        class_colours: job class to colour. Classes without one are coloured in order of their first start.
     """
     rows = pd.concat(list(schedules.values()))
     devices = sorted(set(rows["device"]), key=_natural)[:MAX_DEVICES]
     classes = rows["job_id"].map(job_classes or {})
     names = classes.dropna().unique().tolist()
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)} | dict(class_colours or {})
     row_height = min(0.3, 0.12 + 0.36 / max(1, len(devices)))
     size = (8.5, 0.9 + len(schedules) * (0.5 + row_height * max(1, len(devices))))
     figure, panels = plt.subplots(len(schedules), 1, figsize=size, sharex=True, squeeze=False,
