@@ -273,7 +273,7 @@ def _section(name: str, outcomes: list[Outcome], folder: Path) -> dict[str, Any]
     section["title"] = re.sub(r"^# ", "", question.source.partition("\n")[0])
     question.source = question.source.partition("\n")[2]
     runs = [(outcome, [cell for cell in cells if not _NOT_SHOWN & _tags(cell)]) for outcome, cells in runs]
-    section["parts"].append(("", cells_to_html([question])))
+    section["parts"].append(("", _html([question])))
     if len(runs) == 1:
         section["parts"] += _folded(runs[0][1][1:])
         return section
@@ -281,8 +281,8 @@ def _section(name: str, outcomes: list[Outcome], folder: Path) -> dict[str, Any]
         values = [str(outcome.values[key]) for key in ("workload", "device") if key in outcome.values]
         of_run = [cell for cell in cells if cell is not question and "last" not in _tags(cell)
                and ("once" not in _tags(cell) or outcome is runs[0][0])]
-        section["parts"].append((" on ".join(values), cells_to_html(of_run)))
-    section["parts"].append(("", cells_to_html([cell for cell in runs[-1][1] if "last" in _tags(cell)])))
+        section["parts"].append((" on ".join(values), _html(of_run)))
+    section["parts"].append(("", _html([cell for cell in runs[-1][1] if "last" in _tags(cell)])))
     return section
 
 
@@ -296,4 +296,9 @@ def _folded(cells: list[Any]) -> Iterator[tuple[str, str]]:
         group = list(neighbours)
         prose = "\n".join(cell.source for cell in group if cell.cell_type == "markdown")
         headings = re.findall(r"^##+ (.+)$", prose, re.M)
-        yield "" if is_open else " · ".join(headings) or "Details", cells_to_html(group)
+        yield "" if is_open else " · ".join(headings) or "Details", _html(group)
+
+
+def _html(cells: list[Any]) -> str:
+    """Convert cells to HTML; a link to another notebook leads to its section."""
+    return re.sub(r'href="(\d\d_\w+)\.ipynb"', r'href="#\1"', cells_to_html(cells))
