@@ -36,8 +36,9 @@ class Job:
         """Parameters as papermill takes them: -r keeps text that papermill would read as a number."""
         words = []
         for name, value in self.values.items():
-            is_odd = isinstance(value, str) and not re.fullmatch(r"[A-Za-z_/][\w./,:+ -]*", value)
-            is_odd = is_odd or str(value).lower() in ("true", "false", "none", "nan", "inf", "infinity")
+            is_odd = isinstance(value, str) and (
+                not re.fullmatch(r"[A-Za-z_/][\w./,:+ -]*", value)
+                or value.lower() in ("true", "false", "none", "nan", "inf", "infinity"))
             words += ["-r" if is_odd else "-p", name, str(value)]
         return words
 

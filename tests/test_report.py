@@ -35,8 +35,9 @@ def test_the_plan_runs_over_workloads_and_devices():
 
 
 def test_text_that_looks_like_a_number_stays_text():
-    job = report.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "workload": "W1"})
-    assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1"]
+    job = report.Job("02_profile", "x", {"label": "12e5678", "iters": 3, "workload": "W1", "profile": False})
+    assert job.arguments == ["-r", "label", "12e5678", "-p", "iters", "3", "-p", "workload", "W1",
+                             "-p", "profile", "False"]
 
 
 def outcome(stem, **more):
