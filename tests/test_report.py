@@ -155,6 +155,8 @@ run 02 --source replay --devices xpu   the reference has no device xpu; it has: 
 run 03 -p name ..                      name = '..'
 run --workloads W1,,W2                 'W1,,W2' is no list of names
 run --report --check                   not allowed with
+run 01 --accept                        --accept goes with --check
+run 01 --check --full                  --check compares the committed parameters
 run --devices cpu,cpu                  argument --devices:
 import bundle nowhere.zip              nowhere.zip is missing
 bundle                                 nothing to pack
