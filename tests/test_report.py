@@ -190,8 +190,10 @@ def test_one_process_at_a_time_runs_a_notebook_and_builds_its_page(home, monkeyp
         assert "01_machine_cpu.ipynb is being written by another process" in line
         return []
 
-    monkeypatch.setattr("lib.cli.report._written", Mock(side_effect=second))
+    written = Mock(side_effect=second)
+    monkeypatch.setattr("lib.cli.report._written", written)
     output_of("run", "01", "--devices", "cpu", "--report")
+    written.assert_called_once()
 
 
 def test_help_and_import_are_light():
