@@ -141,6 +141,10 @@ class Problem:
         """Return the same problem with other predictions."""
         return replace(self, predicted_s=predicted_s, sigma=sigma)
 
+    def with_actual(self, actual_s: np.ndarray) -> "Problem":
+        """Return the same problem with other actual times."""
+        return replace(self, actual_s=actual_s)
+
 
 def cores_taken(jobs: Jobs, fleet: Fleet) -> np.ndarray:
     """Return the host cores (jobs, types) that a job takes while it runs: on a CPU those of the slot, else what it asks for."""
