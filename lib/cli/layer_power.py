@@ -38,16 +38,13 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _dataset(options: argparse.Namespace) -> None:
-    from lib.work import data_versions
+    from lib.work import data_copy
 
-    if options.push:
-        data_versions.check(options.push)
     options.preprocessed = options.out / "preprocessed_data"
     _preprocess(options)
     _convert(options)
     if options.push:
-        version = data_versions.push(options.out, options.push, source=str(options.raw)).manifest
-        print(f"{options.push}: version {version.number} of {version.branch}, {len(version.files)} files")
+        print(f"{len(data_copy.push(options.out, options.push))} files pushed to {options.push}")
 
 
 def _train(options: argparse.Namespace) -> bool:
@@ -170,7 +167,7 @@ def add(verbs) -> None:
     add_verb(steps, _dataset, "dataset", "from raw recordings to training data: preprocess, then convert",
              option("raw", "folder of recordings, <model>/trt_engine_info.json and beside it its latencies", a_path),
              _out(), _LEAST, _PROFILE,
-             option("--push", "push what was built as the next version there", metavar="REMOTE[@branch]"))
+             option("--push", "copy what was built there, as data push does", metavar="URL"))
     add_verb(steps, _preprocess, "preprocess", "bring the power of raw recordings to their layers",
              option("raw", "folder of recordings", a_path), _out(), _PROFILE)
     add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer",
