@@ -1,105 +1,26 @@
-"""From a network that is recorded here to predictions of an engine: recordings, synthetic power, settings, the verb."""
+"""From recordings to predictions of an engine: training tables, settings, the search, the verb."""
 
 import json
-import os
 import shutil
-from collections import Counter
 from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from lib import paths
-from lib.measure.energy import power_log
 from lib.tensorrt import engine
 from lib.tensorrt.models import evaluation, layer_model, predictions, training
-from lib.tensorrt.recordings import captured_engine, dataset, engine_run, mapping, recording, synthetic_power
-from lib.work import networks
-from lib.work.graph import capture
-from tests import SHARED, called, output_of, refusal, refused
+from lib.tensorrt.recordings import dataset, engine_run
+from tests import SHARED, output_of, refused
 from tests.test_layer_models import layers
 
-SMALL = "3x32x32"
 RTX = "rtx-3060-laptop"
 
 
-def recorded(folder, name="simple_cnn", runs=3):
-    recording.record(networks.network(name, 1, SMALL), folder / name, runs)
-    return folder / name
-
-
 @pytest.fixture
-def small_engine(tmp_path):
-    return as_engine(capture.of_network(networks.network("simple_cnn", 1, SMALL)), tmp_path / "small.json")
-
-
-def as_engine(graph, path):
-    path.write_text(json.dumps({"Layers": [layer for _, layer in captured_engine.layers(graph)]}))
-    return engine.read(path)
-
-
-def test_a_captured_network_is_an_engine_with_its_exact_work(tmp_path):
-    read = as_engine(capture.of_network(networks.network("resnet18", 1)), tmp_path / "e.json")
-    known = [layer for layer in read.layers if layer.kind != "other"]
-    assert Counter(layer.kind for layer in known) == {"convolutional": 20, "pooling": 1, "dense": 1}
-    assert sum(layer.macs for layer in known if layer.kind != "pooling") == 1_814_073_344
-    with refused("no 2D convolution, pooling or linear layer"):
-        captured_engine.layers(capture.capture(torch.nn.ReLU(), (1, 3, 4, 4)))
-
-
-def test_a_recording_is_whole_read_back_and_never_overwritten(tmp_path):
-    folder = recorded(tmp_path)
-    read = engine.read(folder / dataset.ENGINE)
-    times = mapping.read_times(folder / dataset.LATENCY, read)
-    assert [layer.name for layer in read.layers] == list(times["layer_name"].unique())
-    assert set(times["cycle"]) == {1, 2, 3} and (times["layer_run_time"] > 0).all()
-    assert times.groupby("cycle")["end_s"].is_monotonic_increasing.all(), "layers end in their order in every pass"
-    facts = json.loads((folder / dataset.RECORDING).read_text())
-    assert facts["power"] == "not measured" and facts["reason"]
-    with refused("is there already"):
-        recorded(tmp_path)
-
-
-@pytest.mark.parametrize("step", ["_timed", "write_power"])
-def test_a_recording_that_was_killed_is_none_and_the_same_line_records_what_is_missing(tmp_path, monkeypatch, step):
-    """It is of one session, so what is there of a killed one is of no use, and in nobody's way."""
-    raw, small = tmp_path / "raw", networks.network("simple_cnn", 1, SMALL)
-    monkeypatch.setattr(networks, "network", lambda *_: small)
-    recording.record(small, raw / "mlp", 10, finish=synthetic_power.add)
-    if not (child := os.fork()):
-        torch.set_num_threads(1)  # a pool of threads is not copied
-        monkeypatch.setattr(recording, step, lambda *_: os._exit(9))
-        recording.record(small, raw / "simple_cnn", 10, finish=synthetic_power.add)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert (raw / ".new-simple_cnn").is_dir() and list(dataset.models(raw)) == ["mlp"]
-    before = (raw / "mlp" / dataset.LATENCY).read_bytes()
-    line = "layer-power", "record", "simple_cnn", "mlp", "--synthetic-power", "--out", raw, "--runs"
-    assert f"{raw / 'mlp'}: was recorded already" in output_of(*line, 10)
-    assert sorted(path.name for path in raw.iterdir() if path.is_dir()) == ["mlp", "simple_cnn"]
-    assert dataset.power_source(raw / "simple_cnn") == dataset.SYNTHETIC
-    assert (raw / "mlp" / dataset.LATENCY).read_bytes() == before
-    assert "is another recording: runs is 10, not 11; a recording is never overwritten" in refusal(*line, 11)
-
-
-def test_synthetic_power_is_recovered_and_teaches_nothing(tmp_path):
-    folder = recorded(tmp_path / "raw", runs=40)
-    synthetic_power.add(folder)
-    with refused("synthetic power never takes the place of a log"):
-        synthetic_power.add(folder)
-    read, log = engine.read(folder / dataset.ENGINE), power_log.read(folder / dataset.POWER)
-    times = mapping.read_times(folder / dataset.LATENCY, read)
-    idle = log.at_s < times["start_s"].min()
-    assert idle.sum() > 10 and abs(log.power_w[idle].mean() / synthetic_power.IDLE_W - 1) < 0.02
-    notes = dataset.preprocess(tmp_path / "raw", tmp_path / "pre")[0].notes
-    assert any("windows hold a power sample" in note for note in notes)
-    converted = dataset.convert(tmp_path / "pre", tmp_path / "training")[0]
-    assert "it is synthetic" in converted.notes[0]
-    table = dataset.read_training(tmp_path / "training")
-    assert table["power"].isna().all() and (table["runtime"] > 0).all() and set(table["network"]) == {"simple_cnn"}
-    models, rejected = training.train(table, "power", "board")
-    assert not models and len(rejected) == 3
+def small_engine():
+    return engine.read(min(paths.REFERENCE.glob("*/layer_power/raw_data/resnet18/trt_engine_info.json")))
 
 
 def test_every_row_says_what_the_model_is_of(small_engine):
@@ -171,23 +92,6 @@ def test_settings_that_were_found_are_written_beside_the_comments(tmp_path):
     training.write({("runtime", "dense"): training.Setting(relative=0.25, without=("weight_mb",))}, path)
     assert training.load_settings(path).of("runtime", "dense").relative == 0.25
     assert path.read_text().splitlines()[0] == training.SETTINGS.read_text().splitlines()[0]
-
-
-def test_the_verb_from_raw_recordings_to_predictions(tmp_path):
-    raw, built, models, table = (tmp_path / name for name in ("raw", "built", "models", "r.csv"))
-
-    for name in ("simple_cnn", "squeezenet1_1"):
-        recording.record(networks.network(name, 1, "3x64x64"), raw / name, 3)
-    output_of("layer-power", "dataset", raw, "--out", built)
-    train = ["layer-power", "train", built / "training_data", "--out", models, "--device"]
-    status, out, error = called(*train, "here")
-    assert status == 0 and "runtime of convolutional layers, networks left out: MAPE" in out and "refused: 0 of" in error
-    output_of(*train, "there", "--targets", "power", status=1)  # nothing was trained
-    predict = ["layer-power", "predict", "--trt-engine-path", raw / "simple_cnn" / dataset.ENGINE, "--result-csv-path", table]
-    output_of(*predict, "--models", models, "--device", "here", "--strict")
-    rows = pd.read_csv(table)
-    assert tuple(rows) == predictions.COLUMNS and rows["runtime_prediction"].notna().sum() > 3
-    assert "replaces an earlier table" in called(*predict, "--models", models)[2]
 
 
 def as_published(folder, networks=6):
@@ -299,8 +203,3 @@ def test_what_is_not_measured_by_its_own_words_teaches_nothing(tmp_path):
         dataset.power_source(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_replayed_meter_is_no_measurement(tmp_path, metered, monkeypatch):
-    monkeypatch.setattr(recording, "_IDLE_S", 1.0)
-    folder = recorded(tmp_path / "raw", runs=5)
-    assert json.loads((folder / dataset.RECORDING).read_text())["power"] == "replayed"

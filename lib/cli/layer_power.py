@@ -72,23 +72,6 @@ def _train(options: argparse.Namespace) -> bool:
     return not trained
 
 
-def _record(options: argparse.Namespace) -> None:
-    from lib.tensorrt.recordings import recording, synthetic_power
-    from lib.work import networks
-
-    runs, device, synthetic = options.runs, options.device, options.synthetic_power
-    wanted = {options.out / files.safe_name(name): networks.network(name, options.batch_size) for name in options.networks}
-    there = [target for target, network in wanted.items() if recording.is_recorded(network, target, runs, device, synthetic)]
-    for target, network in wanted.items():
-        if target in there:
-            print(f"{target}: was recorded already")
-            continue
-        notes = recording.record(network, target, runs, device, *([synthetic_power.add] if synthetic else []))
-        print(target)
-        for text in [*notes, *(["synthetic power was added"] if synthetic else [])]:
-            note(text)
-
-
 def _tune(options: argparse.Namespace) -> None:
     from lib.tensorrt.models import training
     from lib.tensorrt.recordings import dataset
@@ -148,8 +131,8 @@ def _predict(options: argparse.Namespace) -> None:
     if earlier:
         note(f"{target} replaces an earlier table")
     if rows["power_prediction"].isna().all():
-        note("to get watts, record networks where power is metered (python -m lib layer-power record NETWORK, or params/"
-             "collect_power.py with params/profile_layers.py), then: python -m lib layer-power dataset RAW; python -m lib "
+        note("to get watts, record networks where power is metered (params/collect_power.py with params/"
+             "profile_layers.py), then: python -m lib layer-power dataset RAW; python -m lib "
              "layer-power train --device DEVICE")
     for text, count in rows["note"].value_counts().items():
         if text:
@@ -173,15 +156,6 @@ def add(verbs) -> None:
     add_verb(steps, _convert, "convert", "turn preprocessed recordings into training data, a table a kind of layer",
              option("preprocessed", read=a_path, default=FOLDER / "preprocessed_data", nargs="?"),
              _out(), _LEAST)
-    add_verb(steps, _record, "record",
-             "record networks here, layer by layer, in the formats of an edge board; the same line again records those that "
-             "are missing",
-             option("networks", "a network: resnet18, W3, module:Class", nargs="+", metavar="network"),
-             option("--batch-size", "samples", whole(1, 4096), 1),
-             option("--runs", "passes that are kept", whole(10, 100_000), 100),
-             option("--device", "cpu, cuda:0, mps", default="cpu"),
-             flag("--synthetic-power", "make up the power of its layers, marked as synthetic"),
-             _out(FOLDER / "raw_data"))
     _add_models(steps)
 
 
