@@ -24,7 +24,8 @@ def push(folder: Path, url: str) -> dict[str, str]:
     names = [path.relative_to(folder).as_posix() for path in paths]
     names = [name for name in names if not re.search(r"(^|/)\.", name) and name != LISTING]
     if not names or any((folder / name).is_symlink() for name in names):
-        raise InputError(f"{folder} holds {'links' if names else 'no files'}; only files are copied")
+        what = "links" if names else "no files"
+        raise InputError(f"{folder} holds {what}; only files are copied")
     digests = {name: _digest((folder / name).open("rb")) for name in names}
     listing = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     _parsed(listing, str(folder))
