@@ -145,14 +145,16 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores(registry, model)
     assert [registry.register("m", each) for each in (model, other)] == [1, 2]
     assert registry.register("another", other) == 1
     assert registry.load("m") == registry.load("m", "2") == registry.load("another") == other
-    registry.set_alias("m", "champion", "1")
+    for arguments in (("m", "champion", "1"), ("m", "best", "7")):
+        done = called("layer-power", "versions", arguments[0], "--alias", *arguments[1:], "--registry", registry.uri)
+        assert (done[0], "not found" in done[2]) == ((0, False) if arguments[2] == "1" else (2, True))
     assert registry.load("m") == model
-    versions = registry.versions().set_index(["name", "version"])
-    assert versions["aliases"].to_dict() == {("another", 1): ["champion"], ("m", 1): ["champion"], ("m", 2): []}
-    assert versions.loc[("m", 1), "mape"] == model.scores["mape"]
-    for call in (lambda: registry.load("n"), lambda: registry.load("m", "7"), lambda: registry.set_alias("m", "best", "7")):
+    assert [(version.name, version.version, version.aliases) for version in registry.versions()] == [
+        ("another", 1, ["champion"]), ("m", 1, ["champion"]), ("m", 2, [])]
+    assert registry.versions("m")[0].tags["source"] == "EdgeProfiler"
+    for name, version in (("n", "champion"), ("m", "7")):
         with refused("mlflow.db: the registry refuses: .*not found"):
-            call()
+            registry.load(name, version)
 
 
 @pytest.mark.slow

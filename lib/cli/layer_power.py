@@ -88,10 +88,11 @@ def _versions(options: argparse.Namespace) -> None:
 
     registry = Registry(options.registry)
     if options.alias:
-        registry.set_alias(options.model, *options.alias)
-    for version in registry.versions(options.model).itertuples():
-        aliases = ", ".join(version.aliases) or "no alias"
-        print(f"{version.name} {version.version}: {aliases}; MAPE {100 * version.mape:.1f} %")
+        with registry.answering():
+            registry.client.set_registered_model_alias(options.model, *options.alias)
+    for version in registry.versions(options.model):
+        print(f"{version.name} {version.version}: {', '.join(version.aliases) or 'no alias'}; "
+              f"MAPE {version.tags['mape_pct']} %")
 
 
 def _models(options: argparse.Namespace) -> list:

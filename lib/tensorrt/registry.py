@@ -6,8 +6,6 @@ import re
 import tempfile
 from pathlib import Path
 
-import pandas as pd
-
 from lib import files, paths
 from lib.errors import InputError, one_line
 from lib.tensorrt.layer_model import LayerModel
@@ -25,14 +23,14 @@ class Registry:
         self.uri = uri or f"sqlite:///{files.folder(paths.DATA / 'mlflow') / 'mlflow.db'}"
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
+        with self.answering():
+            from mlflow import MlflowClient
 
-        with self._answering():
             self.client = MlflowClient(self.uri, self.uri)
             self.client.search_experiments(max_results=1)  # fails before any training
 
     @contextlib.contextmanager
-    def _answering(self):
+    def answering(self):
         """Turn what MLflow raises into an InputError without passwords."""
         try:
             yield
@@ -44,55 +42,41 @@ class Registry:
 
     def register(self, name: str, model: LayerModel) -> int:
         """Add a model as the next version of ``name`` and its champion; return the version."""
-        with self._answering(), tempfile.TemporaryDirectory() as scratch:
-            run = self.client.create_run(self._experiment(), run_name=name).info
+        with self.answering(), tempfile.TemporaryDirectory() as scratch:
+            experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            if not experiment:
+                local = Path(self.uri.removeprefix("sqlite:///"))  # artifacts lie beside the file
+                folder = (local.parent / "artifacts").absolute().as_uri()
+                is_local = self.uri.startswith("sqlite:///")
+                self.client.create_experiment(EXPERIMENT, folder if is_local else None)
+                experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            run = self.client.create_run(experiment.experiment_id, run_name=name).info
             self.client.log_artifact(run.run_id, str(model.save(Path(scratch) / ARTIFACT)))
             for score, value in model.scores.items():
                 self.client.log_metric(run.run_id, score, value)
             self.client.set_terminated(run.run_id)
             if not self.client.search_registered_models(f"name = '{name}'"):
                 self.client.create_registered_model(name)
-            version = self.client.create_model_version(
-                name, f"{run.artifact_uri}/{ARTIFACT}", run.run_id,
-                tags={"device": model.device, "source": model.source, "licence": model.licence})
-            self.client.set_registered_model_alias(name, CHAMPION, version.version)
-        return int(version.version)
+            tags = {"device": model.device, "source": model.source, "licence": model.licence,
+                    "mape_pct": f"{100 * model.scores['mape']:.1f}"}
+            version = self.client.create_model_version(name, f"{run.artifact_uri}/{ARTIFACT}",
+                                                       run.run_id, tags).version
+            self.client.set_registered_model_alias(name, CHAMPION, version)
+        return int(version)
 
-    def _experiment(self) -> str:
-        """Return the id of the experiment; the artifacts lie beside an SQLite registry."""
-        experiment = self.client.get_experiment_by_name(EXPERIMENT)
-        if experiment:
-            return experiment.experiment_id
-        folder = None
-        if self.uri.startswith("sqlite:///"):
-            database = Path(self.uri.removeprefix("sqlite:///"))
-            folder = (database.parent / "artifacts").absolute().as_uri()
-        return self.client.create_experiment(EXPERIMENT, folder)
-
-    def versions(self, name: str = "") -> pd.DataFrame:
-        """Return one row per version of a model (empty: all): name, version, aliases, scores."""
-        rows = []
-        with self._answering():
-            for model in self.client.search_registered_models(name and f"name = '{name}'"):
-                for entry in self.client.search_model_versions(f"name = '{model.name}'"):
-                    aliases = [alias for alias, number in model.aliases.items()
-                               if int(number) == int(entry.version)]
-                    scores = self.client.get_run(entry.run_id).data.metrics
-                    rows.append({"name": model.name, "version": int(entry.version),
-                                 "aliases": aliases, **scores})
-        table = pd.DataFrame(rows, columns=None if rows else ["name", "version"])
-        return table.sort_values(["name", "version"])
-
-    def set_alias(self, name: str, alias: str, version: str) -> None:
-        """Let an alias name a version."""
-        with self._answering():
-            self.client.set_registered_model_alias(name, alias, version)
+    def versions(self, name: str = "") -> list:
+        """Return MLflow's model versions, all or of one model; each with its aliases and tags."""
+        with self.answering():
+            found = self.client.search_model_versions(f"name = '{name}'" if name else None)
+            found = [self.client.get_model_version(each.name, each.version) for each in found]
+        return sorted(found, key=lambda version: (version.name, int(version.version)))
 
     def load(self, name: str, version: str = CHAMPION) -> LayerModel:
         """Return a model by its name and alias or number."""
-        with self._answering(), tempfile.TemporaryDirectory() as scratch:
-            find = self.client.get_model_version_by_alias
+        with self.answering(), tempfile.TemporaryDirectory() as scratch:
             if version.isdecimal():
-                find = self.client.get_model_version
-            run_id = find(name, version).run_id
-            return LayerModel.load(Path(self.client.download_artifacts(run_id, ARTIFACT, scratch)))
+                entry = self.client.get_model_version(name, version)
+            else:
+                entry = self.client.get_model_version_by_alias(name, version)
+            path = self.client.download_artifacts(entry.run_id, ARTIFACT, scratch)
+            return LayerModel.load(Path(path))
