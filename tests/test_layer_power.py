@@ -48,14 +48,14 @@ def test_a_total_is_the_sum_of_what_is_predicted():
     assert without_power["runtime_ms"] == 4.0 and np.isnan(without_power["energy_mj"])
 
 
-def as_published(folder, networks=6):
-    """Write training tables in the original study's columns alone: a published one has no others."""
+def as_published(folder, networks=6, every=6):
+    """Write training tables of some networks in the original study's columns alone, as published ones are."""
     ours = {kind: pd.concat([pd.read_csv(path) for path in sorted(TRAINING.glob(f"*/{kind}.csv"))])
             for kind in tables.ORIGINAL}
     for number in range(networks):
         (folder / f"n{number}").mkdir(parents=True)
         for kind, table in ours.items():
-            rows = table.iloc[number::networks][list(tables.ORIGINAL[kind])]
+            rows = table.iloc[number::every][list(tables.ORIGINAL[kind])]
             rows.assign(power=3 + 10 * rows["runtime"]).to_csv(folder / f"n{number}" / f"{kind}.csv", index=False)
     return ours
 
@@ -149,9 +149,9 @@ def test_a_model_comes_back_by_number_and_alias_with_its_scores(registry, model)
         done = called("layer-power", "versions", arguments[0], "--alias", *arguments[1:], "--registry", registry.uri)
         assert (done[0], "not found" in done[2]) == ((0, False) if arguments[2] == "1" else (2, True))
     assert registry.load("m") == model
-    assert [(version.name, version.version, version.aliases) for version in registry.versions()] == [
-        ("another", 1, ["champion"]), ("m", 1, ["champion"]), ("m", 2, [])]
-    assert registry.versions("m")[0].tags["source"] == "EdgeProfiler"
+    assert {version.name for version in registry.versions()} >= {"m", "another"}
+    first, second = registry.versions("m")
+    assert (first.aliases, second.aliases, first.tags["source"]) == (["champion"], [], "EdgeProfiler")
     for name, version in (("n", "champion"), ("m", "7")):
         with refused("mlflow.db: the registry refuses: .*not found"):
             registry.load(name, version)
@@ -181,9 +181,9 @@ def test_a_registry_that_takes_nothing_is_one_line_without_its_password(uri):
 
 
 @pytest.mark.slow
-def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path):
-    as_published(tmp_path / "training", networks=2)
-    uri, models = f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "models"
+def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its_alias(tmp_path, registry):
+    as_published(tmp_path / "training", networks=2, every=4)
+    uri, models = registry.uri, tmp_path / "models"
     output_of("layer-power", "train", tmp_path / "training", "--device", "jetson", "--learner", "lasso", "--out", models,
               "--register", uri)
     model = LayerModel.load(models / "convolutional/runtime/jetson.json")

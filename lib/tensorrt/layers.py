@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lib import csv_files, files, paths
+from lib import csv_files, files
 from lib.errors import InputError, choices
 from lib.tensorrt.engine import OTHER, Engine, Layer, read_engine
 from lib.tensorrt.power_mapping import ABOVE_IDLE, COLUMNS
-from lib.tensorrt.recordings import ENGINE, LAYERWISE, MEASURED, power_source, preprocess
+from lib.tensorrt.recordings import ENGINE, LAYERWISE, MEASURED, power_source
 
-LEAST_SAMPLES = 10
 _FP16_BYTES = 2  # of a value in published tables: the original study's engines were of FP16
 _WORK, _MOST = ("flops", "bytes", "weight_bytes"), 1e15
 _SIZES = tuple(f"{side}_size_{axis}" for side in ("input", "output") for axis in range(3))
@@ -59,8 +58,7 @@ def layer_table(engine: Engine, layerwise: pd.DataFrame, least_samples: int) -> 
     return table.assign(power=power_w, **counts)
 
 
-def convert(preprocessed: Path, target: Path,
-            least_samples: int = LEAST_SAMPLES) -> dict[Path, list[str]]:
+def convert(preprocessed: Path, target: Path, least_samples: int = 10) -> dict[Path, list[str]]:
     """Write ``target/<model>/<kind>.csv`` for each preprocessed model; return notes by folder.
 
     Power that was not measured is left out: no model is trained on it.
@@ -87,14 +85,6 @@ def convert(preprocessed: Path, target: Path,
             if missing := table[column].isna().sum():
                 notes.append(f"{missing} of {len(table)} layers without {column}")
     return all_notes
-
-
-def build_training_data(raw: Path) -> Path:
-    """Preprocess and convert the recordings in a folder; return the folder of training data."""
-    folder = paths.DATA / "layer_power" / files.safe_name(raw.resolve().name)
-    preprocess(raw, folder / "preprocessed_data")
-    convert(folder / "preprocessed_data", folder / "training_data")
-    return folder / "training_data"
 
 
 def read_training(folder: Path) -> pd.DataFrame:

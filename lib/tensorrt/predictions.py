@@ -21,27 +21,27 @@ def predict_engine(engine: Engine, models: Collection[LayerModel], device: str =
 
     Raises InputError for models of several devices or, if ``strict``, of another than ``device``.
     """
-    owners = sorted({model.device for model in models})
-    if len(owners) > 1:
-        raise InputError(f"models of several devices cannot predict one engine: {choices(owners)}")
+    owner, *others = sorted({model.device for model in models})
+    if others:
+        raise InputError(f"models of {owner} and {choices(others)} cannot predict one engine")
     other = ""
-    if [device] != owners:
+    if device != owner:
         engine_device = f"not on {device}" if device else "and the engine's device is not stated"
-        other = f"trained on {owners[0]}, {engine_device} (--device)"
+        other = f"trained on {owner}, {engine_device} (--device)"
     if other and strict:
         raise InputError(f"{engine.path}: {other}")
     known = {(model.kind, model.target) for model in models}
     rows = []
     for layer in engine.layers:
         features = layer_features(layer) if layer.kind != OTHER else {}
-        notes = [*_missing_models(layer, known, owners[0]), *([other] if other else [])]
+        notes = [*_missing_models(layer, known, owner), other]
         rows.append({"layer_name": layer.name, "layer_type": layer.layer_type, "kind": layer.kind,
-                     **features, "model_device": owners[0], "note": "; ".join(notes)})
+                     **features, "model_device": owner, "note": "; ".join(filter(None, notes))})
     table = pd.DataFrame(rows)
     for target in TARGETS:  # power needs the runtime
         parts = [model.predict(table[table["kind"] == model.kind]) for model in models
-                 if model.target == target and (model.kind, "runtime") in known]
-        parts = [part for part in parts if len(part)]
+                 if model.target == target and (model.kind, "runtime") in known
+                 and model.kind in set(table["kind"])]
         if parts:
             table = table.join(pd.concat(parts).add_prefix(f"{target}_"))
             table["runtime"] = table["runtime_prediction"]

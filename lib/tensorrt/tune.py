@@ -43,11 +43,11 @@ def tune(table: pd.DataFrame, kind: str, target: str, device: str, settings: Set
         study = optuna.create_study(
             storage=f"sqlite:///{storage}", study_name=f"{device} {target} {kind}",
             load_if_exists=True, sampler=optuna.samplers.TPESampler(seed=seed))
-        if not study.trials:
-            setting = settings.of(target, kind)
-            study.enqueue_trial({"together": setting.together, "relative": setting.relative,
-                                 **{name: name not in setting.without for name in _OPTIONAL_TERMS}})
-        study.optimize(objective, n_trials=trials)
+    if not study.trials:
+        setting = settings.of(target, kind)
+        study.enqueue_trial({"together": setting.together, "relative": setting.relative,
+                             **{name: name not in setting.without for name in _OPTIONAL_TERMS}})
+    study.optimize(objective, n_trials=trials)
     return study
 
 
