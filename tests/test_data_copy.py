@@ -125,7 +125,11 @@ def test_links_and_names_that_a_listing_cannot_have_are_not_copied(copied):
     (here / "passwd").symlink_to("/etc/passwd")
     with refused("holds links"):
         push(here, str(far))
-    (here / "passwd").rename(here / ".passwd")
+    (here / "passwd").unlink()
+    new = written(here.parent / "new", {"elsewhere/x": b""})
+    (new / "resnet").symlink_to("/tmp")
+    with refused("leads out of the folder through a link"):
+        pull(str(far), new)
     written(here, {"a b": b""})
     with refused("'a b' is no name of a file"):
         push(here, str(far))

@@ -189,7 +189,7 @@ def test_the_originals_pipeline_is_trained_to_a_file_registered_and_asked_by_its
     model = LayerModel.load(models / "convolutional/runtime/jetson.json")
     assert model.setting.learner == "lasso" and model.scores["mape"] < 3
     listed = output_of("layer-power", "versions", "dense-power-jetson", "--alias", "old", "1", "--registry", uri)
-    assert listed.startswith("dense-power-jetson 1: champion, old; MAPE ")
+    assert listed.startswith("dense-power-jetson 1: champion, old; MAPE, %: ")
     names = [f"{kind}-{target}-jetson" for kind in tables.ORIGINAL for target in ("runtime", "power")]
     output_of(*PREDICT, tmp_path / "registered.csv", "--registry", uri, "--model", *names[:-1], f"{names[-1]}@1")
     output_of(*PREDICT, tmp_path / "files.csv", "--models", models)

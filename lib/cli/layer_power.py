@@ -91,8 +91,9 @@ def _versions(options: argparse.Namespace) -> None:
         with registry.answering():
             registry.client.set_registered_model_alias(options.model, *options.alias)
     for version in registry.versions(options.model):
-        print(f"{version.name} {version.version}: {', '.join(version.aliases) or 'no alias'}; "
-              f"MAPE {version.tags['mape_pct']} %")
+        mape = version.tags.get("mape_pct", "not known")  # of models of earlier releases
+        aliases = ", ".join(version.aliases) or "no alias"
+        print(f"{version.name} {version.version}: {aliases}; MAPE, %: {mape}")
 
 
 def _models(options: argparse.Namespace) -> list:

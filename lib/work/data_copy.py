@@ -53,6 +53,9 @@ def pull(url: str, folder: Path) -> dict[str, str]:
         listing = remote.cat_file(LISTING).decode()
     digests, own = _parsed(listing, shown), folder / LISTING
     before = _parsed(csv_files.text(own), str(own)) if own.is_file() else {}
+    for name in digests:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{folder / name} leads out of the folder through a link")
     present = [name for name in digests if (folder / name).is_file()]
     here = {name: _digest((folder / name).open("rb")) for name in present}
     differing = [name for name in present if here[name] not in (digests[name], before.get(name))]
